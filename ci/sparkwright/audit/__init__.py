@@ -1,0 +1,1 @@
+"""What a wheel really holds: libraries, machine code, opcodes."""

@@ -1,0 +1,1 @@
+"""How a tree becomes a wheel: tools, arch rules, plan, compiling, wheels."""

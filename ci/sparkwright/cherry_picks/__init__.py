@@ -1,0 +1,1 @@
+"""Changes to a source: patches, their order, and their strict application."""

@@ -1,0 +1,1 @@
+"""Verbs, calls, exit codes."""

@@ -1,0 +1,1 @@
+"""Three miniature upstreams, taken through every stage."""

@@ -1,0 +1,189 @@
+"""
+Every failure that a user can meet.
+
+Each subclass of `SparkwrightError` has a stable kebab-case *reference*, and says three things: what failed (given by the
+code that raises it), what that usually means, and what to do. The exit codes are those of DESIGN §6: 1 for an expected
+failure, 2 for wrong usage; 3 and 130 are given by `sparkwright.cli.main` to faults of ours and to an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class SparkwrightError(Exception):
+    """
+    An expected failure.
+
+    Args:
+        what: What failed, in one sentence that names the thing.
+        details: Further lines, such as both hashes of a mismatch or the last lines of a failed command.
+        todo: What to do, where the raising code knows better than the class.
+    """
+
+    reference: ClassVar[str]
+    means: ClassVar[str]
+    todo: str = ""
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, details: Sequence[str] = (), todo: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.details = tuple(details)
+        self.todo = todo or type(self).todo
+
+    def document(self) -> dict[str, object]:
+        """Return the failure as the JSON object that ``--json`` prints."""
+        return {
+            "reference": self.reference,
+            "what": self.what,
+            "means": self.means,
+            "todo": self.todo,
+            "details": list(self.details),
+        }
+
+
+class UsageError(SparkwrightError):
+    reference = "usage"
+    means = "The command line asks for something that does not exist."
+    todo = "See sparkwright --help."
+    exit_code = 2
+
+
+class FileInvalid(SparkwrightError):
+    reference = "file-invalid"
+    means = "A reviewed file has a typo, a duplicate key, a missing field, or a value of the wrong type (unquoted digits, say)."
+    todo = "Mend the file at the place named above; strings that consist of digits need quotes."
+
+
+class SourceMismatch(SparkwrightError):
+    reference = "source-mismatch"
+    means = "The bytes that arrived are not the bytes that the lock names: a replaced release, a broken mirror, or tampering."
+    todo = "Do not build from it. Compare both values with the upstream project; change the lock only by `sparkwright lock`."
+
+
+class SourceUnreachable(SparkwrightError):
+    reference = "source-unreachable"
+    means = "The network, the index or the mirror does not offer what the lock names."
+    todo = "Check the connection with `sparkwright doctor`, or give a mirror with --mirror URL=REPLACEMENT. What was downloaded so far is kept."
+
+
+class SourceUnresolved(SparkwrightError):
+    reference = "source-unresolved"
+    means = "The lock holds no full commit for this source, because the host could not be reached when it was written."
+    todo = "Run `sparkwright lock` where the upstream host is reachable, or build from another kind of source with --source."
+
+
+class Offline(SparkwrightError):
+    reference = "offline"
+    means = "The step needs something that is not in the store, and --offline forbids fetching it."
+    todo = "Run `sparkwright fetch` once with a connection."
+
+
+class ArchiveUnsafe(SparkwrightError):
+    reference = "archive-unsafe"
+    means = "The archive has a member that would land outside its folder, a link that leaves it, or more than it admits to."
+    todo = "Do not unpack it by other means. Report it to the project that published it."
+
+
+class DiskFull(SparkwrightError):
+    reference = "disk-full"
+    means = "The file system of the cache directory has no room for the next file."
+    todo = "Make room, or choose another place with --cache-dir. Nothing finished is lost; the next run goes on from here."
+
+
+class StoreBusy(SparkwrightError):
+    reference = "store-busy"
+    means = "Another sparkwright works on the same thing in the same cache directory."
+    todo = "Wait for it to end, or use another --cache-dir."
+
+
+class PatchInvalid(SparkwrightError):
+    reference = "patch-invalid"
+    means = "A patch file cannot be read as one, or its header lacks a trailer that says why it exists and until when."
+    todo = "Export it again, or add the missing trailer."
+
+
+class PatchConflict(SparkwrightError):
+    reference = "patch-conflict"
+    means = "The pinned source differs from the one that the patch was made for; no fuzz and no 3-way merge are used here."
+    todo = "Check that the base is the locked one; then make the patch anew on the tree named above."
+
+
+class PatchNoEffect(SparkwrightError):
+    reference = "patch-no-effect"
+    means = "The patch leaves the tree as it was: upstream has it already, or an earlier patch does the same."
+    todo = "Drop the patch, and say in the changelog which upstream release took it."
+
+
+class RuleMismatch(SparkwrightError):
+    reference = "rule-mismatch"
+    means = "Upstream moved or reworded the lines that the rule was written for."
+    todo = "Read the file at the places listed, then adapt the rule and its expected number of sites."
+
+
+class ArchMismatch(SparkwrightError):
+    reference = "arch-mismatch"
+    means = "CMake folded or dropped the requested architecture for these units; the wheel would not hold the asked-for machine code."
+    todo = "Apply the rule named beside each unit, or list the unit under `kept` with a reason."
+
+
+class ToolMissing(SparkwrightError):
+    reference = "tool-missing"
+    means = "A program that the step runs is not installed on this machine."
+    todo = "Install it as `sparkwright doctor` says."
+
+
+class CommandFailed(SparkwrightError):
+    reference = "command-failed"
+    means = "A program that was started by sparkwright ended with an error of its own."
+    todo = "Read its last lines above; the full log is named there."
+
+
+class ConfigureFailed(CommandFailed):
+    reference = "configure-failed"
+    means = "CMake could not configure the patched tree: a tool is missing, or the tree wants something that the lock does not name."
+
+
+class CompileFailed(CommandFailed):
+    reference = "compile-failed"
+    means = "The compiler refused a unit, or was killed for memory. Units compiled so far are kept."
+    todo = "Read the compiler's lines above. If it was killed, run again with fewer --jobs or a smaller --memory."
+
+
+class BuildFailed(CommandFailed):
+    reference = "build-failed"
+    means = "The upstream's own build backend ended with an error."
+
+
+class WheelInvalid(SparkwrightError):
+    reference = "wheel-invalid"
+    means = "The wheel is damaged or is not what its name says; its RECORD and its members disagree."
+    todo = "Remove it and fetch or build it again."
+
+
+class BaseMismatch(SparkwrightError):
+    reference = "base-mismatch"
+    means = "The official wheel was not built from the locked source, so a graft onto it would mix two releases."
+    todo = "Check that stack.yaml names the same version for the source and for the base wheel, then run `sparkwright lock`."
+
+
+class AuditFailed(SparkwrightError):
+    reference = "audit-failed"
+    means = "The machine code inside the wheel is not what the policy in ci/audit.yaml asks for."
+    todo = "Do not publish the wheel. Compare the findings with the plan of the same build."
+
+
+class NotProvided(SparkwrightError):
+    reference = "not-provided"
+    means = "The stack has no such fork, source or base for this machine."
+    todo = "See forks/<stack>/stack.yaml for what there is."
+
+
+ALL: tuple[type[SparkwrightError], ...] = tuple(
+    sorted(
+        (value for value in list(globals().values()) if isinstance(value, type) and issubclass(value, SparkwrightError) and value is not SparkwrightError),
+        key=lambda kind: kind.reference,
+    )
+)

@@ -1,0 +1,1 @@
+"""What upstream, which commit: intent, lock, sources and their trees."""

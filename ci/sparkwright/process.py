@@ -1,0 +1,112 @@
+"""Programs that sparkwright runs: always an argument list, always with a full log, never outliving their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sparkwright.errors import CommandFailed, ToolMissing
+
+#: prctl(2): the signal that a process gets when its parent dies. Without it `kill -9` of sparkwright would leave ninja running.
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """
+    Return the environment for a build program: this one's, less what silently changes what compilers and Python do.
+
+    Args:
+        extra: Variables to set; an empty value removes the variable.
+    """
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CPATH", "NVCC_PREPEND_FLAGS",
+                "NVCC_APPEND_FLAGS", "TORCH_CUDA_ARCH_LIST", "CMAKE_ARGS", "CUDAARCHS", "MAKEFLAGS", "CMAKE_PREFIX_PATH")  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    environment |= {"LC_ALL": "C.UTF-8", **extra}
+    return {name: value for name, value in environment.items() if value}
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    log: Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    failure: type[CommandFailed] = CommandFailed,
+    what: str = "",
+) -> None:
+    """
+    Run *command* until it ends, its output in *log* and line by line to *on_line*.
+
+    Raises:
+        ToolMissing: The program does not exist.
+        CommandFailed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
+    """
+    arguments = [os.fspath(part) for part in command]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    tail: list[str] = []
+    with log.open("w", encoding="utf-8") as sink:
+        sink.write("$ " + " ".join(arguments) + "\n")
+        sink.flush()
+        try:
+            child = subprocess.Popen(
+                arguments, cwd=cwd, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise ToolMissing(f"{arguments[0]} is not installed.") from error
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                sink.write(line)
+                tail = [*tail[-24:], line.rstrip()]
+                if on_line:
+                    on_line(line.rstrip())
+            status = child.wait()
+        except BaseException:
+            # An interruption must not leave half of a build behind that still writes into the build folder.
+            child.terminate()
+            try:
+                child.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            raise
+    if status:
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise failure(what or f"{Path(arguments[0]).name} {how}.", details=[*tail, f"status: {status}", f"full log: {log}"])
+
+
+def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, timeout: float = 600) -> str:
+    """
+    Return what a short *command* prints on standard output.
+
+    Raises:
+        ToolMissing: The program does not exist.
+        CommandFailed: It ended with another status than 0, or not within *timeout* seconds.
+    """
+    arguments = [os.fspath(part) for part in command]
+    try:
+        done = subprocess.run(
+            arguments, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise ToolMissing(f"{arguments[0]} is not installed.") from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
+    if done.returncode:
+        raise CommandFailed(f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:])
+    return done.stdout
