@@ -1,0 +1,122 @@
+"""
+The lock: ``forks/<stack>/lock.yaml``, machine-written, reviewed in git.
+
+It names every source by hash. What could not be resolved when it was written says so (`UNRESOLVED`) instead of guessing.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from sparkwright import yamlfile
+from sparkwright.errors import FileInvalid
+from sparkwright.forks.spec import Project
+
+UNRESOLVED = "unresolved"
+
+_COMMIT = re.compile(r"[0-9a-f]{7,40}|unresolved")
+_TREE = re.compile(r"[0-9a-f]{40}|unresolved")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A git source.
+
+    Attributes:
+        ref: The tag or branch that people call it by; never used to choose the bytes.
+        commit: 40 hex digits, or a prefix of at least 7 (shown as unresolved), or ``unresolved``.
+        tree: The git tree id of the commit, or ``unresolved``.
+    """
+
+    url: str
+    ref: str
+    commit: str
+    tree: str
+
+    def __post_init__(self) -> None:
+        _require(_COMMIT, self.commit, "commit")
+        _require(_TREE, self.tree, "tree")
+
+    @property
+    def resolved(self) -> bool:
+        """Does the lock name one commit and its tree beyond doubt?"""
+        return len(self.commit) == 40 and self.tree != UNRESOLVED
+
+
+class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A file of the package index.
+
+    Attributes:
+        name: The project's name on the index.
+        tree: Git tree id of its content (of *folder* inside it where that is set); empty for the base of a graft.
+    """
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+    size: int
+    folder: str = ""
+    tree: str = ""
+
+    def __post_init__(self) -> None:
+        _require(_SHA256, self.sha256, "sha256")
+        if self.tree:
+            _require(_TREE, self.tree, "tree")
+        if "/" in self.filename or self.filename.startswith("."):
+            raise ValueError(f"filename {self.filename!r} is a path")
+
+
+class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The locked sources of a fork, by kind, and the bases of its graft, by machine."""
+
+    git: GitLock | None = None
+    sdist: FileLock | None = None
+    wheel: FileLock | None = None
+    bases: dict[str, FileLock] = {}
+
+
+class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that a build of the stack may read, by hash."""
+
+    format: int
+    stack: str
+    forks: dict[str, ForkLock]
+
+
+def _require(pattern: re.Pattern[str], value: str, field: str) -> None:
+    if not pattern.fullmatch(value):
+        raise ValueError(f"{field} {value!r} is not of the form {pattern.pattern}")
+
+
+def read(project: Project) -> Lock:
+    """
+    Return the lock of *project*.
+
+    Raises:
+        FileInvalid: It is missing, damaged, or belongs to another stack or to another list of forks.
+    """
+    lock = yamlfile.load(project.lock_file, Lock)
+    if lock.stack != project.stack or set(lock.forks) != set(project.spec.forks):
+        raise FileInvalid(
+            f"{project.lock_file} does not belong to {project.stack_file}.",
+            details=[f"lock:  {lock.stack}: {', '.join(sorted(lock.forks))}", f"stack: {project.stack}: {', '.join(sorted(project.spec.forks))}"],
+            todo="Run `sparkwright lock`.",
+        )
+    return lock
+
+
+def render(lock: Lock) -> str:
+    """Return the text of lock.yaml; unset fields are left out, so that a diff shows decisions only."""
+    data = msgspec.to_builtins(lock)
+    for fork in data["forks"].values():
+        for kind in [kind for kind, value in fork.items() if not value]:
+            del fork[kind]
+        for entry in [*fork.values(), *fork.get("bases", {}).values()]:
+            for field in [field for field, value in entry.items() if value == ""]:
+                del entry[field]
+    return "# Written by `sparkwright lock`; review it, do not edit it.\n" + yamlfile.dump(data)

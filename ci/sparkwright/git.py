@@ -1,0 +1,251 @@
+"""
+The only user of git, each function one question to it.
+
+Everything happens in the object database of one bare repository: trees are addressed by their ids, and a patch is applied
+to a temporary index, so that nothing is ever half applied. The user's git configuration never leaks in: its files are
+switched off and its variables removed, except those that say how to reach a host.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from sparkwright.errors import CommandFailed, ToolMissing
+
+#: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
+_KEPT = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_NO_VERIFY", "GIT_ASKPASS", "GIT_HTTP_PROXY_AUTHMETHOD"})
+
+_CONFIG = {
+    "core.autocrlf": "false",  # bytes are what the lock names
+    "core.fsync": "all",  # a tree that a record names must survive a power cut
+    "core.untrackedCache": "false",
+    "gc.auto": "0",  # trees have no commit that would keep them from collection
+    "protocol.ext.allow": "never",  # an ext:: url runs a command
+    "safe.directory": "*",  # mirrors belong to whoever made them; nothing in them is executed
+    "transfer.fsckObjects": "false",  # historic commits of the upstreams fail it; ids are compared instead
+    "advice.detachedHead": "false",
+    "init.defaultBranch": "main",
+}
+
+REGULAR, EXECUTABLE, LINK = "100644", "100755", "120000"
+
+
+class GitFailed(CommandFailed):
+    reference = "git-failed"
+    means = "git refused a command; the object store in the cache directory may be damaged."
+    todo = "Read git's own words above. Removing objects.git from the cache directory makes the next run fetch again."
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One path that differs between two trees: ``A``dded, ``D``eleted, ``M``odified or ``T``ype changed."""
+
+    status: str
+    path: str
+
+
+def _command() -> Any:
+    """Return GitPython's command layer; imported late because it costs as much as the rest of the command line."""
+    for name in [name for name in os.environ if name.startswith("GIT_") and name not in _KEPT]:
+        del os.environ[name]
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    from git.cmd import Git
+
+    return Git
+
+
+def run(
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | IO[bytes] | None = None,
+    check: bool = True,
+) -> tuple[int, bytes, str]:
+    """
+    Run ``git`` with *arguments* and return its status, standard output and standard error.
+
+    Raises:
+        ToolMissing: git is not installed.
+        GitFailed: It ended with another status than 0 and *check* is set.
+    """
+    command = ["git", *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")), *arguments]
+    environment = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", **(env or {})}
+    with tempfile.TemporaryFile() as spool:
+        if isinstance(stdin, bytes):
+            spool.write(stdin)
+            spool.seek(0)
+        try:
+            status, out, err = _command()(str(cwd)).execute(
+                command, istream=spool if stdin is None or isinstance(stdin, bytes) else stdin, env=environment,
+                with_extended_output=True, with_exceptions=False, stdout_as_string=False, strip_newline_in_stdout=False,
+            )  # fmt: skip
+        except Exception as error:
+            if type(error).__name__ == "GitCommandNotFound":
+                raise ToolMissing("git is not installed.") from error
+            raise
+    if check and status:
+        raise GitFailed(f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
+    return int(status), bytes(out), str(err)
+
+
+class Objects:
+    """
+    The object database at *path*, a bare repository; made when missing.
+
+    Attributes:
+        path: The repository.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not (path / "HEAD").exists() or not (path / "info" / "attributes").exists():
+            path.mkdir(parents=True, exist_ok=True)
+            run(["init", "-q", "--bare", "."], cwd=path)
+            # A tree's own .gitattributes must not change bytes on checkout; this file outranks it (gitattributes(5)).
+            (path / "info").mkdir(exist_ok=True)
+            (path / "info" / "attributes").write_text("* -text -eol -filter -ident -working-tree-encoding -export-subst\n")
+
+    def _run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
+        return run(arguments, cwd=self.path, **options)
+
+    def has(self, name: str) -> bool:
+        """Is the object (``<id>^{tree}`` and such allowed) there, with its type as asked?"""
+        return self._run(["cat-file", "-e", name], check=False)[0] == 0
+
+    def resolve(self, name: str) -> str:
+        """Return the id of the object that *name* means."""
+        return self._run(["rev-parse", "--verify", "--quiet", "--end-of-options", name])[1].decode().strip()
+
+    def blob(self, tree: str, path: str) -> bytes | None:
+        """Return the file at *path* of *tree*, or None when there is none."""
+        status, data, _ = self._run(["cat-file", "blob", f"{tree}:{path}"], check=False)
+        return data if status == 0 else None
+
+    def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
+        """Return every file below *folder* of *tree*: path → (mode, blob id)."""
+        out = self._run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1].decode()
+        rows = (row.split("\t", 1) for row in out.split("\0") if row)
+        return {path: (head.split()[0], head.split()[2]) for head, path in rows}
+
+    def subtree(self, tree: str, folder: str) -> str:
+        """Return the id of the tree at *folder* of *tree*."""
+        return self.resolve(f"{tree}:{folder}")
+
+    def changes(self, before: str, after: str) -> tuple[Change, ...]:
+        """Return the paths that differ between two trees, in order, renames shown as both."""
+        out = self._run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1].decode()
+        parts = out.split("\0")[:-1]
+        return tuple(Change(status, path) for status, path in zip(parts[::2], parts[1::2], strict=True))
+
+    def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
+        """Return *tree* with the bytes of *files* in place of what stood at their paths; modes stay."""
+        modes = self.paths(tree)
+        with self._index(tree) as env:
+            rows = []
+            for path, data in files.items():
+                blob = self._run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
+                rows.append(f"{modes.get(path, (REGULAR, ''))[0]} {blob}\t{path}\0")
+            self._run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode())
+            return self._write_tree(env)
+
+    def apply(self, tree: str, patch: bytes) -> tuple[str | None, str]:
+        """
+        Apply *patch* to *tree* exactly: no fuzz, no 3-way, no whitespace repair.
+
+        Returns:
+            The new tree id, or None when the patch does not apply; and what git said, offsets included.
+        """
+        with self._index(tree) as env:
+            arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "-"]
+            status, _, said = self._run(arguments, env=env, stdin=patch, check=False)
+            return (None if status else self._write_tree(env)), said
+
+    def checkout(self, tree: str, folder: Path, index: Path) -> None:
+        """
+        Make *folder* hold exactly the tracked files of *tree*, touching only those that differ.
+
+        Files that git does not track (a build's generated sources) stay. An interrupted checkout is finished by the next.
+
+        Args:
+            index: The index that goes with the folder; it remembers what is there.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git can own it.
+        Path(f"{index}.lock").unlink(missing_ok=True)
+        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(self.path)}
+        if index.exists() and self._run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1:
+            index.unlink()
+        self._run(["read-tree", "--reset", "-u", tree], env=env)
+
+    def archive(self, tree: str, folder: Path) -> None:
+        """Write the files of *tree* to the empty *folder*, remembering nothing."""
+        with tempfile.TemporaryDirectory(dir=self.path) as scratch:
+            self.checkout(tree, folder, Path(scratch) / "index")
+
+    def fetch(self, url: str, want: str) -> None:
+        """Bring the commit, tag or branch *want* from *url*, without its history."""
+        self._run(["fetch", "-q", "--no-tags", "--depth=1", "--no-write-fetch-head", "--", url, want])
+
+    def remote_ref(self, url: str, ref: str) -> str | None:
+        """Return the commit that the tag or branch *ref* of *url* names, or None when there is none."""
+        wanted = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
+        out = self._run(["ls-remote", "--quiet", "--", url, *wanted], env={"GIT_SSH_COMMAND": "ssh -oBatchMode=yes"})[1].decode()
+        found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
+        return next((found[name] for name in wanted if name in found), None)
+
+    def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
+        """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
+        ref = f"refs/import/{os.getpid()}"
+        with tempfile.TemporaryFile(dir=self.path) as stream:
+            stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
+            for path, mode, data in files:
+                stream.write(b"M %s inline %s\ndata %d\n" % (mode.encode(), _quoted(path), len(data)))
+                stream.write(data)
+                stream.write(b"\n")
+            stream.write(b"done\n")
+            stream.seek(0)
+            self._run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force"], stdin=stream)
+        tree = self.resolve(f"{ref}^{{tree}}")
+        self._run(["update-ref", "-d", ref])
+        return tree
+
+    def _write_tree(self, env: Mapping[str, str]) -> str:
+        return self._run(["write-tree"], env=env)[1].decode().strip()
+
+    def _index(self, tree: str) -> _TemporaryIndex:
+        return _TemporaryIndex(self, tree)
+
+
+class _TemporaryIndex:
+    """An index filled from a tree; the block gets the environment that selects it."""
+
+    def __init__(self, objects: Objects, tree: str) -> None:
+        self._objects, self._tree = objects, tree
+        self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
+
+    def __enter__(self) -> Mapping[str, str]:
+        env = {"GIT_INDEX_FILE": str(Path(self._folder.name) / "index")}
+        run(["read-tree", self._tree], cwd=self._objects.path, env=env)
+        return env
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+
+def _quoted(path: str) -> bytes:
+    """Return *path* as fast-import reads it (git-fast-import(1): C-style quoting)."""
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return b'"' + escaped.encode() + b'"'
+
+
+def tracked_files(folder: Path) -> Iterator[Path]:
+    """Yield the files that git tracks in the checkout at *folder*."""
+    for name in run(["ls-files", "-z"], cwd=folder)[1].decode().split("\0"):
+        if name:
+            yield folder / name
