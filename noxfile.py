@@ -1,0 +1,112 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# dependencies = ["nox>=2025.11.12", "uv>=0.9"]
+# ///
+"""
+One thin session per verb, and the checks of the program itself.
+
+A session installs the package and runs one verb; all logic is in the package, so every verb also works without Nox.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.11.12"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def groups(*names: str) -> list[str]:
+    """Return the requirements of dependency groups of pyproject.toml."""
+    return list(nox.project.dependency_groups(PYPROJECT, *names))
+
+
+def verb(session: nox.Session) -> None:
+    """Run the verb that the session is named after."""
+    session.install("--editable", ".")
+    session.run("sparkwright", session.name, *session.posargs)
+
+
+@nox.session(default=False, tags=["look"])
+def doctor(session: nox.Session) -> None:
+    """Say what this machine has, what each verb would do with it, and what to install."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def lock(session: nox.Session) -> None:
+    """Resolve stack.yaml to hashes; needs the network, and its result is reviewed."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def fetch(session: nox.Session) -> None:
+    """Download and verify the locked sources."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def apply(session: nox.Session) -> None:
+    """Patch and rewrite the sources, exactly or not at all."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def plan(session: nox.Session) -> None:
+    """Configure vLLM and show the architecture of every CUDA file (minutes)."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def build(session: nox.Session) -> None:
+    """Make the audited wheels in dist/: the main job (long; can be stopped and resumed)."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def audit(session: nox.Session) -> None:
+    """Read the machine code inside finished wheels and hold it against ci/audit.yaml."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
+def demo(session: nox.Session) -> None:
+    """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""
+    verb(session)
+
+
+@nox.session(tags=["check"])
+def lint(session: nox.Session) -> None:
+    """Check style and spelling."""
+    session.install(*groups("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("codespell")
+
+
+@nox.session(tags=["check"])
+def typecheck(session: nox.Session) -> None:
+    """Check types, strictly."""
+    session.install("--editable", ".", "nox", *groups("typecheck"))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(tags=["check"])
+def tests(session: nox.Session) -> None:
+    """Run the tests that need no network (minutes)."""
+    session.install("--editable", ".", *groups("test"))
+    session.run("pytest", "-m", "not network and not toolchain", *session.posargs)
+
+
+@nox.session(default=False, tags=["check"])
+def real(session: nox.Session) -> None:
+    """Run the tests that fetch, apply and rewrite the real sources, and those that compile (long on the first run)."""
+    session.install("--editable", ".", *groups("test"))
+    session.run("pytest", "-m", "network or toolchain", "--timeout", "900", *session.posargs)
+
+
+if __name__ == "__main__":
+    nox.main()
