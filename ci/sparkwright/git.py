@@ -33,7 +33,7 @@ _CONFIG = {
     "init.defaultBranch": "main",
 }
 
-REGULAR, EXECUTABLE, LINK = "100644", "100755", "120000"
+REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
 
 class GitFailed(CommandFailed):
@@ -66,6 +66,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: bytes | IO[bytes] | None = None,
     check: bool = True,
+    timeout: int | None = None,
 ) -> tuple[int, bytes, str]:
     """
     Run ``git`` with *arguments* and return its status, standard output and standard error.
@@ -84,6 +85,7 @@ def run(
             status, out, err = _command()(str(cwd)).execute(
                 command, istream=spool if stdin is None or isinstance(stdin, bytes) else stdin, env=environment,
                 with_extended_output=True, with_exceptions=False, stdout_as_string=False, strip_newline_in_stdout=False,
+                kill_after_timeout=timeout,
             )  # fmt: skip
         except Exception as error:
             if type(error).__name__ == "GitCommandNotFound":
@@ -192,10 +194,19 @@ class Objects:
         """Bring the commit, tag or branch *want* from *url*, without its history."""
         self._run(["fetch", "-q", "--no-tags", "--depth=1", "--no-write-fetch-head", "--", url, want])
 
-    def remote_ref(self, url: str, ref: str) -> str | None:
-        """Return the commit that the tag or branch *ref* of *url* names, or None when there is none."""
+    def submodules(self, tree: str) -> dict[str, str]:
+        """Return the submodules of *tree*: path → commit."""
+        return {path: pin for path, (mode, pin) in self.paths(tree).items() if mode == SUBMODULE}
+
+    def remote_ref(self, url: str, ref: str, patience: int) -> str | None:
+        """
+        Return the commit that the tag or branch *ref* of *url* names, or None when there is none.
+
+        Args:
+            patience: Seconds after which a host that says nothing counts as not answering.
+        """
         wanted = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-        out = self._run(["ls-remote", "--quiet", "--", url, *wanted], env={"GIT_SSH_COMMAND": "ssh -oBatchMode=yes"})[1].decode()
+        out = self._run(["ls-remote", "--quiet", "--", url, *wanted], timeout=patience)[1].decode()
         found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
         return next((found[name] for name in wanted if name in found), None)
 

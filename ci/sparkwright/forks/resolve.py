@@ -1,0 +1,69 @@
+"""Refs into hashes: what `sparkwright lock` does, by hand and with a network. Nothing is taken from memory."""
+
+from __future__ import annotations
+
+from sparkwright import digest
+from sparkwright.console import console
+from sparkwright.errors import SourceUnreachable
+from sparkwright.forks import download, packageindex, sources
+from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import ForkSpec, GitSpec, SdistSpec, WheelSpec
+from sparkwright.git import GitFailed
+
+
+def resolve(session: Session) -> Lock:
+    """
+    Return the lock of the stack as the upstreams stand now.
+
+    What a host does not answer stays as the intent has it, or ``unresolved``; package index files must resolve.
+
+    Raises:
+        SourceUnreachable: The index does not offer a file that the stack names.
+    """
+    spec = session.project.spec
+    with session.store.lock("objects"):
+        return Lock(1, spec.stack, {name: _fork(session, name, fork) for name, fork in spec.forks.items()})
+
+
+def _fork(session: Session, name: str, fork: ForkSpec) -> ForkLock:
+    with console.step(f"lock {name}"):
+        specs = fork.sources
+        return ForkLock(
+            git=_git(session, specs.git) if specs.git else None,
+            sdist=_file(session, specs.sdist) if specs.sdist else None,
+            wheel=_file(session, specs.wheel) if specs.wheel else None,
+            bases={machine: _file(session, base) for machine, base in fork.bases.items()},
+        )
+
+
+def _git(session: Session, spec: GitSpec) -> GitLock:
+    unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED)
+    url = session.mirrored(spec.url)
+    try:
+        named = session.objects.remote_ref(url, spec.ref, sources.PATIENCE)
+        if named is None or not named.startswith(spec.commit):
+            console.warn(f"{spec.ref} of {url} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
+            return unresolved
+        session.objects.fetch(url, named)
+    except GitFailed as error:
+        console.warn(f"{url} does not answer ({error.details[-1] if error.details else error.what}): left unresolved")
+        return unresolved
+    tree = session.objects.resolve(f"{named}^{{tree}}")
+    console.note(f"{spec.ref}: commit {named}, tree {tree}")
+    return GitLock(spec.url, spec.ref, named, tree)
+
+
+def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:
+    suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
+    stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
+    offers = [file for file in packageindex.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()]
+    if not offers or not offers[0].sha256:
+        raise SourceUnreachable(f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.")
+    path = download.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)
+    folder = spec.folder if isinstance(spec, WheelSpec) else ""
+    file = FileLock(spec.name, spec.version, offers[0].name, digest.sha256_file(path), path.stat().st_size, folder)
+    is_base = isinstance(spec, WheelSpec) and not folder
+    tree = "" if is_base else sources.import_file(session, file)
+    console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{f', tree {tree}' if tree else ''}")
+    return FileLock(file.name, file.version, file.filename, file.sha256, file.size, folder, tree)

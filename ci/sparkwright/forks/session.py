@@ -1,0 +1,81 @@
+"""What one run works with: the reviewed data, the store, and the choices made on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from sparkwright.errors import UsageError
+from sparkwright.forks import lock
+from sparkwright.forks.spec import Project, SourceKind
+from sparkwright.git import Objects
+from sparkwright.store import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """
+    A run.
+
+    Attributes:
+        source: Which kind of source to take; ``auto`` decides by what is locked and reachable.
+        offline: Never ask the network.
+        mirrors: Replacement of a URL's beginning, longest first (DESIGN §4).
+        forks: The forks to work on, in the order of the stack.
+        jobs: Units compiled at once; 0 means one per core.
+        memory: Bytes that compilers may hold together; 0 means most of what is available.
+        without: Names of arch rules to leave out, to see what they do.
+        output: Where finished wheels go.
+    """
+
+    project: Project
+    store: Store
+    forks: tuple[str, ...]
+    output: Path
+    source: Literal["auto"] | SourceKind = "auto"
+    offline: bool = False
+    mirrors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    jobs: int = 0
+    memory: int = 0
+    without: tuple[str, ...] = ()
+
+    @cached_property
+    def objects(self) -> Objects:
+        """The object database of the store."""
+        return Objects(self.store.root / "objects.git")
+
+    @cached_property
+    def lock(self) -> lock.Lock:
+        """The lock of the stack."""
+        return lock.read(self.project)
+
+    @property
+    def machine(self) -> str:
+        """The machine that wheels are built for: ``x86_64`` or ``aarch64``, as Python names it."""
+        return platform.machine()
+
+    def mirrored(self, url: str) -> str:
+        """Return where *url* is reached: the longest matching beginning is replaced; a local folder becomes a ``file://`` URL."""
+        for prefix in sorted(self.mirrors, key=len, reverse=True):
+            if url.startswith(prefix):
+                url = self.mirrors[prefix] + url[len(prefix) :]
+                break
+        return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
+
+
+def mirror_map(values: list[str]) -> dict[str, str]:
+    """
+    Return the mirror map of the ``--mirror URL=REPLACEMENT`` options.
+
+    Raises:
+        UsageError: An option has no ``=`` or an empty side.
+    """
+    pairs = [value.partition("=") for value in values]
+    for value, (url, _, replacement) in zip(values, pairs, strict=True):
+        if not url or not replacement:
+            raise UsageError(f"--mirror {value!r} is not of the form URL=REPLACEMENT.")
+    return {url: replacement for url, _, replacement in pairs}

@@ -1,0 +1,152 @@
+"""
+Sources: three kinds, one interface (DESIGN §4).
+
+Whatever the kind, the result is a tree in the object database whose id equals the lock's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.console import console
+from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved
+from sparkwright.forks import archive, download
+from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import SourceKind
+from sparkwright.git import GitFailed
+
+#: Seconds that a host has to say which commit a ref is.
+PATIENCE = 30
+
+
+class FetchedSource(msgspec.Struct, frozen=True):
+    """
+    A fork's source, in the object database.
+
+    Attributes:
+        origin: What people call it: a file name, or ``url @ commit``.
+        pin: The commit or sha256 that determines it.
+        tree: The git tree id of its content.
+        resolved: Whether the lock names both beyond doubt; only then may it reach the channel ``verified``.
+    """
+
+    fork: str
+    kind: SourceKind
+    origin: str
+    pin: str
+    tree: str
+    resolved: bool
+
+
+def fetch(session: Session, fork: str) -> FetchedSource:
+    """
+    Bring the source of *fork* into the object database, verified.
+
+    Raises:
+        NotProvided: The lock has no such kind of source for the fork.
+        SourceMismatch, SourceUnreachable, SourceUnresolved, Offline, ArchiveUnsafe: See there.
+    """
+    locked = session.lock.forks[fork]
+    key = digest.key("source", {"lock": locked, "source": session.source, "mirrors": dict(session.mirrors)})
+    known = session.store.get("source", key, FetchedSource)
+    if known and session.objects.has(f"{known.tree}^{{tree}}"):
+        return known
+    with console.step(f"fetch {fork}"), session.store.lock("objects"):
+        fetched = _fetch_kind(session, fork, locked, choose(session, fork, locked))
+        console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{'' if fetched.resolved else ' (the lock leaves it unresolved)'}")
+    session.store.put("source", key, fetched)
+    return fetched
+
+
+def choose(session: Session, fork: str, locked: ForkLock) -> SourceKind:
+    """Return the kind of source to take; ``auto`` takes git when commit and tree are locked and reachable, and says why not."""
+    have: list[SourceKind] = [kind for kind in ("git", "sdist", "wheel") if getattr(locked, kind)]  # type: ignore[misc]  # literals
+    if session.source != "auto":
+        if session.source not in have:
+            raise NotProvided(f"{fork} has no source of kind {session.source}.", details=[f"locked: {', '.join(have)}"])
+        return session.source
+    if locked.git and (not locked.git.resolved or not _reachable(session, locked.git)) and len(have) > 1:
+        why = "is not reachable from here" if locked.git.resolved else "is not resolved in the lock"
+        console.note(f"{fork}: taking the {have[1]}, because the git source {why}")
+        have.remove("git")
+    return have[0]
+
+
+def _reachable(session: Session, locked: GitLock) -> bool:
+    if session.objects.has(f"{locked.commit}^{{commit}}"):
+        return True
+    try:
+        return not session.offline and session.objects.remote_ref(session.mirrored(locked.url), locked.ref, PATIENCE) is not None
+    except GitFailed:
+        return False
+
+
+def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["git", "sdist", "wheel"]) -> FetchedSource:
+    if kind == "git":
+        assert locked.git is not None
+        return _fetch_git(session, fork, locked.git)
+    file = locked.sdist if kind == "sdist" else locked.wheel
+    assert file is not None
+    if not (file.tree and session.objects.has(f"{file.tree}^{{tree}}")):
+        tree = import_file(session, file)
+        if file.tree != tree:
+            raise SourceMismatch(f"The content of {file.filename} is not the tree that the lock names.", details=[f"lock: {file.tree}", f"tree: {tree}"])
+    return FetchedSource(fork, kind, file.filename + (f" ({file.folder})" if file.folder else ""), file.sha256, file.tree, True)
+
+
+def import_file(session: Session, file: FileLock) -> str:
+    """Bring the content of an archive of the package index into the object database and return its tree id."""
+    path = download.obtain(session.store, file.name, file.filename, file.sha256, offline=session.offline)
+    members = archive.wheel_members(path, file.folder) if file.folder else archive.sdist_members(path)
+    return session.objects.store_files((member.path, member.mode, member.data) for member in members)
+
+
+def _fetch_git(session: Session, fork: str, locked: GitLock) -> FetchedSource:
+    commit = full_commit(session, fork, locked)
+    url = session.mirrored(locked.url)
+    if not session.objects.has(f"{commit}^{{commit}}"):
+        if session.offline:
+            raise Offline(f"Commit {commit} of {fork} is not in the store.")
+        try:
+            session.objects.fetch(url, commit)
+        except GitFailed as error:
+            raise SourceUnreachable(f"{url} does not offer commit {commit} of {fork}.", details=error.details) from error
+    tree = session.objects.resolve(f"{commit}^{{tree}}")
+    if locked.tree not in (UNRESOLVED, tree):
+        raise SourceMismatch(f"Commit {commit} of {fork} has another tree than the lock names.", details=[f"lock:   {locked.tree}", f"commit: {tree}"])
+    links = session.objects.submodules(tree)
+    if links:
+        raise SourceUnresolved(
+            f"{fork} at {commit[:12]} has submodules that the lock does not name.",
+            details=[f"{path} @ {pin}" for path, pin in links.items()],
+            todo="Take its release archive, which carries them: --source sdist.",
+        )
+    return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
+
+
+def full_commit(session: Session, fork: str, locked: GitLock) -> str:
+    """
+    Return the 40 digits of the locked commit; a prefix counts when the locked ref names a commit that begins with it.
+
+    Raises:
+        SourceUnresolved: The lock has no commit, or the ref names another one.
+        SourceUnreachable: A prefix is locked and the host does not answer.
+    """
+    if len(locked.commit) == 40:
+        return locked.commit
+    if locked.commit == UNRESOLVED:
+        raise SourceUnresolved(f"The lock names no commit for {fork} ({locked.ref}).")
+    if session.offline:
+        raise Offline(f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline forbids asking for the rest.")
+    url = session.mirrored(locked.url)
+    try:
+        named = session.objects.remote_ref(url, locked.ref, PATIENCE)
+    except GitFailed as error:
+        raise SourceUnreachable(f"{url} does not answer.", details=error.details) from error
+    if named is None or not named.startswith(locked.commit):
+        raise SourceMismatch(f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"])
+    return named
