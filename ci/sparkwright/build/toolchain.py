@@ -1,0 +1,248 @@
+"""
+The tools of a build: an environment made of exactly the wheels that ``pylock.toml`` names by hash (PEP 751).
+
+A whole CUDA toolkit lies among them. What its wheels leave out (unversioned library names, ``lib64``, a stub of the driver
+to link against) is added here, once, when the environment is made.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright import digest, process, yamlfile
+from sparkwright.console import console
+from sparkwright.errors import FileInvalid, NotProvided, SourceUnreachable, ToolMissing
+from sparkwright.forks import download, packageindex
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+
+if TYPE_CHECKING:
+    from packaging.pylock import Package, PackageWheel
+
+#: Version of the additions below; part of the environment's address.
+ADDITIONS = 1
+
+#: Wheels of these machines and of no machine are locked; the others are never installed by us.
+MACHINES = ("x86_64", "aarch64")
+PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
+
+
+class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    How one fork is built.
+
+    Attributes:
+        variables: Environment variables of its configure and build; they reach nothing else.
+        defines: CMake cache entries. ``{python}``, ``{cuda}``, ``{build}`` and ``{source:FORK}`` stand for folders.
+        targets: For a graft: CMake target → path in the wheel of the library it makes.
+        package: For a graft: the folder of the tree whose files lie in the wheel at the same path.
+        version_files: Python files of the wheel that state its version.
+        seconds: Work of a whole build on one core, as measured; for the first estimate.
+    """
+
+    variables: dict[str, str] = {}
+    defines: dict[str, str] = {}
+    targets: dict[str, str] = {}
+    package: str = ""
+    version_files: tuple[str, ...] = ()
+    distribution: str = ""
+    seconds: float = 0
+
+
+class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``environment.yaml``: tools and per-fork settings of a stack."""
+
+    forks: dict[str, ForkEnvironment] = {}
+
+
+class Toolchain(msgspec.Struct, frozen=True):
+    """
+    An installed environment.
+
+    Attributes:
+        key: Address of its content: the hashes of the wheels for this Python and machine.
+        root: The virtual environment.
+    """
+
+    key: str
+    root: Path
+
+    @property
+    def python(self) -> Path:
+        return self.root / "bin" / "python"
+
+    @property
+    def cuda(self) -> Path:
+        """The CUDA toolkit: bin, include, lib64, nvvm."""
+        return next(iter(self.root.glob("lib/python3.*/site-packages/nvidia/cu13")))
+
+    def tool(self, name: str) -> Path:
+        """Return the program *name* of the environment or of its CUDA toolkit; raise `ToolMissing` where neither has it."""
+        for folder in (self.root / "bin", self.cuda / "bin"):
+            if (folder / name).exists():
+                return folder / name
+        raise ToolMissing(f"{name} is not among the locked tools.", todo="Add it to requirements.in and run `sparkwright lock`.")
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """Return the variables under which build programs run."""
+        path = os.pathsep.join([str(self.root / "bin"), str(self.cuda / "bin"), os.environ.get("PATH", os.defpath)])
+        return process.clean_environment(PATH=path, CUDA_HOME=str(self.cuda), CUDACXX=str(self.cuda / "bin" / "nvcc"), **extra)
+
+
+def spec(project: Project) -> EnvironmentSpec:
+    """Return ``build/<stack>/environment.yaml``."""
+    return yamlfile.load(project.build_folder / "environment.yaml", EnvironmentSpec)
+
+
+def locked_wheels(project: Project) -> tuple[tuple[str, str, str], ...]:
+    """
+    Return what ``pylock.toml`` selects for this Python and machine: (project, file name, sha256), sorted.
+
+    Raises:
+        FileInvalid: The file is missing, is no PEP 751 lock, or has nothing for this machine.
+    """
+    from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
+
+    path = project.build_folder / "pylock.toml"
+    try:
+        lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
+        chosen = [_wheel(package, wheel) for package, wheel in lock.select()]
+    except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
+        raise FileInvalid(f"{path} does not lock the tools for Python {platform.python_version()} on {platform.machine()}.", details=[str(error)]) from error
+    return tuple(sorted(chosen))
+
+
+def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:
+    if not hasattr(wheel, "path") or not wheel.path or not wheel.path.endswith(".whl"):
+        raise FileInvalid(f"pylock.toml has no wheel of {package.name} for this machine.")
+    return str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]
+
+
+def obtain(session: Session) -> Toolchain:
+    """
+    Return the stack's tools, installed.
+
+    Raises:
+        SourceUnreachable, SourceMismatch, Offline, DiskFull: See there.
+        CommandFailed: The installer failed.
+    """
+    wheels = locked_wheels(session.project)
+    key = digest.key("environment", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine(), "additions": ADDITIONS})
+    root = session.store.root / "environments" / key[:16]
+    if (root / "complete").exists():
+        return Toolchain(key, root)
+    with session.store.lock(f"environment-{key[:16]}"):
+        if not (root / "complete").exists():
+            with console.step(f"tools: {len(wheels)} locked wheels"):
+                files = _download(session, wheels)
+                _install(session, root, files)
+    return Toolchain(key, root)
+
+
+def _download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list[Path]:
+    def one(wheel: tuple[str, str, str]) -> Path:
+        name, filename, sha256 = wheel
+        return download.obtain(session.store, name, filename, sha256, offline=session.offline)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool, console.progress("download", len(wheels)) as line:
+        files = []
+        for done, path in enumerate(pool.map(one, wheels), start=1):
+            files.append(path)
+            line.update(done, path.name)
+    return files
+
+
+def _install(session: Session, root: Path, files: list[Path]) -> None:
+    from uv import find_uv_bin
+
+    uv = find_uv_bin()
+    log = session.store.folder("logs") / "environment.log"
+    # --offline and --no-deps: the lock is the whole truth, so nothing else may be resolved or fetched.
+    env = process.clean_environment(UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_OFFLINE="1", UV_FIND_LINKS="", UV_LINK_MODE="hardlink")
+    with console.step(f"install {len(files)} wheels"):
+        process.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)], log=log, env=env)
+        python = root / "bin" / "python"
+        process.run([uv, "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", str(python), *map(str, files)], log=log, env=env)
+        _complete_cuda(Toolchain("", root), log)
+    (root / "complete").write_text("made whole by sparkwright\n")
+
+
+def _complete_cuda(tools: Toolchain, log: Path) -> None:
+    """Add to the CUDA wheels what a toolkit has and they lack (seen with CUDA 13.0's)."""
+    lib = tools.cuda / "lib"
+    for versioned in sorted(lib.glob("lib*.so.*")):
+        plain = lib / (versioned.name.partition(".so")[0] + ".so")
+        if not plain.exists():
+            plain.symlink_to(versioned.name)
+    if not (tools.cuda / "lib64").exists():
+        (tools.cuda / "lib64").symlink_to("lib")
+    stub = lib / "stubs" / "libcuda.so"
+    if not stub.exists():
+        stub.parent.mkdir(exist_ok=True)
+        # CMake's CUDA::cuda_driver links against the driver, which a build machine need not have.
+        (stub.parent / "empty.c").write_text("")
+        process.run(["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, stub.parent / "empty.c"], log=log)
+
+
+def lock(session: Session) -> str:
+    """
+    Resolve ``requirements.in`` and return the text of ``pylock.toml``.
+
+    The wheels are named by file and hash, not by address: they come from whatever index the user has.
+
+    Raises:
+        SourceUnreachable: The requirements cannot be resolved on the index.
+    """
+    from uv import find_uv_bin
+
+    source = session.project.build_folder / "requirements.in"
+    command = [find_uv_bin(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml", "--no-header",
+               "--no-annotate", "--default-index", packageindex.index_url(), str(source)]  # fmt: skip
+    env = process.clean_environment(UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX="")
+    try:
+        resolved = tomllib.loads(process.output(command, env=env))
+    except process.CommandFailed as error:
+        raise SourceUnreachable(f"{source} cannot be resolved.", details=error.details) from error
+    return "".join(_render(resolved))
+
+
+def _render(resolved: dict[str, Any]) -> Iterator[str]:
+    yield '# Written by `sparkwright lock`; review it, do not edit it.\nlock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"\n'
+    for package in resolved["packages"]:
+        wheels = sorted(
+            (wheel["url"].rpartition("/")[2].partition("#")[0], wheel["hashes"]["sha256"]) for wheel in package.get("wheels", []) if _usable(wheel["url"])
+        )
+        if not wheels:
+            raise NotProvided(f"{package['name']} {package['version']} has no wheel for Linux on {' or '.join(MACHINES)}.")
+        yield f'\n[[packages]]\nname = "{package["name"]}"\nversion = "{package["version"]}"\n'
+        if marker := package.get("marker"):
+            yield f"marker = {_toml_string(marker)}\n"
+        yield "wheels = [\n"
+        for filename, sha256 in wheels:
+            yield f'  {{ path = "wheels/{filename}", hashes = {{ sha256 = "{sha256}" }} }},\n'
+        yield "]\n"
+
+
+def _toml_string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _usable(url: str) -> bool:
+    """Is the wheel at *url* for a machine and a Python that sparkwright builds on?"""
+    from packaging.utils import parse_wheel_filename
+
+    _, _, _, tags = parse_wheel_filename(url.rpartition("/")[2].partition("#")[0])
+    return any(
+        (tag.platform == "any" or ("manylinux" in tag.platform and tag.platform.endswith(MACHINES)))
+        and (tag.abi in PYTHONS and (tag.interpreter in PYTHONS or tag.interpreter.startswith(("py3", "py2", "cp3"))))
+        for tag in tags
+    )
