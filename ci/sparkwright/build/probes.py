@@ -146,5 +146,6 @@ def reach_git(url: str) -> Place:
     try:
         output(["git", "ls-remote", "--quiet", "--", url, "HEAD"], env=environment, timeout=PATIENCE - 1)
     except SparkwrightError as error:
-        return Place(shown(url), reachable=False, note=(error.details or (error.what,))[-1])
+        said = (error.details or (error.what,))[-1]
+        return Place(shown(url), reachable=False, note=said.removeprefix("fatal: ").rpartition("': ")[2])
     return Place(shown(url), reachable=True)

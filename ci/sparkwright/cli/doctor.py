@@ -1,0 +1,196 @@
+"""
+``sparkwright doctor``: what this machine has, what each verb would do with it, and what to install.
+
+The advice is a pure function of a machine and a stack, so that it can be read, and tested, for machines that are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from sparkwright.build.machine import Machine, facts
+from sparkwright.console import console, size
+from sparkwright.forks.spec import Project
+from sparkwright.store import Store
+
+#: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``: ends with an error here.
+#: ``not-run``: cannot be shown on this machine (DESIGN §7.5).
+State = Literal["ready", "look", "missing", "not-run"]
+
+#: Peak resident memory of the largest vLLM unit, seconds of all its units on one core, and of the longest one, as measured on
+#: two x86-64 cores; plus what the plan before it takes. Another machine's figures replace them once it has built.
+UNIT_MEMORY, ALL_UNITS, LONGEST_UNIT, PLAN = 9_317_000_000, 3651.0, 591.0, 180.0
+
+LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
+#: The glibc of the platform tag manylinux_2_28, which the official wheels carry.
+BASE_GLIBC = (2, 28)
+#: The first driver branch for CUDA 13.
+CUDA13_DRIVER = 580
+
+TOOLS_SHOWN = ("git", "gcc", "g++", "nvcc", "cmake", "ninja", "ccache")
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """What *verb* would do on a machine; *install* is the command that would change that, where there is one."""
+
+    verb: str
+    state: State
+    says: str
+    install: str = ""
+
+
+class Session(Protocol):
+    """What the command line hands to a verb, as far as this one reads it."""
+
+    @property
+    def project(self) -> Project: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def offline(self) -> bool: ...
+
+
+def run(session: Session) -> int:
+    """Print the facts and the advice; missing things are not an error of this verb."""
+    from sparkwright.forks.packageindex import index_url
+
+    machine = facts(session.store.root, index_url(), upstream_url(session.project), offline=session.offline)
+    found = advice(machine, session.project)
+    console.table("This machine", ("fact", "value"), rows(machine), result=True)
+    table = [(item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else "")) for item in found]
+    console.table(f"What the verbs would do here with stack {session.project.stack}", ("verb", "state", ""), table, result=True)
+    console.document({"machine": machine, "stack": session.project.stack, "advice": found})
+    return 0
+
+
+def upstream_url(project: Project) -> str:
+    """Return the repository of the fork that is built last, which stands for all upstream hosts."""
+    return next((fork.sources.git.url for fork in reversed(project.spec.forks.values()) if fork.sources.git), "")
+
+
+def rows(machine: Machine) -> list[tuple[str, str]]:
+    """Return the facts as lines of a table."""
+    gpus = "\n".join(f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}" for gpu in machine.gpus)
+    lines = [
+        ("processor", f"{machine.processor}, {machine.architecture}, {machine.cores} cores usable"),
+        ("memory", f"{size(machine.memory)}, {size(machine.memory_available)} of it available"),
+        ("disk", f"{size(machine.disk_free)} free at the cache directory"),
+        ("GPU", gpus or "none"),
+        ("C library", f"{machine.libc} {machine.libc_version}".strip()),
+        ("Python", machine.python),
+        ("container", machine.container or "no"),
+        ("Docker daemon", machine.docker or "none answers"),
+    ]
+    lines += [(name, machine.tools.get(name, "not installed")) for name in TOOLS_SHOWN]
+    for title, place in (("package index", machine.index), ("upstream host", machine.upstream)):
+        lines.append((title, f"{place.url} answers" if place.reachable else f"{place.url} not reached: {place.note}"))
+    return lines
+
+
+def jobs(machine: Machine) -> int:
+    """Return how many units compile side by side when each may be the largest."""
+    return max(1, min(machine.cores, machine.memory // UNIT_MEMORY))
+
+
+def estimate(machine: Machine) -> float:
+    """Return the seconds that the graft of vLLM should take, had this machine the cores that were measured."""
+    return PLAN + max(LONGEST_UNIT, ALL_UNITS / jobs(machine))
+
+
+def advice(machine: Machine, project: Project) -> tuple[Advice, ...]:
+    """Return what each verb would do on *machine* with the stack of *project*, in the order of the verbs."""
+    return (
+        *_sources(machine),
+        *_compiling(machine, project),
+        Advice("audit", "ready", "reads wheels with cuobjdump and nvdisasm, which come from the package index"),
+        _demo(machine),
+        *_gates(machine, project),
+    )
+
+
+def _sources(machine: Machine) -> Iterator[Advice]:
+    if not machine.index.reachable:
+        note = f"the package index was not reached ({machine.index.note})"
+        yield Advice("lock", "missing", note)
+        yield Advice("fetch", "look", f"{note}: only what is in the cache directory can be used")
+    elif not machine.upstream.reachable:
+        yield Advice("lock", "look", f"would lock the package index; git commits stay unresolved ({machine.upstream.note})")
+        yield Advice("fetch", "look", "would take releases from the package index; git sources only through --mirror")
+    else:
+        yield Advice("lock", "ready", "would ask the upstream hosts and the package index")
+        yield Advice("fetch", "ready", "would take git sources where their commit is locked, else releases from the package index")
+    if "git" in machine.tools:
+        yield Advice("apply", "ready", "would patch and rewrite in the object database, in seconds")
+    else:
+        yield Advice("apply", "missing", "needs git", _apt(machine, "git"))
+
+
+def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
+    if blocker := _blocker(machine, project):
+        yield msgspec.structs.replace(blocker, verb="plan")
+        yield msgspec.structs.replace(blocker, verb="build")
+        return
+    yield Advice("plan", "ready", "would configure vLLM with torch and CUDA from the package index (5.5 GB on first use), in minutes")
+    names = ", ".join(project.spec.forks)
+    side = "1 job" if jobs(machine) == 1 else f"{jobs(machine)} jobs"
+    minutes = round(estimate(machine) / 300) * 5
+    says = f"would make {names} for {machine.architecture} with {side}"
+    yield Advice("build", "ready", f"{says}; about {minutes} min for vLLM, estimated from times of two x86-64 cores")
+    if machine.memory < LEAST_MEMORY:
+        says = f"{size(machine.memory)} of memory is less than {size(LEAST_MEMORY)}"
+        yield Advice("build", "look", f"{says}, and the largest unit alone takes {size(UNIT_MEMORY)}")
+    if machine.disk_free < LEAST_DISK:
+        says = f"{size(machine.disk_free)} of free disk is less than {size(LEAST_DISK)}"
+        yield Advice("build", "look", f"{says}; --cache-dir chooses another place")
+    if glibc(machine) > BASE_GLIBC:
+        tag = "_".join(map(str, glibc(machine)))
+        yield Advice("build", "look", f"the vLLM wheel's tag will be raised to manylinux_{tag}: it will not install on an older glibc")
+
+
+def _blocker(machine: Machine, project: Project) -> Advice | None:
+    """Return what makes compiling impossible here, if anything does."""
+    if machine.libc != "glibc":
+        return Advice("", "missing", f"the official wheels are for glibc, and the C library here is {machine.libc}")
+    for name, fork in project.spec.forks.items():
+        if fork.build == "graft" and machine.architecture not in fork.bases:
+            known = ", ".join(fork.bases)
+            return Advice("", "missing", f"the stack has no base wheel of {name} for {machine.architecture}, only for {known}")
+    return _compiler(machine) or (None if "git" in machine.tools else Advice("", "missing", "needs git", _apt(machine, "git")))
+
+
+def _compiler(machine: Machine) -> Advice | None:
+    if {"gcc", "g++"} <= machine.tools.keys():
+        return None
+    return Advice("", "missing", "needs a C++ compiler; nvcc, cmake and ninja come from the package index", _apt(machine, "g++"))
+
+
+def _apt(machine: Machine, package: str) -> str:
+    """Return how Debian and Ubuntu install *package*; containers run as root and have no sudo."""
+    return f"{'' if machine.container else 'sudo '}apt-get install -y {package}"
+
+
+def glibc(machine: Machine) -> tuple[int, ...]:
+    """Return the version of glibc as numbers, nothing where the C library is another one."""
+    return tuple(int(part) for part in machine.libc_version.split(".") if part.isdigit()) if machine.libc == "glibc" else ()
+
+
+def _demo(machine: Machine) -> Advice:
+    if missing := _compiler(machine):
+        return msgspec.structs.replace(missing, verb="demo")
+    return Advice("demo", "ready", "would take three miniature upstreams through every stage, in about two minutes")
+
+
+def _gates(machine: Machine, project: Project) -> Iterator[Advice]:
+    wanted = project.spec.arch.rstrip("af")
+    if not machine.gpus:
+        yield Advice("gates", "not-run", f"no GPU here: the wheels can be built and audited, but not run; they are for SM {wanted}")
+    for gpu in machine.gpus:
+        if gpu.capability != wanted:
+            yield Advice("gates", "not-run", f"{gpu.name} is SM {gpu.capability}; the wheels hold code for SM {wanted} only")
+        elif int(gpu.driver.partition(".")[0] or 0) < CUDA13_DRIVER:
+            yield Advice("gates", "look", f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}", "sudo ubuntu-drivers install")
+        else:
+            yield Advice("gates", "look", f"{gpu.name} is what the wheels are for; this release has no gates yet")

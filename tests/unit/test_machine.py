@@ -1,0 +1,251 @@
+"""The facts about this machine, and the advice for machines that are not here."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sparkwright.build import probes
+from sparkwright.build.machine import Machine, facts
+from sparkwright.build.probes import Gpu, Place
+from sparkwright.cli import doctor
+from sparkwright.cli.doctor import Advice, advice
+from sparkwright.console import console
+from sparkwright.forks.spec import Project
+from sparkwright.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+SPARK = Machine(
+    processor="Cortex-X925 + Cortex-A725",
+    cores=20,
+    architecture="aarch64",
+    memory=128 * 10**9,
+    memory_available=120 * 10**9,
+    disk_free=900 * 10**9,
+    libc="glibc",
+    libc_version="2.39",
+    python="3.12.3",
+    gpus=(Gpu("NVIDIA GB10", "12.1", "580.95.05"),),
+    tools={"git": "2.43.0", "gcc": "13.3.0", "g++": "13.3.0"},
+    docker="28.2.2",
+    container="",
+    index=Place("https://index.example/simple/", reachable=True),
+    upstream=Place("https://git.example/vllm.git", reachable=True),
+)
+
+
+class Session(msgspec.Struct, frozen=True):
+    """What the command line hands to a verb."""
+
+    project: Project
+    store: Store
+    offline: bool
+
+
+@pytest.fixture(name="project")
+def _project() -> Project:
+    return Project(ROOT, "2026.11")
+
+
+@pytest.fixture(name="index")
+def _index(tmp_path: Path) -> Iterator[str]:
+    """A real HTTP server with one project page."""
+    (tmp_path / "packaging").mkdir()
+    (tmp_path / "packaging" / "index.html").write_text("<!doctype html><title>packaging</title>")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(tmp_path))  # type: ignore[arg-type]  # the server passes what the base takes
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing; the test's output is for the test."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def of(found: tuple[Advice, ...], verb: str) -> list[Advice]:
+    """Return the advice about *verb*."""
+    return [item for item in found if item.verb == verb]
+
+
+def states(found: tuple[Advice, ...]) -> dict[str, set[str]]:
+    """Return the states by verb."""
+    return {item.verb: {other.state for other in of(found, item.verb)} for item in found}
+
+
+def test_a_spark_with_its_network_is_ready(project: Project) -> None:
+    """A DGX Spark with a connection can do everything; only its newer glibc and the absent gates need a look."""
+    found = states(advice(SPARK, project))
+
+    assert {"ready"} == found["lock"] == found["fetch"] == found["apply"] == found["plan"] == found["audit"] == found["demo"]
+    assert {"ready", "look"} == found["build"]
+    assert {"look"} == found["gates"]
+
+
+def test_jobs_are_limited_by_memory_as_well_as_cores() -> None:
+    """Twenty of the largest units do not fit into a Spark, and one runs even where none should fit."""
+    assert doctor.jobs(SPARK) == 13
+    assert doctor.jobs(msgspec.structs.replace(SPARK, cores=2, memory=24 * 1024**3)) == 2
+    assert doctor.jobs(msgspec.structs.replace(SPARK, cores=8, memory=16 * 1024**3)) == 1
+    assert doctor.jobs(msgspec.structs.replace(SPARK, memory=4 * 1024**3)) == 1
+
+
+def test_build_names_machine_jobs_and_time(project: Project) -> None:
+    """What build would do is said with the architecture, the number of jobs and an estimate."""
+    pc = msgspec.structs.replace(SPARK, architecture="x86_64", cores=2, memory=24 * 1024**3)
+
+    says = of(advice(pc, project), "build")[0].says
+
+    assert "cutlass, flashinfer, vllm for x86_64 with 2 jobs" in says
+    assert "about 35 min" in says
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory": 8 * 1024**3}, "of memory is less than"),
+        ({"disk_free": 20 * 10**9}, "of free disk is less than 25.00 GB"),
+        ({"libc_version": "2.41"}, "raised to manylinux_2_41"),
+    ],
+)
+def test_build_warns_about_a_tight_machine(project: Project, change: dict[str, object], words: str) -> None:
+    """Little memory, little disk and a newer glibc do not forbid the build, and are said."""
+    warnings = [item.says for item in of(advice(msgspec.structs.replace(SPARK, **change), project), "build") if item.state == "look"]
+
+    assert any(words in says for says in warnings)
+
+
+def test_glibc_of_the_official_wheels_needs_no_warning(project: Project) -> None:
+    """On glibc 2.28 the tag stays as it is."""
+    old = msgspec.structs.replace(SPARK, libc_version="2.28")
+
+    assert {"ready"} == states(advice(old, project))["build"]
+
+
+@pytest.mark.parametrize("missing", ["gcc", "g++"])
+def test_a_missing_compiler_comes_with_its_command(project: Project, missing: str) -> None:
+    """Whatever compiles is missing its compiler, and the command to install it is there; audit works all the same."""
+    bare = msgspec.structs.replace(SPARK, tools={name: version for name, version in SPARK.tools.items() if name != missing})
+    found = advice(bare, project)
+
+    for verb in ("plan", "build", "demo"):
+        assert [(item.state, item.install) for item in of(found, verb)] == [("missing", "sudo apt-get install -y g++")]
+    assert {"ready"} == states(found)["audit"]
+
+
+def test_a_container_is_told_no_sudo(project: Project) -> None:
+    """Containers run as root."""
+    bare = msgspec.structs.replace(SPARK, tools={}, container="docker")
+
+    assert of(advice(bare, project), "apply")[0].install == "apt-get install -y git"
+
+
+@pytest.mark.parametrize("change", [{"architecture": "riscv64"}, {"libc": "unknown", "libc_version": ""}])
+def test_a_machine_without_a_base_wheel_cannot_graft(project: Project, change: dict[str, object]) -> None:
+    """Other processors and other C libraries have no official wheel to graft onto."""
+    found = states(advice(msgspec.structs.replace(SPARK, **change), project))
+
+    assert {"missing"} == found["plan"] == found["build"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "state", "words"),
+    [
+        ((), "not-run", "no GPU here"),
+        ((Gpu("NVIDIA H200", "9.0", "580.65.06"),), "not-run", "is SM 9.0"),
+        ((Gpu("NVIDIA GB10", "12.1", "570.10"),), "look", "driver 580 or newer"),
+        ((Gpu("NVIDIA GB10", "12.1", "580.95.05"),), "look", "what the wheels are for"),
+    ],
+)
+def test_gates_run_only_on_the_right_gpu(project: Project, gpus: tuple[Gpu, ...], state: str, words: str) -> None:
+    """Without a GPU, or with another one, gates are not-run, never passed."""
+    (found,) = of(advice(msgspec.structs.replace(SPARK, gpus=gpus), project), "gates")
+
+    assert (state, True) == (found.state, words in found.says)
+
+
+def test_unreachable_hosts_change_what_lock_and_fetch_do(project: Project) -> None:
+    """Without the upstream host the index is used; without the index only the cache directory is left."""
+    no_git = msgspec.structs.replace(SPARK, upstream=Place("https://git.example/vllm.git", reachable=False, note="no route"))
+    alone = msgspec.structs.replace(no_git, index=Place("https://index.example/", reachable=False, note="no route"))
+
+    assert {"look"} == states(advice(no_git, project))["lock"] == states(advice(no_git, project))["fetch"]
+    assert {"missing"} == states(advice(alone, project))["lock"]
+    assert "no route" in of(advice(alone, project), "fetch")[0].says
+
+
+def test_facts_of_this_machine_are_plausible(tmp_path: Path, index: str) -> None:
+    """Real probes on the machine that runs the tests; an absent cache directory is judged by its parent."""
+    machine = facts(tmp_path / "absent" / "cache", index, str(tmp_path / "no.git"))
+
+    assert machine.cores >= 1
+    assert machine.memory >= machine.memory_available > 0
+    assert machine.disk_free > 0
+    assert machine.tools["git"][0].isdigit()
+    assert Place(index, reachable=True) == machine.index
+    assert not machine.upstream.reachable
+    assert machine.upstream.note
+
+
+def test_an_index_that_refuses_is_not_reached(index: str) -> None:
+    """An answer other than the page is not an index."""
+    assert probes.reach_index(f"{index}nothing-here").note == "HTTP status 404"
+
+
+def test_credentials_of_the_index_are_not_shown(tmp_path: Path) -> None:
+    """A user's name and password stay out of the facts, whether the index answers or not."""
+    address = "http://anna:geheim@127.0.0.1:9/simple/"
+
+    assert "geheim" not in repr(facts(tmp_path, address, "", offline=True)) + repr(probes.reach_index(address))
+
+
+def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:
+    """A server that accepts and stays silent is taken for unreachable within the time limit."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        began = time.monotonic()
+        machine = facts(tmp_path, address, f"{address}vllm.git")
+
+        assert time.monotonic() - began < probes.PATIENCE + 1
+    assert not machine.index.reachable
+    assert not machine.upstream.reachable
+
+
+def test_a_probe_that_hangs_leaves_the_other_answers() -> None:
+    """Only the answers that came in time are returned."""
+    forever = threading.Event()
+
+    assert probes.answers({"slow": forever.wait, "quick": lambda: 1}, 0.2) == {"quick": 1}
+    forever.set()
+
+
+def test_doctor_prints_facts_and_advice(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For people two tables on standard output, and exit code 0 whatever is missing."""
+    assert doctor.run(Session(project, Store(tmp_path), offline=True)) == 0
+
+    shown = capsys.readouterr().out
+    assert "This machine" in shown
+    assert "not asked, because of --offline" in shown
+
+
+def test_doctor_prints_one_document_as_json(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under --json standard output is one document with machine and advice."""
+    monkeypatch.setattr(console, "json", True)
+    doctor.run(Session(project, Store(tmp_path), offline=True))
+
+    document = msgspec.json.decode(capsys.readouterr().out)
+    assert {"machine", "stack", "advice"} == document.keys()
+    assert msgspec.convert(document["machine"], Machine).cores >= 1
