@@ -1,0 +1,144 @@
+"""What holds for the repository as a whole: its layers, its pages, and what must not stand in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sparkwright.errors import ALL
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ci" / "sparkwright"
+
+#: From the bottom up (DESIGN §2); the kernel is every module that lies in the package itself.
+LAYERS = ("kernel", "forks", "cherry_picks", "build", "audit", "gates", "release", "cli")
+
+#: The demo's miniature upstreams lie in folders that are not packages: they are data.
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if (path.parent / "__init__.py").exists() and "upstreams" not in path.parts)
+
+
+def name_of(path: Path) -> str:
+    """Return the path below the repository, which names a failing case."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def tracked() -> list[Path]:
+    """Return the files that git tracks; without git, those of the folders that hold reviewed files."""
+    # From a source distribution, or where the checkout belongs to another user, git has no answer.
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if names := [name for name in listed.stdout.decode().split("\0") if name]:
+        return [ROOT / name for name in names if (ROOT / name).is_file()]
+    folders = ("ci", "forks", "cherry_picks", "build", "tests", "docs")
+    return [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+def layer(parts: tuple[str, ...]) -> str:
+    """Return the layer of a module of the package, given the parts of its name below it."""
+    if not parts:
+        return "kernel"
+    if parts[0] in ("demo", "__main__"):
+        return "cli"
+    return parts[0] if parts[0] in LAYERS else "kernel"
+
+
+def imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the modules of the package that *path* imports, anywhere in it, as parts of their names below the package."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (tuple(name.split(".")[1:]) for name in names if name.split(".")[0] == "sparkwright")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_run_one_way(path: Path) -> None:
+    """A module imports from its own layer and from those below it."""
+    own = LAYERS.index(layer(path.relative_to(PACKAGE).with_suffix("").parts))
+    above = [".".join(parts) for parts in imports(path) if LAYERS.index(layer(parts)) > own]
+
+    assert not above
+
+
+@pytest.mark.parametrize("path", [*MODULES, ROOT / "noxfile.py", *sorted((ROOT / "tests").rglob("*.py"))], ids=name_of)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    """Every module has a docstring."""
+    assert ast.get_docstring(ast.parse(path.read_bytes()))
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path != PACKAGE / "console.py"], ids=name_of)
+def test_only_the_console_prints(path: Path) -> None:
+    """No other module calls print or touches the standard streams."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        prints = isinstance(node, ast.Name) and node.id == "print"
+        streams = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sys"
+        assert not prints, f"print in line {node.lineno}"  # type: ignore[attr-defined]  # names have a line
+        assert not (streams and node.attr in ("stdout", "stderr")), f"sys.{node.attr} in line {node.lineno}"  # type: ignore[attr-defined]
+
+
+def test_build_holds_reviewed_inputs_only() -> None:
+    """A package named build would hide PyPA's, and output there would be taken for a reviewed file."""
+    found = [name_of(path) for path in (ROOT / "build").rglob("*") if path.suffix in (".py", ".pyc", ".whl", ".o", ".so", ".log")]
+
+    assert not found
+
+
+def test_no_file_names_a_registry_or_a_machine() -> None:
+    """Registries are the user's choice, and a path of one machine means nothing on another."""
+    # Put together here, so that this file does not name them either.
+    hosts = ["py" + "pi.org", "python" + "hosted.org", "py" + "pi.nvidia.com", "download.py" + "torch.org", "ana" + "conda.org"]
+    folders = ["/" + name + "/" for name in ("home", "Users", "work", "root")]
+    pattern = re.compile("|".join([*map(re.escape, hosts), *(rf"(?<![\w.}}]){re.escape(folder)}" for folder in folders)]).encode())
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in tracked()
+        for number, line in enumerate(path.read_bytes().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+    assert not found
+
+
+def test_the_page_of_errors_is_up_to_date() -> None:
+    """docs/errors.md says what the classes say; python tests/unit/errors_page.py writes it anew."""
+    page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("errors_page.py"))))
+
+    assert (ROOT / "docs" / "errors.md").read_text("utf-8") == page.render()
+    assert set(ALL) <= set(page.kinds())
+
+
+def test_references_are_stable_names() -> None:
+    """Each kind of error has a kebab-case reference of its own, what it means, and what to do."""
+    kinds = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("errors_page.py")))).kinds()
+    references = [kind.reference for kind in kinds]
+
+    assert len(references) == len(set(references))
+    for kind in kinds:
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.reference)
+        assert kind.means
+        assert kind.todo
+
+
+def test_readme_begins_with_the_two_commands() -> None:
+    """The main job and the tests are on the first screen, and `.ci/run` runs the README's test command."""
+    first_screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:25]
+
+    for command in ("nox -s build", "nox -s tests"):
+        assert any(line.startswith(f"$ {command} ") for line in first_screen)
+    assert "nox -s tests" in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
+def test_every_session_of_the_noxfile_says_what_it_does() -> None:
+    """The docstrings are what `nox -l` shows."""
+    tree = ast.parse((ROOT / "noxfile.py").read_bytes())
+
+    assert all(ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef))
