@@ -172,7 +172,7 @@ def _calls(source: Path, build: Path) -> Iterator[Call]:
         # CMake's own probes have a CMakeLists.txt too, below the build folder.
         if not file.startswith(prefix) or Path(file).is_relative_to(build) or entry["cmd"].lower() in _IDLE:
             continue
-        arguments = tuple(argument.replace(prefix, "") for argument in entry["args"])
+        arguments = tuple(argument.replace(f"{build}/", "<build>/").replace(prefix, "") for argument in entry["args"])
         yield Call(file.removeprefix(prefix), entry["line"], entry["cmd"].lower(), arguments)
 
 
