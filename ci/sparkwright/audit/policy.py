@@ -1,0 +1,181 @@
+"""
+The reviewed audit policy (`ci/audit.yaml`): what each library of each wheel must hold, and what it may.
+
+A library that no policy names is a finding, so the file is a complete list; whoever adds a library says here what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sparkwright import yamlfile
+
+_ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of every record of the file: frozen, and an unknown field is a typo."""
+
+
+def _expression(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+
+
+class Allowed(_Record, frozen=True):
+    """
+    Device code of another target that a library may hold.
+
+    Attributes:
+        arch: As cuobjdump lists it (``sm_80``); for PTX the ``.target`` of its text.
+        most: How many files of it there may be.
+        reason: Why it is there; nothing is allowed without one.
+    """
+
+    arch: str
+    most: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError(f"{self.arch} is allowed without a reason")
+
+
+class Opcode(_Record, frozen=True):
+    """
+    Machine instructions that a library must hold.
+
+    Attributes:
+        pattern: A regular expression searched in the opcode with its modifiers.
+        least: How many there must be, over all kernels.
+        kernels: A regular expression searched in mangled kernel names; only cubins with such a kernel are disassembled, and
+            only in such kernels does the instruction count.
+    """
+
+    pattern: str
+    least: int
+    kernels: str = ""
+
+    def __post_init__(self) -> None:
+        _expression(self.pattern)
+        _expression(self.kernels)
+
+
+class TrapFree(_Record, frozen=True):
+    """
+    Kernels that must not hold a trap.
+
+    Attributes:
+        kernels: A regular expression searched in mangled kernel names; one that matches no kernel is a finding.
+        reason: What a trap there would mean.
+    """
+
+    kernels: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        _expression(self.kernels)
+
+
+class LibraryPolicy(_Record, frozen=True):
+    """
+    What is asked of the libraries that *glob* matches.
+
+    Attributes:
+        glob: Matched against the whole member name; ``*`` also matches ``/``.
+        role: ``target`` was compiled here for the stack's arch; ``base`` came with the official wheel.
+        reason: Why a base library is not compiled here.
+        cubins_min: How many cubins of exactly the stack's target there must be; a compiled unit gives one, even without a kernel.
+        also: Cubins of other targets that may be there.
+        ptx: PTX that may be there.
+        needed: Shared libraries wanted beyond the common ones, as globs.
+        rpath: Allowed entries of RPATH and RUNPATH.
+        size_max: Bytes.
+    """
+
+    glob: str
+    role: Literal["target", "base"]
+    reason: str = ""
+    cubins_min: int = 0
+    also: tuple[Allowed, ...] = ()
+    ptx: tuple[Allowed, ...] = ()
+    opcodes: tuple[Opcode, ...] = ()
+    trap_free: tuple[TrapFree, ...] = ()
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    size_max: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.role == "base" and not self.reason.strip():
+            raise ValueError(f"{self.glob} is a base library without a reason")
+        if self.role == "target" and self.cubins_min < 1:
+            raise ValueError(f"{self.glob} is a target without cubins_min")
+        if self.role == "base" and (self.also or self.ptx or self.opcodes or self.trap_free or self.cubins_min):
+            raise ValueError(f"{self.glob} is a base library, of which device code is only reported")
+
+
+class DistributionPolicy(_Record, frozen=True):
+    """What a wheel may hold: its libraries (none for a wheel of data and Python), and why."""
+
+    reason: str
+    libraries: tuple[LibraryPolicy, ...] = ()
+
+
+class AuditPolicy(_Record, frozen=True):
+    """
+    The whole file.
+
+    Attributes:
+        arch: The architecture of the stack as CMake spells it, such as ``12.1f``.
+        needed: Shared libraries that every library may want, as globs.
+        distributions: By normalised distribution name; a wheel that is not listed may hold no library.
+    """
+
+    arch: str
+    needed: tuple[str, ...]
+    distributions: dict[str, DistributionPolicy]
+
+    def __post_init__(self) -> None:
+        if not _ARCH.fullmatch(self.arch):
+            raise ValueError(f"{self.arch!r} is not an architecture such as '12.1f'")
+
+    @property
+    def target(self) -> str:
+        """The target that ptxas must have been given: ``12.1f`` → ``sm_121f``."""
+        return "sm_" + self.arch.replace(".", "")
+
+    @property
+    def generation(self) -> str:
+        """The beginning of every arch name whose cubins a GPU of this arch may load: ``12.1f`` → ``sm_12``."""
+        return "sm_" + self.arch.partition(".")[0]
+
+    def library(self, distribution: str, name: str) -> LibraryPolicy | None:
+        """Return the first policy of *distribution* whose glob matches the member *name*, or None."""
+        listed = self.distributions.get(distribution)
+        return next((policy for policy in listed.libraries if fnmatchcase(name, policy.glob)), None) if listed else None
+
+
+def is_generation(arch: str, generation: str) -> bool:
+    """Return whether *arch* (``sm_120a``) belongs to *generation* (``sm_12``): the last digit is the minor version."""
+    return arch.rstrip("af")[:-1] == generation
+
+
+def load(path: Path, arch: str | None = None) -> AuditPolicy:
+    """
+    Return the policy in the file at *path*.
+
+    Args:
+        arch: The stack's arch, where it differs from the file's.
+
+    Raises:
+        FileInvalid: The file is not a valid policy.
+    """
+    policy = yamlfile.load(path, AuditPolicy)
+    return policy if arch is None else msgspec.structs.replace(policy, arch=arch)

@@ -1,0 +1,184 @@
+"""
+What an audit found, as frozen records, and as a table for people.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from sparkwright.audit.members import Subject
+from sparkwright.console import console
+from sparkwright.console import size as as_size
+from sparkwright.errors import AuditFailed
+
+#: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the report hold all.
+SHOWN = 40
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """
+    One disagreement between a wheel and its policy.
+
+    Attributes:
+        library: The member's name; empty when it concerns the whole wheel.
+        rule: One of `RULES`.
+        message: What was found, and what was asked for.
+    """
+
+    library: str
+    rule: str
+    message: str
+
+
+#: Every rule that a finding may name, and what breaking it means.
+RULES: Mapping[str, str] = {
+    "arch-folded": "machine code of the same generation, made for another target than the stack's",
+    "arch-foreign": "machine code of another generation that no policy allows",
+    "arch-missing": "too little machine code for the stack's target",
+    "arch-unknown": "machine code that does not say what it was made for",
+    "device-unreadable": "device code that NVIDIA's tools cannot read",
+    "elf-unreadable": "begins like ELF and is not",
+    "glibc-newer": "wants a newer GLIBC than the wheel's platform tag promises",
+    "kernel-missing": "a kernel that must be trap-free is not there at all",
+    "library-missing": "a library that the policy asks for is not in the wheel",
+    "library-unknown": "a library that no policy names",
+    "machine-foreign": "made for another machine than the wheel's platform tag says",
+    "needed-foreign": "wants a shared library that no policy allows",
+    "opcode-missing": "too few of an instruction that makes the kernels fast",
+    "ptx-foreign": "PTX that no policy allows",
+    "record-mismatch": "RECORD has another hash or size than the member",
+    "record-missing": "a member that RECORD does not list",
+    "record-surplus": "RECORD lists what is not there",
+    "rpath-present": "looks for shared libraries in a folder that no policy allows",
+    "size-over": "larger than the policy's ceiling",
+    "trap-present": "a kernel that must work ends in a trap",
+}
+
+
+class OpcodeCount(msgspec.Struct, frozen=True):
+    """
+    How often an opcode pattern of the policy occurs.
+
+    Attributes:
+        arch: The real target of the code that was counted: the stack's where there is any, else what such a GPU would load.
+        kernels: How many kernels hold it.
+        found: How many instructions, over all kernels.
+        least: How many the policy asks for.
+    """
+
+    pattern: str
+    arch: str
+    kernels: int
+    found: int
+    least: int
+
+
+class KernelCount(msgspec.Struct, frozen=True):
+    """The traps, and the instructions of the policy's patterns by pattern, in one kernel that has any; its name is mangled."""
+
+    kernel: str
+    traps: int
+    opcodes: dict[str, int]
+
+
+class Library(msgspec.Struct, frozen=True):
+    """
+    One ELF member.
+
+    Attributes:
+        role: ``target``, ``base``, or ``unknown`` when no policy names it.
+        cubins: How many by arch; of a target library's generation by real target, else as listed.
+        ptx: How many by arch.
+        device_code: The library's part of the report's digest; empty without device code.
+        opcodes, kernels: Filled only where the policy asks for opcodes or trap-free kernels.
+    """
+
+    name: str
+    sha256: str
+    size: int
+    role: str
+    machine: str = ""
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    glibc: str = ""
+    glibcxx: str = ""
+    cubins: dict[str, int] = {}
+    ptx: dict[str, int] = {}
+    device_code: str = ""
+    opcodes: tuple[OpcodeCount, ...] = ()
+    kernels: tuple[KernelCount, ...] = ()
+
+    @property
+    def traps(self) -> int:
+        """The traps in all disassembled kernels."""
+        return sum(kernel.traps for kernel in self.kernels)
+
+
+class AuditReport(msgspec.Struct, frozen=True):
+    """
+    The audit of one wheel.
+
+    Attributes:
+        target: What target libraries had to be made for (``sm_121f``).
+        policy: The sha256 of the policy, so that a verdict names what it was judged by.
+        device_code: The sha256 over the sorted, distinct `Library.device_code` of all libraries; empty without device code. It does
+            not change when only Python, host code or the version label does.
+    """
+
+    subject: Subject
+    target: str
+    policy: str
+    libraries: tuple[Library, ...]
+    findings: tuple[Finding, ...]
+    device_code: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.findings
+
+
+def raise_for_findings(report: AuditReport) -> None:
+    """
+    Do nothing when the *report* passed.
+
+    Raises:
+        AuditFailed: It did not; the details are the findings, one a line.
+    """
+    if report.passed:
+        return
+    where = len({finding.library for finding in report.findings})
+    raise AuditFailed(
+        f"{report.subject.file} has {len(report.findings)} finding(s) in {where} place(s).",
+        details=[f"{finding.rule}: {finding.library or report.subject.file}: {finding.message}" for finding in report.findings],
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in counts.items()) or "–"
+
+
+def show(report: AuditReport) -> None:
+    """Print *report*: a line per library, then its findings."""
+    broken = Counter(finding.library for finding in report.findings)
+    rows = []
+    for library in report.libraries:
+        opcodes = [f"{count.pattern} {count.found}≥{count.least}" for count in library.opcodes]
+        if library.opcodes or library.kernels:
+            opcodes.append(f"traps {library.traps}")
+        verdict = f"{broken[library.name]} finding(s)" if broken[library.name] else "pass"
+        codes = (_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–")
+        rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
+    about = report.subject
+    title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}, sha256 {about.sha256[:16]}…, {as_size(about.size)}"
+    if rows:
+        console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "verdict"], rows, result=True)
+    else:
+        console.note(f"{title}, no libraries")
+    if report.findings:
+        lines = [[finding.rule, finding.library or "(the wheel)", finding.message] for finding in report.findings[:SHOWN]]
+        console.table("", ["rule", "library", "finding"], lines, result=True)
+    if len(report.findings) > SHOWN:
+        console.note(f"… and {len(report.findings) - SHOWN} more")
