@@ -1,0 +1,40 @@
+"""The build backend: setuptools, after the kernel sources have been copied into the package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta  # type: ignore[import-untyped,unused-ignore]
+
+ROOT = Path(__file__).parent.resolve()
+DATA = ROOT / "mini_flashinfer" / "data"
+
+
+def _copy_sources() -> None:
+    for name in ("csrc", "include"):
+        shutil.rmtree(DATA / name, ignore_errors=True)
+        shutil.copytree(ROOT / name, DATA / name)
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    return list(build_meta.get_requires_for_build_wheel(config_settings))
+
+
+def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
+    return list(build_meta.get_requires_for_build_sdist(config_settings))
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
+    _copy_sources()
+    return str(build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    _copy_sources()
+    return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    return str(build_meta.build_sdist(sdist_directory, config_settings))

@@ -1,0 +1,20 @@
+"""The extension libraries, loaded when they are first used."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL:
+    """Return the extension library *name*, such as ``_C_stable_libtorch``."""
+    return ctypes.CDLL(str(Path(__file__).parent / f"{name}.abi3.so"))
+
+
+def quantize_fp4_reference(values: list[float]) -> bytes:
+    """Return *values* as packed E2M1 codes, computed on the host."""
+    packed = (ctypes.c_uint8 * ((len(values) + 1) // 2))()
+    library("_C_stable_libtorch").mini_vllm_quantize_fp4_reference((ctypes.c_float * len(values))(*values), packed, len(values))
+    return bytes(packed)
