@@ -1,0 +1,199 @@
+"""The demo's upstreams have fixed ids and the shapes that other tests count on, and its reviewed data fits them."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import zipfile
+from base64 import urlsafe_b64decode
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sparkwright import git
+from sparkwright.audit import policy
+from sparkwright.build import archs, configure, toolchain
+from sparkwright.cherry_picks import series
+from sparkwright.demo import base, upstreams
+from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams
+from sparkwright.errors import ConfigureFailed
+from sparkwright.forks import packageindex
+from sparkwright.forks.spec import Project
+
+PROJECT = Project(base.PROJECT, "demo")
+PATCHES = series.load(PROJECT.series_folder("vllm"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Upstreams:
+    return upstreams.write(tmp_path_factory.mktemp("upstreams"))
+
+
+@pytest.fixture
+def tree(made: Upstreams, tmp_path: Path) -> Path:
+    """A checkout of mini vLLM's tag."""
+    folder = tmp_path / "vllm"
+    ask(made, "worktree", "add", "--quiet", "--detach", str(folder), made.forks["vllm"].tag)
+    return folder
+
+
+def ask(made: Upstreams, *arguments: str) -> str:
+    return git.run(arguments, cwd=made.forks["vllm"].path)[1].decode()
+
+
+def patch(tree: Path) -> None:
+    for one in PATCHES:
+        subprocess.run(["git", "apply", "--index", str(PROJECT.series_folder("vllm") / one.name)], cwd=tree, check=True)
+
+
+def scales(tree: Path) -> ModuleType:
+    module = ModuleType("nvfp4_scales")
+    exec((tree / "mini_vllm/quantization/nvfp4_scales.py").read_text(), module.__dict__)
+    return module
+
+
+def settings(tree: Path) -> dict[str, str]:
+    defines = toolchain.spec(PROJECT).forks["vllm"].defines
+    return {**defines, "VLLM_CUTLASS_SRC_DIR": str(SOURCES / "cutlass")}
+
+
+def test_ids_depend_on_nothing_of_this_machine(made: Upstreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_AUTHOR_DATE", "2001-01-01T00:00:00Z")
+    monkeypatch.setenv("GIT_COMMITTER_NAME", "Somebody Else")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    again = upstreams.write(tmp_path)
+    assert {fork: one.refs for fork, one in again.forks.items()} == {fork: one.refs for fork, one in made.forks.items()}
+    assert upstreams.write(tmp_path) == again
+
+
+def test_the_tagged_tree_holds_the_shipped_files_byte_for_byte(made: Upstreams) -> None:
+    for fork, one in made.forks.items():
+        objects = git.Objects(one.path)
+        assert {path: objects.blob(one.tree, path) for path in objects.paths(one.tree)} == upstreams.files(fork)
+    crlf, binary = (upstreams.files("vllm")[f"docs/{name}"] for name in ("windows.txt", "logo.bin"))
+    assert b"\r\n" in crlf
+    assert b"\0" in binary
+
+
+def test_no_line_of_the_shipped_trees_is_left_behind_by_a_run_of_python(made: Upstreams) -> None:
+    assert not [path for fork in made.forks for path in upstreams.files(fork) if "__pycache__" in path or path.endswith(".pyc")]
+
+
+def test_main_goes_on_after_the_tag(made: Upstreams) -> None:
+    touched = {path for one in PATCHES for path in one.files}
+    log = ask(made, "log", "-M", "--format=", "--name-status", "--reverse", f"{made.forks['vllm'].tag}..main").splitlines()
+    assert touched & {line.split("\t")[-1] for line in log}
+    assert "R100\tcsrc/moe/topk.cu\tcsrc/moe/topk_one.cu" in log
+
+
+def test_the_pull_request_reached_main_as_one_commit(made: Upstreams) -> None:
+    tag = made.forks["vllm"].tag
+    assert len(ask(made, "rev-list", f"{tag}..{PULL_REQUEST}").split()) == 2
+    assert ask(made, "log", "-1", "--format=%s", "main").strip().endswith("(#7)")
+    assert ask(made, "diff", tag, PULL_REQUEST) == ask(made, "diff", "main~1", "main")
+
+
+def test_the_mirror_map_names_every_source_of_the_stack(made: Upstreams) -> None:
+    specs = {fork: spec.sources.git for fork, spec in PROJECT.spec.forks.items()}
+    assert {spec.url: spec.ref for spec in specs.values() if spec} == {one.url: one.tag for one in made.forks.values()}
+    assert all(Path(path, "HEAD").is_file() for path in made.mirror_map().values())
+
+
+def test_the_series_applies_to_the_tag_as_plain_git_would(tree: Path) -> None:
+    for one in PATCHES:
+        file = PROJECT.series_folder("vllm") / one.name
+        subprocess.run(["git", "apply", "--check", str(file)], cwd=tree, check=True)
+        subprocess.run(["git", "apply", "--index", str(file)], cwd=tree, check=True)
+        assert all(b"\r" not in line for line in one.data.splitlines())
+
+
+def test_the_first_patch_does_not_apply_to_main(made: Upstreams) -> None:
+    objects = git.Objects(made.forks["vllm"].path)
+    assert objects.apply(objects.resolve("main^{tree}"), PATCHES[0].data)[0] is None
+
+
+def test_the_first_patch_mends_the_maximum(tree: Path) -> None:
+    def largest() -> float:
+        module = scales(tree)
+        earlier = module.ExpertScales(4)
+        for expert in range(4):
+            earlier.load(expert, 448.0)
+        earlier.free()
+        later = module.ExpertScales(4)
+        later.load(1, 0.5)
+        return float(later.largest())
+
+    assert largest() == 448.0
+    patch(tree)
+    assert largest() == 0.5
+
+
+def test_the_reviewed_data_is_read_and_the_rules_find_their_sites(tree: Path) -> None:
+    patch(tree)
+    rules = archs.load(PROJECT.build_folder / "archs.yaml")
+    done = archs.rewrite(lambda path: (tree / path).read_bytes(), rules, "vllm")
+    assert [site.after for site in done.sites] == ["8.0;9.0;10.0;12.0;12.1", "8.0+PTX;12.0f"]
+    assert policy.load(PROJECT.audit_file, PROJECT.spec.arch).target == "sm_121f"
+    assert set(toolchain.spec(PROJECT).forks) == set(PROJECT.spec.forks)
+
+
+def test_a_written_project_names_the_base_wheel_of_this_machine_alone(tmp_path: Path) -> None:
+    base.write_project(tmp_path)
+    assert [spec.tag for spec in Project(tmp_path, "demo").spec.forks["vllm"].bases.values()] == [base.tag()]
+
+
+def test_the_index_offers_the_wheel_with_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "files" / f"mini_vllm-0.33.0-{base.tag()}.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"bytes")
+    base.write_index(tmp_path, wheel)
+    with base.serve(tmp_path) as url:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{url}/simple/")
+        (offer,) = packageindex.files("mini-vllm")
+    assert (offer.name, offer.sha256) == (wheel.name, hashlib.sha256(b"bytes").hexdigest())
+
+
+@pytest.mark.toolchain
+def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, tmp_path: Path, cuda_env: Mapping[str, str]) -> None:
+    env = {**cuda_env, "TORCH_CUDA_ARCH_LIST": "12.1f"}
+    with pytest.raises(ConfigureFailed) as caught:
+        configure.configure(tree, tmp_path / "build", defines=settings(tree), env=env, log=tmp_path / "log")
+    said = "\n".join(caught.value.details)
+    assert "CUDA supported target architectures: 12.0\n" in (tmp_path / "log").read_text()
+    # GCC 13 and later get as far as the download, which the settings forbid.
+    assert "GCC >= 13 is required" in said or "external_projects/big.cmake" in said
+
+
+@pytest.mark.toolchain
+def test_without_the_rules_the_request_is_folded_in_silence(tree: Path, tmp_path: Path, cuda_env: Mapping[str, str]) -> None:
+    patch(tree)
+    env = {**cuda_env, "TORCH_CUDA_ARCH_LIST": "12.1f"}
+    before = configure.configure(tree, tmp_path / "before", defines=settings(tree), env=env, log=tmp_path / "log")
+    codes = {code for unit in before.units for code in unit.gencode}
+    assert codes == {"compute_120:sm_120", "compute_120f:sm_120f", "compute_80:sm_80", "compute_80:compute_80"}
+
+    rules = archs.load(PROJECT.build_folder / "archs.yaml")
+    for path, data in archs.rewrite(lambda path: (tree / path).read_bytes(), rules, "vllm").files.items():
+        (tree / path).write_bytes(data)
+    after = configure.configure(tree, tmp_path / "after", defines=settings(tree), env=env, log=tmp_path / "log")
+    native = [unit for unit in after.units if unit.gencode == ("compute_121f:sm_121f",)]
+    others = [unit.source for unit in after.units if unit.language == "CUDA" and unit not in native]
+    assert len(native) == rules.expect_units["vllm"]
+    assert others == [kept.unit for kept in rules.kept]
+
+
+@pytest.mark.toolchain
+def test_the_base_wheel_is_whole_and_holds_device_code(tmp_path: Path, cuda_bin: Path, cuda_env: Mapping[str, str]) -> None:
+    wheel = base.write_base_wheel(
+        tmp_path, SOURCES / "vllm", SOURCES / "cutlass", nvcc=cuda_bin / "nvcc", env=cuda_env, scratch=tmp_path / "scratch"
+    )
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    record = members.pop("mini_vllm-0.33.0.dist-info/RECORD").decode().splitlines()[:-1]
+    stated = {name: urlsafe_b64decode(digest.removeprefix("sha256=") + "=") for name, digest, _ in (line.split(",") for line in record)}
+    assert stated == {name: hashlib.sha256(data).digest() for name, data in members.items()}
+    libraries = [name for name in members if name.endswith(".so")]
+    assert len(libraries) == 3
+    assert all(members[name].startswith(b"\x7fELF") and b".nv_fatbin" in members[name] for name in libraries)
