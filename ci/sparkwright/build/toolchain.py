@@ -8,6 +8,7 @@ to link against) is added here, once, when the environment is made.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import platform
 import sys
@@ -20,7 +21,7 @@ import msgspec
 
 from sparkwright import digest, process, yamlfile
 from sparkwright.console import console
-from sparkwright.errors import FileInvalid, NotProvided, SourceUnreachable, ToolMissing
+from sparkwright.errors import CommandFailed, FileInvalid, NotProvided, SourceUnreachable, ToolMissing
 from sparkwright.forks import download, packageindex
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
@@ -46,6 +47,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         targets: For a graft: CMake target → path in the wheel of the library it makes.
         package: For a graft: the folder of the tree whose files lie in the wheel at the same path.
         version_files: Python files of the wheel that state its version.
+        distribution: Name of the wheel's project.
+        memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine has no record of it yet.
         seconds: Work of a whole build on one core, as measured; for the first estimate.
     """
 
@@ -55,6 +58,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     package: str = ""
     version_files: tuple[str, ...] = ()
     distribution: str = ""
+    memory: dict[str, int] = {}
     seconds: float = 0
 
 
@@ -96,6 +100,15 @@ class Toolchain(msgspec.Struct, frozen=True):
         """Return the variables under which build programs run."""
         path = os.pathsep.join([str(self.root / "bin"), str(self.cuda / "bin"), os.environ.get("PATH", os.defpath)])
         return process.clean_environment(PATH=path, CUDA_HOME=str(self.cuda), CUDACXX=str(self.cuda / "bin" / "nvcc"), **extra)
+
+
+@functools.cache
+def host_compiler() -> str:
+    """Return version and target of the C++ compiler that nvcc will drive, such as ``12.2.0 x86_64-linux-gnu``; empty without one."""
+    try:
+        return " ".join(process.output(["c++", "-dumpfullversion", "-dumpmachine"]).split())
+    except (ToolMissing, CommandFailed):
+        return ""
 
 
 def spec(project: Project) -> EnvironmentSpec:
@@ -210,7 +223,7 @@ def lock(session: Session) -> str:
     env = process.clean_environment(UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX="")
     try:
         resolved = tomllib.loads(process.output(command, env=env))
-    except process.CommandFailed as error:
+    except CommandFailed as error:
         raise SourceUnreachable(f"{source} cannot be resolved.", details=error.details) from error
     return "".join(_render(resolved))
 

@@ -1,0 +1,73 @@
+"""
+CUTLASS as a wheel: its include folders, and ``cutlass_library`` where the source has it.
+
+Header-only code needs no compiling; what the wheel adds is that builds can name it by hash.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sparkwright.build import wheelfile
+from sparkwright.build.wheelfile import WheelName
+from sparkwright.errors import WheelInvalid
+from sparkwright.forks.session import Session
+
+VERSION_HEADER = "include/cutlass/version.h"
+FOLDERS = ("include", "tools/util/include")
+LIBRARY = "python/cutlass_library"
+
+_MACRO = re.compile(rb"#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)")
+
+_MODULE = '''"""CUTLASS {version}: where its headers lie."""
+
+from pathlib import Path
+
+__version__ = "{version}"
+
+#: Give both to the compiler with -I.
+INCLUDE = Path(__file__).parent / "include"
+TOOLS_INCLUDE = Path(__file__).parent / "tools" / "util" / "include"
+'''
+
+_METADATA = """\
+Metadata-Version: 2.4
+Name: {name}
+Version: {version}
+Summary: CUTLASS headers as sparkwright builds with them, patched and pinned
+License-Expression: BSD-3-Clause
+Requires-Python: >=3.8
+"""
+
+
+def version(session: Session, tree: str) -> str:
+    """
+    Return the CUTLASS version that the headers of *tree* state.
+
+    Raises:
+        WheelInvalid: The tree is no CUTLASS.
+    """
+    text = session.objects.blob(tree, VERSION_HEADER) or b""
+    found = {name.decode(): int(number) for name, number in _MACRO.findall(text)}
+    if set(found) != {"MAJOR", "MINOR", "PATCH"}:
+        raise WheelInvalid(f"{VERSION_HEADER} does not state a version.", details=[f"tree: {tree}"])
+    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
+
+
+def build(session: Session, tree: str, distribution: str, folder: Path) -> Path:
+    """Write the wheel of *tree* to *folder* and return its path."""
+    label = session.project.spec.label
+    name = WheelName(distribution.replace("-", "_"), wheelfile.labelled(version(session, tree), label), "py3-none-any")
+    package = name.distribution
+    files: dict[str, bytes] = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
+    for source in (*FOLDERS, LIBRARY):
+        root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
+        paths = session.objects.paths(tree, source)
+        for path in paths:
+            data = session.objects.blob(tree, path)
+            assert data is not None
+            files[f"{root}/{path.removeprefix(source + '/')}"] = data
+    path = folder / name.filename
+    wheelfile.write(path, name, files, _METADATA.format(name=distribution, version=name.version), pure=True)
+    return path

@@ -1,0 +1,72 @@
+"""
+The plan verb's work: configure for real, before and after the rules, and keep the judgement under its key.
+
+Configuring takes seconds, compiling the better part of an hour; a folded arch is found out here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.build import compile as compiling
+from sparkwright.build import plan, sourcetree, toolchain
+from sparkwright.build.plan import Plan
+from sparkwright.build.sourcetree import SourceTree
+from sparkwright.build.toolchain import Toolchain
+from sparkwright.build.workspace import Workspace
+from sparkwright.console import console
+from sparkwright.forks.session import Session
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """The plan of a fork, and what the same tree would give without the rules."""
+
+    key: str
+    after: Plan
+    before: Plan
+
+
+def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False) -> Planned:
+    """
+    Return the plan of *source*, made when the store has none; it is not checked yet (`plan.check`).
+
+    Args:
+        configured: The build folder must stand ready to compile, even if the plan is known.
+
+    Raises:
+        ConfigureFailed, ToolMissing: See there.
+    """
+    key = digest.key("plan", _inputs(session, tools, source))
+    known = session.store.get("plan", key, Planned)
+    if known and not configured:
+        return known
+    after = _examine(session, tools, source, "build")
+    if known:
+        return known
+    bare = msgspec.structs.replace(source, tree=source.patched, sites=())
+    before = _examine(session, tools, bare, "before") if source.sites else after
+    made = Planned(key, after, before)
+    session.store.put("plan", key, made)
+    return made
+
+
+def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str, object]:
+    needs = {need: sourcetree.make(session, need).tree for need in session.project.fork(source.fork).needs}
+    settings = toolchain.spec(session.project).forks[source.fork]
+    return {
+        "tree": source.tree, "patched": source.patched, "needs": needs, "tools": tools.key, "rules": sourcetree.rules_of(session),
+        "settings": msgspec.structs.replace(settings, seconds=0, memory={}), "arch": session.project.spec.arch, "compiler": toolchain.host_compiler(),
+    }  # fmt: skip
+
+
+def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str) -> Plan:
+    settings = toolchain.spec(session.project).forks[source.fork]
+    workspace = Workspace(session, tools, settings, source.fork, variant)
+    with console.step(f"plan {source.fork} ({'with' if variant == 'build' else 'without'} the rules)"):
+        workspace.fill(source.tree)
+        configured = workspace.configure(compiling.launcher(workspace.folder))
+    return plan.examine(
+        configured, arch=session.project.spec.arch, rules=sourcetree.rules_of(session), fork=source.fork,
+        read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,
+    )  # fmt: skip

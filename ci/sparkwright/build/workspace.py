@@ -1,0 +1,101 @@
+"""
+Where a fork is compiled: a folder in the store whose files change only where the tree does, so that ninja compiles no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkwright.build import configure, sourcetree
+from sparkwright.build.configure import Configured
+from sparkwright.build.sourcetree import SourceTree
+from sparkwright.build.toolchain import ForkEnvironment, Toolchain
+from sparkwright.console import console
+from sparkwright.errors import FileInvalid, ToolMissing
+from sparkwright.forks.session import Session
+
+
+class Workspace:
+    """
+    The folder of one fork; callers hold its lock (`Store.lock` of `name`).
+
+    Args:
+        variant: Tells apart the folder that is built (``build``) and those that are only configured.
+    """
+
+    def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "build") -> None:
+        self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
+        self.variant = variant
+        self.folder = session.store.folder("work", session.project.stack, fork, variant)
+        self.source, self.build = self.folder / "src", self.folder / "build"
+
+    @staticmethod
+    def name(session: Session, fork: str) -> str:
+        """Return the name of the lock."""
+        return f"work-{session.project.stack}-{fork}"
+
+    def fill(self, tree: str) -> None:
+        """Make the source folder hold *tree*."""
+        self._session.objects.checkout(tree, self.source, self.folder / "index")
+
+    def configure(self, launcher: Path | None) -> Configured:
+        """
+        Run the fork's real CMake.
+
+        Args:
+            launcher: What stands in front of each compiler call.
+
+        Raises:
+            ConfigureFailed: CMake ended with an error.
+            ToolMissing: The headers of this Python, which extension modules are compiled against, are not installed.
+        """
+        defines = self.defines()
+        if launcher:
+            command = f"{self._tools.python};-IS;{launcher}"
+            defines |= {"CMAKE_CUDA_COMPILER_LAUNCHER": command, "CMAKE_CXX_COMPILER_LAUNCHER": command}
+        if "VLLM_PYTHON_EXECUTABLE" in defines:
+            _require_python_headers()
+        rules = sourcetree.rules_of(self._session)
+        log = self._session.store.folder("logs") / f"{self._session.project.stack}-{self._fork}-configure-{self.variant}.log"
+        with console.step(f"configure {self._fork}"):
+            return configure.configure(
+                self.source, self.build, defines=defines, env=self.environment(), log=log, targets=tuple(self._settings.targets),
+                cmake=self._tools.tool("cmake"), traced={"CMakeLists.txt", *(rule.file for rule in rules.rules if rule.fork == self._fork)},
+                what=f"{self._fork} does not configure.",
+            )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of configure and compile."""
+        return self._tools.environment(**self._settings.variables)
+
+    def defines(self) -> dict[str, str]:
+        """Return the CMake cache entries, every ``{…}`` replaced by its folder."""
+        places = {"{python}": str(self._tools.python), "{cuda}": str(self._tools.cuda), "{build}": str(self.build)}
+        for need in self._session.project.fork(self._fork).needs:
+            places[f"{{source:{need}}}"] = str(self._needed(sourcetree.make(self._session, need)))
+        entries = {"CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")), **self._settings.defines}
+        return {name: _filled(value, places) for name, value in entries.items()}
+
+    def _needed(self, source: SourceTree) -> Path:
+        """Return a folder that holds the tree of a fork that this one reads; one place for all variants, updated like a workspace."""
+        folder = self._session.store.folder("work", self._session.project.stack, source.fork, "needed")
+        with self._session.store.lock(f"needed-{self._session.project.stack}-{source.fork}"):
+            self._session.objects.checkout(source.tree, folder / "src", folder / "index")
+        return folder / "src"
+
+
+def _filled(value: str, places: Mapping[str, str]) -> str:
+    for name, folder in places.items():
+        value = value.replace(name, folder)
+    if "{" in value:
+        raise FileInvalid(f"environment.yaml has an unknown place in {value!r}.", details=[f"known: {', '.join(places)}"])
+    return value
+
+
+def _require_python_headers() -> None:
+    import sysconfig
+
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise ToolMissing(f"{header} is not there.", todo="Install the headers of this Python: sudo apt-get install python3-dev")

@@ -1,0 +1,21 @@
+"""``sparkwright apply``: series and arch rules, with a tree id after every step."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkwright.build import sourcetree
+from sparkwright.console import console
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+    """Show each fork's way from the locked tree to the tree that is built."""
+    trees = [sourcetree.make(session, fork) for fork in session.forks]
+    for tree in trees:
+        rows = [[tree.source.tree, "source", tree.source.origin]]
+        rows += [[step.tree, "patch", step.subject] for step in tree.steps]
+        rows += [[tree.tree, "rule", f"{site.rule} at {site.file}:{site.line}"] for site in tree.sites]
+        console.table(tree.fork, ["tree", "step", "what"], rows, result=True)
+    console.document({"trees": trees})
+    return 0

@@ -1,0 +1,51 @@
+"""``sparkwright audit``: what a wheel really holds, also one that was not built here."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sparkwright import digest
+from sparkwright.audit import policy, report, wheel
+from sparkwright.audit.report import AuditReport
+from sparkwright.audit.sass import CudaTools
+from sparkwright.build import toolchain
+from sparkwright.build import wheel as building
+from sparkwright.build.wheel import BuiltWheel
+from sparkwright.console import console
+from sparkwright.errors import NotProvided
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Audit the named wheels, or those that the last build of the stack made; fail when one has a finding."""
+    wheels = arguments.wheels or [path for fork in session.forks if (path := _last(session, fork))]
+    if not wheels:
+        raise NotProvided("There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
+    reports = [audited(session, path) for path in wheels]
+    for one in reports:
+        report.show(one, result=True)
+    console.document({"reports": reports})
+    for one in reports:
+        report.raise_for_findings(one)
+    return 0
+
+
+def audited(session: Session, path: Path) -> AuditReport:
+    """Return the audit of the wheel at *path*; a wheel and a policy that were seen together before are not read again."""
+    rules = policy.load(session.project.audit_file, session.project.spec.arch)
+    key = digest.key("audit", {"wheel": digest.sha256_file(path), "name": path.name, "policy": rules})
+    known = session.store.get("audit", key, AuditReport)
+    if known:
+        return known
+    tools = CudaTools(toolchain.obtain(session).cuda / "bin")
+    with console.step(f"audit {path.name}"):
+        made = wheel.audit(path, rules, tools, scratch=session.store.folder("work"))
+    session.store.put("audit", key, made)
+    return made
+
+
+def _last(session: Session, fork: str) -> Path | None:
+    key = digest.key("wheel", building.inputs(session, fork))
+    built = session.store.get("wheel", key, BuiltWheel)
+    return building.path_of(session, built) if built and building.path_of(session, built).exists() else None

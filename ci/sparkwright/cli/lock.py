@@ -1,0 +1,27 @@
+"""``sparkwright lock``: intent into hashes, for the sources and for the tools."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkwright.build import toolchain
+from sparkwright.console import console
+from sparkwright.errors import Offline
+from sparkwright.forks import lock, resolve
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+    """Write ``lock.yaml`` and ``pylock.toml``; what stays unresolved is reported."""
+    if session.offline:
+        raise Offline("lock asks the index and the upstream hosts, which --offline forbids.")
+    made = resolve.resolve(session)
+    with console.step("lock the tools"):
+        tools = toolchain.lock(session)
+    session.project.lock_file.write_text(lock.render(made), "utf-8")
+    (session.project.build_folder / "pylock.toml").write_text(tools, "utf-8")
+    unresolved = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
+    for line in unresolved:
+        console.warn(f"unresolved: {line}")
+    console.document({"lock": made, "unresolved": unresolved})
+    return 0

@@ -1,0 +1,164 @@
+"""
+The command line: verbs to calls, failures to exit codes.
+
+0: done. 1: an expected failure. 2: wrong usage. 3: a fault of ours, with a log. 130: interrupted. ``main`` wraps ``run``, so
+that tests can call the inner one and see the exceptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkwright import __version__
+from sparkwright.console import console
+from sparkwright.errors import NotProvided, SparkwrightError
+from sparkwright.forks.session import Session, mirror_map
+from sparkwright.forks.spec import Project
+from sparkwright.store import Store
+
+#: Verb → what it does; each is a module of this package with a function ``run(session, arguments) -> int``.
+VERBS = {
+    "doctor": "say what this machine has, what each verb would do with it, and what to install",
+    "lock": "resolve the stack to hashes (network; its result is reviewed in git)",
+    "fetch": "bring every locked source into the store, verified",
+    "apply": "apply the patch series and the arch rules, in git's object database",
+    "plan": "configure for real and show what every CUDA unit will be compiled for",
+    "build": "make the wheels, and audit them",
+    "audit": "say what a wheel really holds, against ci/audit.yaml",
+    "demo": "take three miniature upstreams through every stage, in two minutes",
+}
+
+DEFAULT_STACK = "2026.11"
+
+
+def find_root() -> Path:
+    """Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this program lies in."""
+    for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).parents[3]):
+        if any(folder.glob("forks/*/stack.yaml")):
+            return folder
+    raise NotProvided(f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root.")
+
+
+def default_cache() -> Path:
+    """Return the cache directory: ``SPARKWRIGHT_CACHE_DIR``, else the platform's place for caches."""
+    if folder := os.environ.get("SPARKWRIGHT_CACHE_DIR"):
+        return Path(folder)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("sparkwright", appauthor=False))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--stack", default=DEFAULT_STACK, help="which stack (default: %(default)s)")
+    shared.add_argument("--fork", action="append", default=[], metavar="FORK", help="only this fork; may be repeated")
+    shared.add_argument("--source", choices=("auto", "git", "sdist", "wheel"), default="auto", help="which kind of source (default: auto)")
+    shared.add_argument("--mirror", action="append", default=[], metavar="URL=REPLACEMENT", help="reach URLs that begin so elsewhere")
+    shared.add_argument("--offline", action="store_true", help="use what is in the store, never the network")
+    shared.add_argument("--cache-dir", type=Path, metavar="DIR", help="where the store is (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)")
+    shared.add_argument("--root", type=Path, metavar="DIR", help="the checkout to work on (default: found from here upwards)")
+    shared.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    shared.add_argument("-v", "--verbose", action="store_true", help="say more")
+    top = argparse.ArgumentParser(prog="sparkwright", description="Patched, audited wheels for NVIDIA DGX Spark.")
+    top.add_argument("--version", action="version", version=f"sparkwright {__version__}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    made = {verb: verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".", parents=[shared]) for verb, text in VERBS.items()}
+    for verb in ("plan", "build"):
+        made[verb].add_argument("--without-rule", action="append", default=[], metavar="RULE", help="leave an arch rule out, to see what it does")
+    for verb in ("build", "demo"):
+        made[verb].add_argument("--jobs", type=_positive, default=0, help="units compiled at once (default: one per core)")
+        made[verb].add_argument("--memory", type=_gigabytes, default=0, metavar="GB", help="what compilers may hold together (default: 85 %% of what is available)")
+        made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
+    made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
+    return top
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def _gigabytes(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0.5 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes of 0.5 or more")
+    return int(value * 1e9)
+
+
+def session_of(arguments: argparse.Namespace) -> Session:
+    """
+    Return the run that the command line describes.
+
+    Raises:
+        NotProvided: No such checkout, stack or fork.
+        UsageError: A mirror is not of the form URL=REPLACEMENT.
+    """
+    root = (arguments.root or find_root()).absolute()
+    project = Project(root, arguments.stack)
+    for name in arguments.fork:
+        project.fork(name)
+    return Session(
+        project=project,
+        store=Store(arguments.cache_dir or default_cache()),
+        forks=tuple(name for name in project.spec.forks if not arguments.fork or name in arguments.fork),
+        output=(getattr(arguments, "output", None) or root / "dist").absolute(),
+        source=arguments.source,
+        offline=arguments.offline,
+        mirrors=mirror_map(arguments.mirror),
+        jobs=getattr(arguments, "jobs", 0),
+        memory=getattr(arguments, "memory", 0),
+        without=tuple(getattr(arguments, "without_rule", ())),
+    )
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command line *words*; expected failures come out as exceptions."""
+    arguments = parser().parse_args(words)
+    console.json, console.verbose = arguments.json, arguments.verbose
+    module = importlib.import_module(f"sparkwright.cli.{arguments.verb}")
+    return int(module.run(session_of(arguments), arguments))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        return run(words)
+    except SparkwrightError as error:
+        console.failure(error)
+        console.document({"error": error.document()})
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.note("interrupted; what is finished is kept, and the next run goes on from here")
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception:  # a fault of ours must say so and leave what is needed to find it
+        return _fault(words)
+
+
+def _fault(words: Sequence[str]) -> int:
+    folder = default_cache() / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    versions = f"sparkwright {__version__}\nPython {platform.python_version()}\n{platform.platform()}\n"
+    log.write_text(f"{versions}verb: {words[0] if words else '-'}\n\n{traceback.format_exc()}", "utf-8")
+    console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {log}")
+    console.document({"error": {"reference": "fault", "log": str(log)}})
+    return 3
+
+
+
