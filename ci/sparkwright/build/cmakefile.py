@@ -88,13 +88,14 @@ def parse(text: bytes, origin: str) -> tuple[Command, ...]:
     Raises:
         RuleMismatch: The text is not well-formed CMake; the message names *origin* and the line.
     """
+    root = _parser().parse(text).root_node
+    if root.has_error:
+        raise _malformed(origin, _fault(root))
     commands: list[Command] = []
     # A stack of our own: the nesting of a foreign file must not end in Python's recursion limit.
-    waiting: list[tuple[Node, tuple[Scope, ...]]] = [(_parser().parse(text).root_node, ())]
+    waiting: list[tuple[Node, tuple[Scope, ...]]] = [(root, ())]
     while waiting:
         node, scopes = waiting.pop()
-        if node.type == "ERROR" or node.is_missing:
-            raise _malformed(origin, node)
         if node.type == "normal_command" or node.type in _OPENERS:
             command = _command(node, scopes)
             if node.type == "normal_command" and command.name in _PARTS:
@@ -139,6 +140,17 @@ def _argument(node: Node) -> Argument:
 def _text(node: Node) -> str:
     # surrogateescape: bytes that are not UTF-8 come out of an edit as they went in.
     return (node.text or b"").decode("utf-8", "surrogateescape")
+
+
+def _fault(root: Node) -> Node:
+    """Return the first node that the parser could not make sense of; for a missing bracket, the command that lacks it."""
+    node = root
+    while node.type != "ERROR":
+        inner = next((child for child in node.children if child.has_error or child.is_missing), None)
+        if inner is None or inner.is_missing:
+            break
+        node = inner
+    return node
 
 
 def _malformed(origin: str, node: Node) -> RuleMismatch:

@@ -1,0 +1,159 @@
+"""Arch rules: exactly the places they were written for, or an error that says where upstream went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import yamlfile
+from sparkwright.build import archs, cmakefile
+from sparkwright.build.archs import ArchRules, Rule
+from sparkwright.errors import FileInvalid, RuleMismatch
+
+REVIEWED = Path(__file__).parents[2] / "build"
+
+TEXT = """\
+if(TOOLKIT VERSION_GREATER_EQUAL 13.4)
+  set(SUPPORTED "7.5;10.7;12.0")
+elseif(TOOLKIT VERSION_GREATER_EQUAL 13.0)
+  set(SUPPORTED "7.5;12.0")
+else()
+  set(SUPPORTED "7.5;12.0;12.1")
+endif()
+pick(REPACK_ARCHS "8.0+PTX" "${ARCHS}")
+"""
+
+RULE = Rule(
+    name="supported", fork="mini", file="CMakeLists.txt", command="set", where=("SUPPORTED",), argument=1,
+    expect="7.5;12.0", append=("12.1",),
+    under=("TOOLKIT VERSION_GREATER_EQUAL 13.0",), reason="folds", drop_when="listed",
+)  # fmt: skip
+
+
+def rewrite(text: str, *rules: Rule) -> archs.Rewritten:
+    return archs.rewrite({"CMakeLists.txt": text.encode()}.__getitem__, ArchRules(rules=rules), "mini")
+
+
+def change(**fields: object) -> Rule:
+    return msgspec.structs.replace(RULE, **fields)
+
+
+def test_one_branch_is_changed_and_no_other_byte() -> None:
+    done = rewrite(TEXT, RULE)
+    assert done.files["CMakeLists.txt"].decode() == TEXT.replace('"7.5;12.0")\nelse()', '"7.5;12.0;12.1")\nelse()')
+    assert done.sites == (archs.Site("supported", "CMakeLists.txt", 4, "7.5;12.0", "7.5;12.0;12.1"),)
+
+
+def test_two_rules_in_one_file_do_not_depend_on_their_order() -> None:
+    other = change(name="repack", command="PICK", where=("REPACK_ARCHS",), under=(), expect="8.0+PTX", append=("12.0f", "12.1f"))
+    one, two = rewrite(TEXT, RULE, other), rewrite(TEXT, other, RULE)
+    assert one.files == two.files
+    assert b'pick(REPACK_ARCHS "8.0+PTX;12.0f;12.1f" "${ARCHS}")' in one.files["CMakeLists.txt"]
+    assert [site.rule for site in two.sites] == ["repack", "supported"]
+
+
+def test_rules_of_other_forks_are_left_alone() -> None:
+    assert rewrite(TEXT, change(fork="other")) == archs.Rewritten({}, ())
+
+
+def test_no_site_lists_the_near_misses() -> None:
+    with pytest.raises(RuleMismatch, match=r"matches 0 places in CMakeLists\.txt instead of 1") as caught:
+        rewrite(TEXT.replace('"7.5;12.0")\nelse', '"7.5;9.0;12.0")\nelse'), RULE)
+    assert "CMakeLists.txt:4: holds '7.5;9.0;12.0', the rule expects '7.5;12.0'" in caught.value.details
+    assert "CMakeLists.txt:2" in caught.value.details[0]
+    assert "lies in the branch if(TOOLKIT VERSION_GREATER_EQUAL 13.4)" in caught.value.details[0]
+
+
+def test_right_value_in_the_wrong_branch_does_not_count() -> None:
+    text = 'if(TOOLKIT VERSION_GREATER_EQUAL 12.8)\n  set(SUPPORTED "7.5;12.0")\nendif()\nset(SUPPORTED "7.5;12.0")\n'
+    with pytest.raises(RuleMismatch) as caught:
+        rewrite(text, RULE)
+    assert caught.value.details == (
+        "CMakeLists.txt:2: lies in the branch if(TOOLKIT VERSION_GREATER_EQUAL 12.8)",
+        "CMakeLists.txt:4: lies in no branch",
+    )
+
+
+def test_two_sites_instead_of_one() -> None:
+    twice = TEXT.replace('  set(SUPPORTED "7.5;12.0")\n', '  set(SUPPORTED "7.5;12.0")\n  set(SUPPORTED "7.5;12.0")\n')
+    with pytest.raises(RuleMismatch, match="matches 2 places") as caught:
+        rewrite(twice, RULE)
+    assert {"CMakeLists.txt:4: matches", "CMakeLists.txt:5: matches"} <= set(caught.value.details)
+    assert len(rewrite(twice, change(sites=2)).sites) == 2
+
+
+@pytest.mark.parametrize("expect", ["7.5;12.0", "7.5;12.0;12.1"])
+def test_a_rule_without_effect_is_an_error(expect: str) -> None:
+    text = TEXT.replace('"7.5;12.0")\nelse', '"7.5;12.0;12.1")\nelse')
+    with pytest.raises(RuleMismatch, match=r"has no effect: the list at CMakeLists\.txt:4 holds 12.1 already") as caught:
+        rewrite(text, change(expect=expect))
+    assert caught.value.todo.endswith("listed")
+
+
+def test_missing_command_missing_file_and_clash() -> None:
+    with pytest.raises(RuleMismatch) as caught:
+        rewrite("project(x)\n", RULE)
+    assert caught.value.details == ("no set(SUPPORTED …) in CMakeLists.txt",)
+    with pytest.raises(RuleMismatch, match="which the source tree does not have"):
+        rewrite(TEXT, change(file="cmake/gone.cmake"))
+    with pytest.raises(RuleMismatch, match="another rule changes"):
+        rewrite(TEXT, RULE, change(name="again", append=("12.2",)))
+    with pytest.raises(RuleMismatch, match="not well-formed CMake at line 1"):
+        rewrite("if(A)\n", RULE)
+
+
+def test_lists_with_generator_expressions() -> None:
+    text = 'set(SUPPORTED "$<IF:$<BOOL:${FAT}>,8.0;9.0,9.0>")\n'
+    rule = change(expect="$<IF:$<BOOL:${FAT}>,8.0;9.0,9.0>", under=())
+    assert rewrite(text, rule).files["CMakeLists.txt"] == b'set(SUPPORTED "$<IF:$<BOOL:${FAT}>,8.0;9.0,9.0>;12.1")\n'
+
+
+COMMENT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)
+
+
+@given(COMMENT, COMMENT)
+def test_bytes_outside_of_the_site_stay(before: str, after: str) -> None:
+    head, tail = ("\n".join(f"# {line}" for line in part.splitlines()) + "\n" for part in (before, after))
+    done = rewrite(head + TEXT + tail, RULE)
+    assert done == rewrite(head + TEXT + tail, RULE)
+    old, new = (head + TEXT + tail).encode(), done.files["CMakeLists.txt"]
+    place = new.index(b";12.1\")\nelse()")
+    assert new[:place] + new[place + len(b";12.1") :] == old
+
+
+@pytest.mark.parametrize("missing", ["reason", "drop_when", "expect", "append", "where"])
+def test_reviewed_fields_are_mandatory(missing: str) -> None:
+    data = {"rules": [{name: value for name, value in msgspec.to_builtins(RULE).items() if name != missing}]}
+    with pytest.raises(FileInvalid):
+        yamlfile.parse(yamlfile.dump(data), ArchRules, "archs.yaml")
+    data["rules"][0][missing] = " " if missing != "where" else []
+    if missing != "expect":
+        with pytest.raises(FileInvalid):
+            yamlfile.parse(yamlfile.dump(data), ArchRules, "archs.yaml")
+
+
+def test_a_kept_unit_needs_a_reason_and_rules_need_names_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(FileInvalid):
+        yamlfile.parse("kept: [{fork: mini, unit: a.cu, gencode: compute_80}]", ArchRules, "archs.yaml")
+    path = tmp_path / "archs.yaml"
+    path.write_text(yamlfile.dump(ArchRules(rules=(RULE, RULE))))
+    with pytest.raises(FileInvalid, match="two rules of one name"):
+        archs.load(path)
+
+
+@pytest.mark.parametrize("path", sorted(REVIEWED.glob("*/archs.yaml")), ids=lambda path: path.parent.name)
+def test_the_reviewed_files_are_readable(path: Path) -> None:
+    rules = archs.load(path)
+    reasons = [rule.reason for rule in rules.rules] + [entry.reason for entry in rules.kept]
+    assert all(len(reason) > 40 for reason in reasons)
+    assert rules.without(rules.rules[0].name).rules == rules.rules[1:]
+
+
+def test_edits_are_found_by_the_parser_not_by_the_text() -> None:
+    text = '# set(SUPPORTED "7.5;12.0")\nmessage("set(SUPPORTED 7.5)")\n' + TEXT
+    assert [site.line for site in rewrite(text, RULE).sites] == [6]
+    assert cmakefile.parse(text.encode(), "x")[0].name == "message"
