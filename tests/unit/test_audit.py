@@ -1,0 +1,477 @@
+"""The audit on real wheels, with libraries compiled for the test; no tool is replaced."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import struct
+import subprocess
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import errors, process, yamlfile
+from sparkwright.audit import elf, sass
+from sparkwright.audit import policy as audit_policy
+from sparkwright.audit.policy import AuditPolicy, is_generation
+from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
+from sparkwright.audit.sass import CudaTools
+from sparkwright.audit.wheel import audit
+
+REVIEWED = Path(__file__).parents[2] / "ci" / "audit.yaml"
+NOWHERE = CudaTools(Path("/nonexistent"))
+HOST = f"linux_{platform.machine()}"
+LIBRARY = "probe/_C.abi3.so"
+
+POLICY: dict[str, Any] = {
+    "arch": "12.1f",
+    "needed": ["lib[cm].so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-*"],
+    "distributions": {"probe": {"reason": "A test.", "libraries": [{"glob": LIBRARY, "role": "target", "cubins_min": 1}]}},
+}
+HOST_ONLY = {"glob": LIBRARY, "role": "base", "reason": "Host code."}
+
+SOURCE = """
+#include <cstdint>
+__global__ void plain(float* data) { data[threadIdx.x] *= 2.f; }
+#ifdef FP4
+__global__ void quantise(uint8_t* out, const float* in) {
+  uint16_t packed;
+  asm("{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %1, %2; cvt.u16.u8 %0, t; }" : "=h"(packed) : "f"(in[0]), "f"(in[1]));
+  out[0] = packed;
+}
+#else
+__global__ void quantise(uint8_t*, const float*) { asm("trap;"); }
+#endif
+"""
+
+
+def _record_line(name: str, data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(data)}\n"
+
+
+def write_wheel(
+    folder: Path,
+    files: Mapping[str, bytes],
+    *,
+    tag: str = HOST,
+    edit: Callable[[str], str] = str,
+    late: Mapping[str, bytes] = {},
+    said: str = "probe",
+) -> Path:
+    """
+    Write a wheel of the distribution ``probe``.
+
+    Args:
+        edit: Changes RECORD's text.
+        late: Members that RECORD does not learn of, which replace those of the same name.
+        said: The name in METADATA.
+    """
+    whole = {**files, "probe-1.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {said}\nVersion: 1\n".encode()}
+    record = "".join(_record_line(name, data) for name, data in whole.items()) + "probe-1.dist-info/RECORD,,\n"
+    path = folder / f"probe-1-py3-none-{tag}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in {**whole, **late, "probe-1.dist-info/RECORD": edit(record).encode()}.items():
+            archive.writestr(name, data)
+    return path
+
+
+def policy(library: Mapping[str, Any] | None = None, **top: Any) -> AuditPolicy:
+    """Return `POLICY` with fields of its one library (or of the whole file) replaced."""
+    data = msgspec.convert({**POLICY, **top}, dict[str, Any])
+    if library is not None:
+        base = {} if library.get("role") == "base" else POLICY["distributions"]["probe"]["libraries"][0]
+        data["distributions"] = {"probe": {"reason": "A test.", "libraries": [{**base, **library}]}}
+    return msgspec.convert(data, AuditPolicy)
+
+
+def rules(report: AuditReport) -> list[str]:
+    assert all(finding.rule in RULES for finding in report.findings)
+    return [finding.rule for finding in report.findings]
+
+
+# The policy file.
+
+
+def test_the_reviewed_policy_is_valid_and_names_the_libraries_of_the_official_wheel() -> None:
+    reviewed = audit_policy.load(REVIEWED)
+    assert (reviewed.target, reviewed.generation) == ("sm_121f", "sm_12")
+    core = reviewed.library("vllm", "vllm/_C_stable_libtorch.abi3.so")
+    assert core is not None
+    assert core.role == "target"
+    assert reviewed.library("vllm", "vllm/vllm-rs") is not None
+    assert reviewed.library("vllm", "vllm/new.so") is None
+    assert reviewed.library("flashinfer-python", "flashinfer/any.so") is None
+    assert audit_policy.load(REVIEWED, "12.0f").target == "sm_120f"
+
+
+@pytest.mark.parametrize(
+    ("library", "place"),
+    [
+        ({"role": "base", "glob": "*"}, "without a reason"),
+        ({"role": "target", "glob": "*"}, "without cubins_min"),
+        ({"role": "target", "glob": "*", "cubins_min": 1, "opcodes": [{"pattern": "(", "least": 1}]}, "regular expression"),
+        ({"role": "target", "glob": "*", "cubins_min": 1, "ptx": [{"arch": "sm_80", "most": 1, "reason": " "}]}, "without a reason"),
+        ({"role": "target", "glob": "*", "cubins_min": 1, "opcode": []}, "unknown field"),
+        ({"role": "base", "glob": "*", "reason": "x", "cubins_min": 1}, "only reported"),
+        ({"role": "kept", "glob": "*"}, "Invalid enum value"),
+    ],
+)
+def test_a_policy_with_a_gap_is_refused(library: dict[str, Any], place: str) -> None:
+    text = yamlfile.dump({**POLICY, "distributions": {"probe": {"reason": "x", "libraries": [library]}}})
+    with pytest.raises(errors.FileInvalid) as caught:
+        yamlfile.parse(text, AuditPolicy, "audit.yaml")
+    assert place in caught.value.details[0]
+
+
+def test_an_unquoted_arch_is_refused() -> None:
+    with pytest.raises(errors.FileInvalid):
+        yamlfile.parse("arch: 12.1\nneeded: []\ndistributions: {}\n", AuditPolicy, "audit.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arch", "same"), [("sm_120", True), ("sm_121a", True), ("sm_121f", True), ("sm_100", False), ("sm_90a", False), ("sm_12", False)]
+)
+def test_generation(arch: str, same: bool) -> None:
+    assert is_generation(arch, "sm_12") is same
+
+
+# What cubins and disassembly say.
+
+
+def _note(options: bytes, version: int = 2) -> bytes:
+    strings = b"\0ptxas\0Cuda compilation tools\0Build cuda_13.0\0"
+    description = struct.pack("<6I", version, 0, 1, 7, 30, len(strings)) + strings + options + b"\0"
+    return struct.pack("<3I", 12, len(description), 2000) + b"NVIDIA Corp\0" + description
+
+
+@pytest.mark.parametrize(
+    ("note", "target"),
+    [
+        (_note(b"-arch sm_121f -m 64 "), "sm_121f"),
+        (_note(b"-O3 -arch=sm_121"), "sm_121"),
+        (_note(b"--gpu-name sm_120a -v"), "sm_120a"),
+        (_note(b"-arch sm_121fx"), ""),
+        (_note(b"-arch sm_121f", version=3), ""),
+        (_note(b"-arch sm_121f")[:30], ""),
+        (b"", ""),
+    ],
+)
+def test_note_target(note: bytes, target: str) -> None:
+    assert elf.note_target(note) == target
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_note_give_no_target(data: bytes) -> None:
+    assert elf.note_target(data) == ""
+    assert elf.note_target(struct.pack("<3I", 12, len(data), 2000) + b"NVIDIA Corp\0" + data) in ("", "sm_121f")
+
+
+def test_opcodes_are_counted_by_kernel() -> None:
+    text = (
+        ".text._Z5firstv:\n.L_x_0:\n        /*0000*/                   OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R4, R1 ;\n"
+        "        /*0010*/              @!P0 F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R0, R5, RZ ;\n"
+        "        /*0020*/             @!UP0 UMOV UR4, 0x1 ;\n"
+        ".text._Z6secondv:\n        /*0000*/               @P1 BPT.TRAP 0x1 ;\n        /*0010*/                   BPT.TRAP 0x1 ;\n"
+    )  # fmt: skip
+    counts = sass.count_opcodes(text)
+    assert sass.matching(counts["_Z5firstv"], r"OMMA\..*E2M1") == 1
+    assert sass.matching(counts["_Z5firstv"], r"F2FP\..*E2M1") == 1
+    assert counts["_Z5firstv"]["UMOV"] == 1
+    assert counts["_Z6secondv"] == {sass.TRAP: 2}
+
+
+# The archive.
+
+
+def test_a_pure_wheel_needs_no_policy_and_no_tools(tmp_path: Path) -> None:
+    report = audit(write_wheel(tmp_path, {"probe/a.py": b"1"}, tag="any"), policy(distributions={}), NOWHERE)
+    assert report.passed
+    assert (report.subject.name, report.subject.version, report.device_code, report.libraries) == ("probe", "1", "", ())
+    raise_for_findings(report)
+
+
+def test_a_library_that_the_policy_asks_for_must_be_there(tmp_path: Path) -> None:
+    assert rules(audit(write_wheel(tmp_path, {"probe/a.py": b"1"}), policy(), NOWHERE)) == ["library-missing"]
+
+
+def test_record_is_checked_against_the_bytes(tmp_path: Path) -> None:
+    wheel = write_wheel(
+        tmp_path, {"probe/a.py": b"1", "probe/b.py": b"2", "probe/c.py": b"3"},
+        late={"probe/a.py": b"9", "probe/new.py": b""},
+        edit=lambda text: text.replace("probe/c.py", "probe/gone.py") + "probe/b.py,md5=x,1\n",
+    )  # fmt: skip
+    report = audit(wheel, policy(distributions={}), NOWHERE)
+    assert [(finding.library, finding.rule) for finding in report.findings] == [
+        ("probe/a.py", "record-mismatch"),
+        ("probe/b.py", "record-mismatch"),
+        ("probe/c.py", "record-missing"),
+        ("probe/gone.py", "record-surplus"),
+        ("probe/new.py", "record-missing"),
+    ]
+    with pytest.raises(errors.AuditFailed) as caught:
+        raise_for_findings(report)
+    assert len(caught.value.details) == 5
+
+
+@pytest.mark.parametrize("name", ["../out", "probe/../../out", "/abs", "probe\\out", "probe//out", "probe/./out", "probe/\x1b[2J"])
+def test_a_member_that_would_leave_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(errors.ArchiveUnsafe):
+        audit(write_wheel(tmp_path, {name: b"x"}), policy(), NOWHERE)
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, {})
+    with zipfile.ZipFile(wheel, "a") as archive:
+        link = zipfile.ZipInfo("probe/link")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(errors.ArchiveUnsafe):
+        audit(wheel, policy(), NOWHERE)
+
+
+def test_a_member_of_five_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, {"probe/a": b"1"})
+    data = bytearray(wheel.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    extra = struct.pack("<HHQ", 1, 8, 5 * 1024**3)
+    name_size = struct.unpack_from("<H", data, entry + 28)[0]
+    struct.pack_into("<I", data, entry + 24, 0xFFFFFFFF)
+    struct.pack_into("<H", data, entry + 30, len(extra))
+    data[entry + 46 + name_size : entry + 46 + name_size] = extra
+    end = data.index(b"PK\x05\x06")
+    struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(extra))
+    wheel.write_bytes(data)
+    with pytest.raises(errors.WheelInvalid, match="larger"):
+        audit(wheel, policy(), NOWHERE)
+
+
+def test_more_members_than_any_wheel_are_refused_before_the_directory_is_read(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, {})
+    wheel.write_bytes(b"PK\x01\x02" * 200_001)
+    with pytest.raises(errors.WheelInvalid, match="members"):
+        audit(wheel, policy(), NOWHERE)
+
+
+def _not_a_zip(wheel: Path) -> Path:
+    wheel.write_bytes(b"<html>404</html>")
+    return wheel
+
+
+def _damaged(wheel: Path) -> Path:
+    data = bytearray(wheel.read_bytes())
+    data[40] ^= 0xFF
+    wheel.write_bytes(data)
+    return wheel
+
+
+def _cut(wheel: Path) -> Path:
+    wheel.write_bytes(wheel.read_bytes()[:-30])
+    return wheel
+
+
+def _misnamed(wheel: Path) -> Path:
+    return wheel.rename(wheel.with_name("probe.zip"))
+
+
+def _gone(wheel: Path) -> Path:
+    wheel.unlink()
+    return wheel
+
+
+def _renamed(wheel: Path) -> Path:
+    return wheel.rename(wheel.with_name("probe-2-py3-none-any.whl"))
+
+
+@pytest.mark.parametrize("spoil", [_not_a_zip, _damaged, _cut, _misnamed, _gone, _renamed])
+def test_what_is_no_whole_wheel_is_refused(tmp_path: Path, spoil: Callable[[Path], Path]) -> None:
+    with pytest.raises(errors.WheelInvalid):
+        audit(spoil(write_wheel(tmp_path, {"probe/a": bytes(range(256)) * 4})), policy(), NOWHERE)
+
+
+def test_a_wheel_that_holds_another_distribution_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.WheelInvalid, match="another distribution"):
+        audit(write_wheel(tmp_path, {}, said="other"), policy(), NOWHERE)
+
+
+# Host code.
+
+
+@pytest.fixture(scope="module")
+def plain_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A host library that wants libm and looks in /opt/lib."""
+    folder = tmp_path_factory.mktemp("host")
+    (folder / "a.c").write_text("#include <math.h>\ndouble half(double x) { return pow(x, 0.5); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,--no-as-needed,-rpath,/opt/lib", "a.c", "-lm", "-o", "a.so"], cwd=folder, check=True)
+    return (folder / "a.so").read_bytes()
+
+
+def test_host_code_within_its_policy_passes(tmp_path: Path, plain_library: bytes) -> None:
+    report = audit(write_wheel(tmp_path, {LIBRARY: plain_library}), policy({**HOST_ONLY, "rpath": ["/opt/lib"]}), NOWHERE)
+    assert report.passed
+    library = report.libraries[0]
+    assert (library.machine, library.role, library.rpath) == (platform.machine(), "base", ("/opt/lib",))
+    assert "libm.so.6" in library.needed
+    assert elf.version_key(library.glibc) >= (2, 2)
+    assert library.sha256 == hashlib.sha256(plain_library).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "tag", "expected"),
+    [
+        ({}, HOST, ["rpath-present"]),
+        ({"rpath": ["/opt/lib"], "size_max": 100}, HOST, ["size-over"]),
+        ({"rpath": ["/opt/lib"]}, "linux_riscv64", ["machine-foreign"]),
+        ({"rpath": ["/opt/lib"]}, "any", ["machine-foreign"]),
+        ({"rpath": ["/opt/lib"]}, f"manylinux_2_1_{platform.machine()}", ["glibc-newer"]),
+    ],
+)
+def test_host_code_outside_its_policy_is_found(
+    tmp_path: Path, plain_library: bytes, changes: dict[str, Any], tag: str, expected: list[str]
+) -> None:
+    assert rules(audit(write_wheel(tmp_path, {LIBRARY: plain_library}, tag=tag), policy({**HOST_ONLY, **changes}), NOWHERE)) == expected
+
+
+def test_a_foreign_shared_library_is_found_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
+    report = audit(
+        write_wheel(tmp_path, {LIBRARY: plain_library}), policy({**HOST_ONLY, "rpath": ["/opt/lib"]}, needed=["libc.so.6"]), NOWHERE
+    )
+    assert [(finding.rule, finding.message) for finding in report.findings] == [("needed-foreign", "it wants libm.so.6")]
+
+
+def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
+    wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf.MAGIC + b"\x02\x01rest"})
+    report = audit(wheel, policy(distributions={}), NOWHERE)
+    assert [library.name for library in report.libraries] == ["probe/bad", "probe/data.txt"]
+    assert rules(report) == ["elf-unreadable", "library-unknown", "library-unknown", "rpath-present"]
+
+
+def test_host_code_where_device_code_belongs_is_found(tmp_path: Path, plain_library: bytes) -> None:
+    report = audit(write_wheel(tmp_path, {LIBRARY: plain_library}), policy({"rpath": ["/opt/lib"]}), NOWHERE)
+    assert rules(report) == ["arch-missing"]
+
+
+# Device code.
+
+
+class Compiler:
+    """Compiles `SOURCE` for any arch, each form once."""
+
+    def __init__(self, cuda_bin: Path, folder: Path) -> None:
+        self.nvcc, self.folder = cuda_bin / "nvcc", folder
+        self.tools = CudaTools(cuda_bin)
+
+    def library(self, *codes: str, fp4: bool = True) -> bytes:
+        """Return a shared library with code for each of *codes*: ``sm_121f``, or ``compute_121f`` for PTX."""
+        path = self.folder / f"{'-'.join(codes)}-{fp4}.so"
+        if not path.exists():
+            source, target = self.folder / "probe.cu", path.with_suffix(".o")
+            source.write_text(SOURCE)
+            arches = [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in codes]
+            process.output([self.nvcc, "-c", "-Xcompiler", "-fPIC", *arches, *(["-DFP4"] if fp4 else []), source, "-o", target])
+            process.output(["c++", "-shared", target, "-o", path])
+        return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def compiler(cuda_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(cuda_bin, tmp_path_factory.mktemp("cuda"))
+
+
+FP4 = {"pattern": r"F2FP\..*E2M1", "least": 1, "kernels": "quantise"}
+NO_TRAP = {"kernels": "quantise", "reason": "The quantiser must work."}
+
+
+@pytest.mark.toolchain
+def test_the_right_target_passes(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
+    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f")})
+    report = audit(wheel, policy({"opcodes": [FP4], "trap_free": [NO_TRAP]}), compiler.tools, scratch=tmp_path)
+    assert rules(report) == []
+    library = report.libraries[0]
+    assert (library.cubins, library.ptx, library.traps) == ({"sm_121f": 1}, {}, 0)
+    assert [(count.found, count.kernels, count.arch) for count in library.opcodes] == [(1, 1, "sm_121f")]
+    assert [kernel.opcodes for kernel in library.kernels] == [{FP4["pattern"]: 1}]
+    assert [path.name for path in tmp_path.iterdir()] == [wheel.name]
+    show(report)
+    assert "121f×1" in capsys.readouterr().out
+    assert msgspec.json.decode(msgspec.json.encode(report), type=AuditReport) == report
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("codes", "fp4", "expected"),
+    [
+        # cuobjdump lists sm_121 here as it does for 121f: only the note tells.
+        (["sm_121"], False, {"arch-folded": "cubins for sm_121: 1,", "arch-missing": "sm_121f: 0,"}),
+        (["sm_121a"], True, {"arch-folded": "cubins for sm_121a: 1,", "arch-missing": "sm_121f: 0,"}),
+        (["sm_120f"], True, {"arch-folded": "cubins for sm_120f: 1,", "arch-missing": "sm_121f: 0,"}),
+        (["sm_90"], False, {"arch-foreign": "cubins for sm_90: 1,", "arch-missing": "sm_121f: 0,"}),
+        (["compute_121f"], True, {"ptx-foreign": "PTX files for sm_121f: 1,", "arch-missing": "sm_121f: 0,"}),
+        (["sm_121f", "sm_80"], False, {"arch-foreign": "cubins for sm_80: 1,"}),
+        (["sm_121f", "compute_80"], False, {"ptx-foreign": "PTX files for sm_80: 1,"}),
+    ],
+)
+def test_another_target_is_found(tmp_path: Path, compiler: Compiler, codes: list[str], fp4: bool, expected: dict[str, str]) -> None:
+    report = audit(write_wheel(tmp_path, {LIBRARY: compiler.library(*codes, fp4=fp4)}), policy({}), compiler.tools)
+    assert rules(report) == sorted(expected)
+    for finding in report.findings:
+        assert expected[finding.rule] in finding.message
+
+
+@pytest.mark.toolchain
+def test_what_is_allowed_with_a_reason_passes(tmp_path: Path, compiler: Compiler) -> None:
+    allowed = [{"arch": "sm_80", "most": 1, "reason": "Only form."}]
+    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f", "sm_80", "compute_80", fp4=False)})
+    report = audit(wheel, policy({"also": allowed, "ptx": allowed}), compiler.tools)
+    assert rules(report) == []
+    assert (report.libraries[0].cubins, report.libraries[0].ptx) == ({"sm_80": 1, "sm_121f": 1}, {"sm_80": 1})
+
+
+@pytest.mark.toolchain
+def test_code_that_traps_instead_of_converting_is_found(tmp_path: Path, compiler: Compiler) -> None:
+    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f", fp4=False)})
+    other = {"kernels": "^absent$", "reason": "Not there."}
+    report = audit(wheel, policy({"opcodes": [FP4], "trap_free": [NO_TRAP, {**NO_TRAP, "kernels": "plain"}, other]}), compiler.tools)
+    assert rules(report) == ["kernel-missing", "opcode-missing", "trap-present"]
+    assert [(kernel.kernel, kernel.traps) for kernel in report.libraries[0].kernels] == [("_Z8quantisePhPKf", 1)]
+
+
+@pytest.mark.toolchain
+def test_a_base_library_is_only_summarised(tmp_path: Path, compiler: Compiler) -> None:
+    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_90", "compute_80", fp4=False)})
+    report = audit(wheel, policy({**HOST_ONLY, "reason": "From upstream."}), compiler.tools)
+    assert report.passed
+    assert (report.libraries[0].cubins, report.libraries[0].ptx) == ({"sm_90": 1}, {"sm_80": 1})
+
+
+@pytest.mark.toolchain
+def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_path: Path, compiler: Compiler) -> None:
+    good = compiler.library("sm_121f")
+    bad = good.replace(bytes.fromhex("50ed55ba"), bytes(4))
+    assert bad != good
+    report = audit(write_wheel(tmp_path, {LIBRARY: bad, "probe/unknown.so": good}), policy({}), compiler.tools)
+    assert rules(report) == ["device-unreadable", "library-unknown"]
+    assert report.libraries[1].cubins == {"sm_121": 1}
+
+
+@pytest.mark.toolchain
+def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path, compiler: Compiler) -> None:
+    def digest(library: bytes, python: bytes) -> str:
+        return audit(write_wheel(tmp_path, {LIBRARY: library, "probe/a.py": python}), policy({}), compiler.tools).device_code
+
+    first = digest(compiler.library("sm_121f"), b"1")
+    assert first == digest(compiler.library("sm_121f"), b"2")
+    assert first != digest(compiler.library("sm_121f", fp4=False), b"1")
+
+
+@pytest.mark.toolchain
+def test_device_code_without_the_tools_names_the_missing_one(tmp_path: Path, compiler: Compiler) -> None:
+    with pytest.raises(errors.ToolMissing, match="cuobjdump"):
+        audit(write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f")}), policy(), NOWHERE)
