@@ -197,3 +197,5 @@ def test_the_base_wheel_is_whole_and_holds_device_code(tmp_path: Path, cuda_bin:
     libraries = [name for name in members if name.endswith(".so")]
     assert len(libraries) == 3
     assert all(members[name].startswith(b"\x7fELF") and b".nv_fatbin" in members[name] for name in libraries)
+    # nvcc's temporary names hold its process id; with them the wheel, and so the demo's lock, would differ from run to run.
+    assert not [name for name in libraries if b"tmpxft" in members[name]]

@@ -35,7 +35,17 @@ LIBRARIES = {
 #: The library that an external project would have made; a graft leaves it as it is.
 EXTERNAL = "_big_C"
 
-FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler=-fPIC", "-gencode", "arch=compute_120f,code=sm_120f", "--compress-mode=size")
+#: Stripped, because nvcc leaves names with its process id in the symbol table; without them the wheel is the same each time.
+FLAGS = (
+    "-shared",
+    "-O3",
+    "-std=c++17",
+    "-Xcompiler=-fPIC",
+    "-Xlinker=-s",
+    "-gencode",
+    "arch=compute_120f,code=sm_120f",
+    "--compress-mode=size",
+)
 
 #: The reviewed data of the demo's stack, laid out as in a checkout.
 PROJECT = Path(__file__).parent / "project"
