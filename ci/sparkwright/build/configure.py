@@ -187,11 +187,11 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
     for option, value in _options(tokens):
         if option in _GENCODE:
             fields = dict(field.split("=", 1) for field in _split(value) if "=" in field)
-            found |= {f"{fields.get('arch', '')}:{code}" for code in _split(fields.get("code", "").strip("[]"))}
+            found |= {f"{fields.get('arch', '')}:{code}" for code in _split(fields.get("code", "").strip('[]"'))}
         elif option in _ARCH:
             arch = value
         else:
-            codes += _split(value)
+            codes += _split(value.strip('[]"'))
     if codes:
         found |= {f"{arch.replace('sm_', 'compute_')}:{code}" for code in codes}
     elif arch.startswith("sm_"):
@@ -216,12 +216,13 @@ def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
-    parts, depth = [""], 0
+    """Split at commas that no brackets or quotes enclose; both group a list of codes, and nvcc takes either."""
+    parts, inside = [""], False
     for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
+        if letter in "[]\"":
+            inside = not inside
+        if letter == "," and not inside:
             parts.append("")
-        elif letter not in "\"'":
+        else:
             parts[-1] += letter
     return [part.strip() for part in parts if part.strip()]

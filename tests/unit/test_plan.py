@@ -1,0 +1,298 @@
+"""Verdicts on units, and the causes of wrong ones, on records and on a real configure of a miniature with vLLM's shape."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import digest, process
+from sparkwright.build import archs, configure, plan
+from sparkwright.build.archs import ArchRules, Kept, Rule
+from sparkwright.build.configure import Call, Configured, Unit
+from sparkwright.build.plan import Plan
+from sparkwright.errors import ArchMismatch
+
+NATIVE = ("compute_121f:sm_121f",)
+PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
+
+#: Arch lists per toolkit, an intersection that folds, one list per kernel: the shape of vLLM's CMakeLists, in other words.
+TEXT = """\
+cmake_minimum_required(VERSION 3.26)
+project(mini LANGUAGES CXX CUDA)
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+include(${CMAKE_CURRENT_LIST_DIR}/lists.cmake)
+
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 99)
+  set(KNOWN_ARCHS "8.0;12.0;99.0")
+elseif(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
+  set(KNOWN_ARCHS "8.0;12.0")
+else()
+  set(KNOWN_ARCHS "8.0")
+endif()
+
+set(ARCHS $ENV{MINI_ARCHS})
+meet(ARCHS "${KNOWN_ARCHS}" "${ARCHS}")
+
+set(CORE_SRCS "core.cu" "more.cu")
+give_archs(SRCS "${CORE_SRCS}" CUDA_ARCHS "${ARCHS}")
+
+meet(FP4_ARCHS "12.0f;12.1f" "${ARCHS}")
+give_archs(SRCS "fp4.cu" CUDA_ARCHS "${FP4_ARCHS}")
+
+meet(REPACK_ARCHS "8.0+PTX" "${ARCHS}")
+file(GLOB REPACK_SRCS "${CMAKE_CURRENT_SOURCE_DIR}/repack/*.cu")
+give_archs(SRCS "${REPACK_SRCS}" CUDA_ARCHS "${REPACK_ARCHS}")
+
+add_library(mini OBJECT ${CORE_SRCS} fp4.cu ${REPACK_SRCS})
+"""
+
+LISTS = r"""
+# Result: each requested arch where the list has it or its family (N.0f), else the highest entry below it; older ones only as PTX.
+function(meet OUT LIST WANTED)
+  set(RESULT)
+  foreach(want ${WANTED})
+    string(REGEX REPLACE "[af]$" "" bare "${want}")
+    string(REGEX REPLACE "\\..*" "" major "${want}")
+    set(best)
+    foreach(have ${LIST})
+      string(REGEX REPLACE "\\+PTX$" "" number "${have}")
+      string(REGEX REPLACE "\\..*" "" family "${number}")
+      if(have STREQUAL want OR have STREQUAL bare OR (have MATCHES "f$" AND family STREQUAL major))
+        set(best "${want}")
+      elseif(number VERSION_LESS_EQUAL bare AND (family STREQUAL major OR have MATCHES "PTX"))
+        set(best "${have}")
+      endif()
+    endforeach()
+    list(APPEND RESULT ${best})
+  endforeach()
+  set(${OUT} ${RESULT} PARENT_SCOPE)
+endfunction()
+
+function(give_archs)
+  cmake_parse_arguments(arg "" "" "SRCS;CUDA_ARCHS" ${ARGN})
+  foreach(arch ${arg_CUDA_ARCHS})
+    string(REGEX REPLACE "[.]|\\+PTX" "" number "${arch}")
+    set(flags -gencode arch=compute_${number},code=sm_${number})
+    if(arch MATCHES "PTX")
+      list(APPEND flags -gencode arch=compute_${number},code=compute_${number})
+    endif()
+    set_property(SOURCE ${arg_SRCS} APPEND PROPERTY COMPILE_OPTIONS "$<$<COMPILE_LANGUAGE:CUDA>:${flags}>")
+  endforeach()
+endfunction()
+"""
+
+RULES = ArchRules(
+    rules=(
+        Rule(
+            name="known", fork="mini", file="CMakeLists.txt", command="set", where=("KNOWN_ARCHS",), argument=1, expect="8.0;12.0",
+            append=("12.1",), under=("VERSION_GREATER_EQUAL 12.9",), reason="12.1 folds to 12.0", drop_when="listed",
+        ),
+        Rule(
+            name="repack", fork="mini", file="CMakeLists.txt", command="meet", where=("REPACK_ARCHS",), argument=1, expect="8.0+PTX",
+            append=("12.0f",), reason="nothing in it is special", drop_when="listed",
+        ),
+    ),
+    expect_units={"mini": 4},
+)  # fmt: skip
+KEEP = Kept("mini", "repack/*.cu", "compute_80", "never called on this arch")
+
+
+def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> Plan:
+    """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
+    made = tuple(Unit("t", f"{letter}.cu", "CUDA", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
+    configured = Configured("4", {}, (*made, Unit("t", "x.cpp", "CXX")), calls)
+    read = {"CMakeLists.txt": text.encode()}.__getitem__
+    return plan.examine(configured, arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
+
+
+@pytest.mark.parametrize(
+    ("gencode", "verdict"),
+    [
+        (NATIVE, "native"),
+        (("compute_120f:sm_120f",), "folded"),
+        (("compute_121:sm_121",), "folded"),
+        (("compute_121a:sm_121a",), "folded"),
+        (("compute_121:compute_121", "compute_121f:compute_121f", "compute_121f:sm_121f"), "folded"),
+        (PTX80, "foreign"),
+        (("compute_80:compute_80",), "foreign"),
+        (("compute_90a:sm_90a",), "foreign"),
+        (("native:native",), "foreign"),
+        ((), "none"),
+    ],
+)
+def test_verdicts(gencode: tuple[str, ...], verdict: str) -> None:
+    found = plans(gencode, NATIVE)
+    assert found.units[0].verdict == verdict
+    assert found.counts == {name: (name == verdict) + (name == "native") for name in plan.VERDICTS}
+    if verdict == "native":
+        plan.check(found)
+    else:
+        with pytest.raises(ArchMismatch, match="1 of 2 CUDA units of mini would not be compiled") as caught:
+            plan.check(found)
+        assert any(line.strip() == "a.cu" for line in caught.value.details)
+
+
+def test_a_kept_unit_passes_with_its_reason() -> None:
+    kept = (Kept("mini", "a.cu", "compute_80", "why not"), Kept("other", "z.cu", "compute_80", "-"))
+    found = plans(PTX80, NATIVE, rules=ArchRules(kept=kept))
+    plan.check(found)
+    assert (found.units[0].verdict, found.units[0].reason) == ("kept", "why not")
+
+
+@pytest.mark.parametrize("gencode", [("compute_80:sm_80",), ("compute_90:compute_90",), (*PTX80, "compute_90:sm_90"), ()])
+def test_a_kept_unit_must_have_what_is_listed_and_be_loadable(gencode: tuple[str, ...]) -> None:
+    with pytest.raises(ArchMismatch) as caught:
+        plan.check(plans(gencode, rules=ArchRules(kept=(Kept("mini", "a.cu", "compute_80", "why not"),))))
+    assert any("listed as kept at compute_80" in line for line in caught.value.details)
+
+
+def test_ptx_with_a_suffix_runs_nowhere_else() -> None:
+    kept = ArchRules(kept=(Kept("mini", "a.cu", "compute_90a", "wrongly"),))
+    assert plans(("compute_90a:compute_90a",), rules=kept).units[0].verdict == "foreign"
+
+
+def test_stale_entries_fail() -> None:
+    rules = ArchRules(kept=(Kept("mini", "gone/*.cu", "compute_80", "-"), Kept("mini", "?.cu", "compute_80", "-")))
+    with pytest.raises(ArchMismatch, match="2 entries under kept are not true") as caught:
+        plan.check(plans(NATIVE, PTX80, rules=rules))
+    assert caught.value.details == (
+        "kept: gone/*.cu matches no CUDA unit",
+        "kept: a.cu is listed at compute_80, but CMake gives it compute_121f:sm_121f",
+    )
+
+
+def test_fewer_units_than_expected() -> None:
+    with pytest.raises(ArchMismatch, match="Only 1 CUDA units"):
+        plan.check(plans(NATIVE, rules=ArchRules(expect_units={"mini": 2})))
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "cause"),
+    [
+        (
+            'set(MINE "120f")\nset_target_properties(t PROPERTIES CUDA_STANDARD 20 CUDA_ARCHITECTURES "${MINE}")\n',
+            [
+                (1, "set", "MINE", "120f"),
+                (2, "set_target_properties", "t", "PROPERTIES", "CUDA_STANDARD", "20", "CUDA_ARCHITECTURES", "120f"),
+            ],
+            ("MINE", "CMakeLists.txt:1", "120f"),
+        ),
+        (
+            'set(CMAKE_CUDA_ARCHITECTURES "120f")\n',
+            [(1, "set", "CMAKE_CUDA_ARCHITECTURES", "120f")],
+            ("CMAKE_CUDA_ARCHITECTURES", "CMakeLists.txt:1", "120f"),
+        ),
+        ("", [], ("CMAKE_CUDA_ARCHITECTURES", "", "")),
+        (
+            'set_source_files_properties(a.cu PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_120f,code=sm_120f")\n',
+            [(1, "set_source_files_properties", "a.cu", "PROPERTIES", "COMPILE_OPTIONS", "-gencode;arch=compute_120f,code=sm_120f")],
+            ("", "CMakeLists.txt:1", "-gencode;arch=compute_120f,code=sm_120f"),
+        ),
+        (
+            'set(L 8.0 12.0)\nlist(APPEND L ${NONE})\ngive(SRCS a.cu ARCHS ${L})\n',
+            [(1, "set", "L", "8.0", "12.0"), (2, "list", "APPEND", "L"), (3, "give", "SRCS", "a.cu", "ARCHS", "8.0", "12.0")],
+            ("L", "CMakeLists.txt:2", "8.0;12.0"),
+        ),
+    ],
+)  # fmt: skip
+def test_causes_in_plain_cmake(text: str, calls: list[tuple[int | str, ...]], cause: tuple[str, str, str]) -> None:
+    made = tuple(Call("CMakeLists.txt", int(line), str(name), tuple(map(str, values))) for line, name, *values in calls)
+    found = plans(("compute_120f:sm_120f",), calls=made, text=text).units[0].cause
+    assert found
+    assert (found.variable, found.place, found.value) == cause
+
+
+@given(st.lists(st.sampled_from([NATIVE, PTX80, ("compute_120f:sm_120f",), ()]), max_size=8))
+def test_the_plan_is_deterministic_and_has_no_unit_twice(units: list[tuple[str, ...]]) -> None:
+    one, two = plans(*units), plans(*units)
+    assert digest.key("plan", one) == digest.key("plan", two)
+    assert sum(one.counts.values()) == len(one.units) == len(units)
+    assert msgspec.json.decode(msgspec.json.encode(one), type=Plan) == one
+
+
+class Tree:
+    """The miniature on disk, configured once for each set of rules and request."""
+
+    def __init__(self, root: Path, cuda_bin: Path, cuda_env: Path) -> None:
+        self.root, self.cuda_bin, self.cuda_env = root, cuda_bin, cuda_env
+        self._numbers = itertools.count()
+
+    def judge(self, applied: ArchRules, *, request: str = "12.1f", rules: ArchRules = RULES, text: str = TEXT) -> Plan:
+        folder = self.root / f"tree{next(self._numbers)}"
+        (folder / "repack").mkdir(parents=True)
+        for name in ("core.cu", "more.cu", "fp4.cu", "repack/one.cu"):
+            (folder / name).write_text(f"__global__ void {Path(name).stem}() {{}}\n")
+        (folder / "lists.cmake").write_text(LISTS)
+        done = archs.rewrite({"CMakeLists.txt": text.encode()}.__getitem__, applied, "mini")
+        (folder / "CMakeLists.txt").write_bytes(done.files.get("CMakeLists.txt", text.encode()))
+        found = configure.configure(
+            folder, folder.with_suffix(".build"), log=folder.with_suffix(".log"), cmake=self.cuda_env / "bin" / "cmake", targets=("mini",),
+            env=process.clean_environment(CUDACXX=str(self.cuda_bin / "nvcc"), MINI_ARCHS=request),
+            defines={"CMAKE_BUILD_TYPE": "Release", "CMAKE_MAKE_PROGRAM": str(self.cuda_env / "bin" / "ninja")},
+        )  # fmt: skip
+        return plan.examine(found, arch="12.1f", rules=rules, fork="mini", read=lambda name: (folder / name).read_bytes(), sites=done.sites)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, cuda_bin: Path, cuda_env: Path) -> Tree:
+    return Tree(tmp_path, cuda_bin, cuda_env)
+
+
+@pytest.mark.toolchain
+def test_with_all_rules_every_unit_is_native(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tree.judge(RULES.without("known", "repack")), tree.judge(RULES)
+    plan.check(after)
+    assert after.counts["native"] == len(after.units) == 4
+    assert [(site.rule, site.line) for site in after.sites] == [("known", 9), ("repack", 23)]
+    assert before.counts == {"native": 0, "kept": 0, "folded": 3, "foreign": 1, "none": 0}
+    assert str(tree.root) not in msgspec.json.encode(before).decode()
+    plan.show(after, before)
+    assert "compute_80:compute_80 compute_80:sm_80" in capsys.readouterr().err
+
+
+@pytest.mark.toolchain
+def test_without_the_first_rule_the_units_fold_and_the_rule_is_named(tree: Tree) -> None:
+    found = tree.judge(RULES.without("known"))
+    with pytest.raises(ArchMismatch, match="4 of 4") as caught:
+        plan.check(found)
+    assert {unit.verdict for unit in found.units} == {"folded"}
+    # fp4.cu's own list names 12.1f; it is the request that had been folded before it got there.
+    causes = {(unit.cause.variable, unit.cause.place, unit.cause.rule) for unit in found.units if unit.cause}
+    assert causes == {("KNOWN_ARCHS", "CMakeLists.txt:9", "known")}
+    text = "\n".join(caught.value.details)
+    assert 'KNOWN_ARCHS = "8.0;12.0" (CMakeLists.txt:9) decides for 4 units' in text
+    assert "meet (CMakeLists.txt:15) was given 12.1f and returned 12.0" in text
+    assert "apply rule known of archs.yaml, which appends 12.1" in text
+    assert {"core.cu", "more.cu", "fp4.cu", "repack/one.cu"} <= {line.strip() for line in caught.value.details}
+
+
+@pytest.mark.toolchain
+def test_ptx_of_another_generation_is_foreign_unless_kept(tree: Tree) -> None:
+    applied = RULES.without("repack")
+    found = tree.judge(applied)
+    cause = found.failing[0].cause
+    assert [(unit.source, unit.verdict, unit.gencode) for unit in found.failing] == [("repack/one.cu", "foreign", PTX80)]
+    assert cause
+    assert (cause.variable, cause.place, cause.rule) == ("REPACK_ARCHS", "CMakeLists.txt:23", "repack")
+    unknown = tree.judge(applied, rules=applied).failing[0].cause
+    assert unknown
+    assert (unknown.rule, unknown.remedy.split(",")[0]) == ("", "write a rule that appends 12.0f to it")
+
+    plan.check(tree.judge(applied, rules=msgspec.structs.replace(RULES, kept=(KEEP,), expect_units={})))
+    with pytest.raises(ArchMismatch, match="entries under kept are not true"):
+        plan.check(tree.judge(RULES, rules=msgspec.structs.replace(RULES, kept=(KEEP,))))
+
+
+@pytest.mark.toolchain
+def test_a_request_without_its_suffix_is_traced_to_the_request(tree: Tree) -> None:
+    found = tree.judge(RULES, request="12.1")
+    assert {unit.gencode for unit in found.units} == {("compute_121:sm_121",)}
+    assert {unit.verdict for unit in found.units} == {"folded"}
+    cause = found.units[0].cause
+    assert cause
+    assert (cause.variable, cause.place, cause.rule) == ("ARCHS", "CMakeLists.txt:14", "")
