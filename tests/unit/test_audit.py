@@ -399,7 +399,7 @@ def test_the_right_target_passes(tmp_path: Path, compiler: Compiler, capsys: pyt
     assert [(count.found, count.kernels, count.arch) for count in library.opcodes] == [(1, 1, "sm_121f")]
     assert [kernel.opcodes for kernel in library.kernels] == [{FP4["pattern"]: 1}]
     assert [path.name for path in tmp_path.iterdir()] == [wheel.name]
-    show(report)
+    show(report, result=True)
     assert "121f×1" in capsys.readouterr().out
     assert msgspec.json.decode(msgspec.json.encode(report), type=AuditReport) == report
 

@@ -160,8 +160,13 @@ def _counts(counts: Mapping[str, int]) -> str:
     return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in counts.items()) or "–"
 
 
-def show(report: AuditReport) -> None:
-    """Print *report*: a line per library, then its findings."""
+def show(report: AuditReport, *, result: bool = False) -> None:
+    """
+    Print *report*: a line per library, then its findings.
+
+    Args:
+        result: It is what the verb was asked for (`Console.table`).
+    """
     broken = Counter(finding.library for finding in report.findings)
     rows = []
     for library in report.libraries:
@@ -173,12 +178,11 @@ def show(report: AuditReport) -> None:
         rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
     about = report.subject
     title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}, sha256 {about.sha256[:16]}…, {as_size(about.size)}"
-    if rows:
-        console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "verdict"], rows, result=True)
-    else:
-        console.note(f"{title}, no libraries")
+    if not rows:
+        rows = [["(none)", "–", "–", "–", "–", "–", "pass" if report.passed else "fail"]]
+    console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "verdict"], rows, result=result)
     if report.findings:
         lines = [[finding.rule, finding.library or "(the wheel)", finding.message] for finding in report.findings[:SHOWN]]
-        console.table("", ["rule", "library", "finding"], lines, result=True)
+        console.table("", ["rule", "library", "finding"], lines, result=result)
     if len(report.findings) > SHOWN:
         console.note(f"… and {len(report.findings) - SHOWN} more")
