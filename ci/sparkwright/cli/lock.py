@@ -20,7 +20,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001
         tools = toolchain.lock(session)
     session.project.lock_file.write_text(lock.render(made), "utf-8")
     (session.project.build_folder / "pylock.toml").write_text(tools, "utf-8")
-    unresolved = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
+    unresolved = resolve.unresolved(session, made)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     console.document({"lock": made, "unresolved": unresolved})

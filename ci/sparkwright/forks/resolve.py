@@ -16,10 +16,11 @@ def resolve(session: Session) -> Lock:
     """
     Return the lock of the stack as the upstreams stand now.
 
-    What a host does not answer stays as the intent has it, or ``unresolved``; package index files must resolve.
+    What a host does not answer stays as the intent has it, or ``unresolved``, and a base wheel that nobody offers is left out
+    (`unresolved` lists both).
 
     Raises:
-        SourceUnreachable: The index does not offer a file that the stack names.
+        SourceUnreachable: The index does not offer a source that the stack names.
     """
     spec = session.project.spec
     with session.store.lock("objects"):
@@ -33,8 +34,23 @@ def _fork(session: Session, name: str, fork: ForkSpec) -> ForkLock:
             git=_git(session, specs.git) if specs.git else None,
             sdist=_file(session, specs.sdist) if specs.sdist else None,
             wheel=_file(session, specs.wheel) if specs.wheel else None,
-            bases={machine: _file(session, base) for machine, base in fork.bases.items()},
+            bases={machine: locked for machine, base in fork.bases.items() if (locked := _base(session, base))},
         )
+
+
+def unresolved(session: Session, made: Lock) -> list[str]:
+    """Return, a line each, what *made* could not pin."""
+    lines = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
+    specs = session.project.spec.forks
+    return lines + [f"{name}: base wheel for {machine}" for name, fork in specs.items() for machine in fork.bases if machine not in made.forks[name].bases]
+
+
+def _base(session: Session, spec: WheelSpec) -> FileLock | None:
+    try:
+        return _file(session, spec)
+    except SourceUnreachable as error:
+        console.warn(f"{error.what} Left unresolved.")
+        return None
 
 
 def _git(session: Session, spec: GitSpec) -> GitLock:
