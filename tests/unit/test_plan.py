@@ -215,6 +215,13 @@ def test_the_plan_is_deterministic_and_has_no_unit_twice(units: list[tuple[str, 
     assert msgspec.json.decode(msgspec.json.encode(one), type=Plan) == one
 
 
+def test_units_that_are_gone_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.show(plans(NATIVE), plans(NATIVE, PTX80))
+    shown = capsys.readouterr().err
+    assert "b.cu" in shown
+    assert "was compute_80:compute_80 compute_80:sm_80 before the rules" in shown
+
+
 class Tree:
     """The miniature on disk, configured once for each set of rules and request."""
 

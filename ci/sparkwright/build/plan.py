@@ -123,21 +123,26 @@ def judge(
 
 def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> None:
     """
-    Print how many units are compiled for what, and each unit that is kept; those that fail are named by the error of `check`.
+    Print how many units are compiled for what, and each unit that is kept or gone; those that fail are named by the error of `check`.
 
     Args:
         before: The plan of the same tree without the rules.
         result: The tables are what the verb was asked for.
     """
     earlier = {(unit.target, unit.source): unit.code for unit in before.units} if before else {}
-    groups = Counter((earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict) for unit in plan.units)
+    groups = Counter[tuple[str, str, str]]((earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict) for unit in plan.units)
+    # A rule can also empty a list, and the unit is gone: that is an effect to see, not a difference to guess.
+    present = {(unit.target, unit.source) for unit in plan.units}
+    gone = [unit for unit in before.units if (unit.target, unit.source) not in present] if before else []
+    groups.update((unit.code, "(not compiled)", "gone") for unit in gone)
     rows = [(old, new, verdict, str(count)) for (old, new, verdict), count in sorted(groups.items(), key=lambda item: (-item[1], item[0]))]
     skip = 0 if before else 1
     columns = ["before the rules", "after", "verdict", ">units"][skip:]
     console.table(f"{plan.fork}: CUDA units for {plan.arch}", columns, [row[skip:] for row in rows], result=result)
     kept = [(unit.source, unit.code, unit.reason) for unit in plan.units if unit.verdict == "kept"]
+    kept += [(unit.source, "(not compiled)", f"was {unit.code} before the rules") for unit in gone]
     if kept:
-        console.table("", ["kept as it is", "gencode", "reason"], kept, result=result)
+        console.table("", ["not native", "gencode", "reason"], kept, result=result)
 
 
 def _target(arch: str) -> str:
