@@ -130,7 +130,9 @@ def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> Non
         result: The tables are what the verb was asked for.
     """
     earlier = {(unit.target, unit.source): unit.code for unit in before.units} if before else {}
-    groups = Counter[tuple[str, str, str]]((earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict) for unit in plan.units)
+    groups = Counter[tuple[str, str, str]](
+        (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict) for unit in plan.units
+    )
     # A rule can also empty a list, and the unit is gone: that is an effect to see, not a difference to guess.
     present = {(unit.target, unit.source) for unit in plan.units}
     gone = [unit for unit in before.units if (unit.target, unit.source) not in present] if before else []
