@@ -66,7 +66,7 @@ class SourceMismatch(SparkwrightError):
 class SourceUnreachable(SparkwrightError):
     reference = "source-unreachable"
     means = "The network, the index or the mirror does not offer what the lock names."
-    todo = "Check the connection with `sparkwright doctor`, or give a mirror with --mirror URL=REPLACEMENT. What was downloaded so far is kept."
+    todo = "Check the connection with `sparkwright doctor`, or give a mirror with --mirror URL=REPLACEMENT. What arrived so far is kept."
 
 
 class SourceUnresolved(SparkwrightError):
@@ -183,7 +183,11 @@ class NotProvided(SparkwrightError):
 
 ALL: tuple[type[SparkwrightError], ...] = tuple(
     sorted(
-        (value for value in list(globals().values()) if isinstance(value, type) and issubclass(value, SparkwrightError) and value is not SparkwrightError),
+        (
+            value
+            for value in list(globals().values())
+            if isinstance(value, type) and issubclass(value, SparkwrightError) and value is not SparkwrightError
+        ),
         key=lambda kind: kind.reference,
     )
 )

@@ -63,7 +63,7 @@ def run(
         try:
             child = subprocess.Popen(
                 arguments, cwd=cwd, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=_die_with_parent,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=_die_with_parent,  # noqa: PLW1509  runs one prctl, takes no lock
             )  # fmt: skip
         except FileNotFoundError as error:
             raise ToolMissing(f"{arguments[0]} is not installed.") from error

@@ -70,11 +70,10 @@ class Store:
     def write(self, name: str, data: bytes) -> Path:
         """Write *data* to the file *name* (relative to the root), whole or not at all."""
         path = self.root / name
-        with room_guard(self.root), self.replacing(path) as temporary:
-            with temporary.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
+        with room_guard(self.root), self.replacing(path) as temporary, temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
         return path
 
     @contextlib.contextmanager

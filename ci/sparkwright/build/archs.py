@@ -84,6 +84,14 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: tuple[Kept, ...] = ()
     expect_units: dict[str, Count] = {}
 
+    def of(self, fork: str) -> ArchRules:
+        """Return what concerns *fork*."""
+        return ArchRules(
+            rules=tuple(rule for rule in self.rules if rule.fork == fork),
+            kept=tuple(entry for entry in self.kept if entry.fork == fork),
+            expect_units={name: count for name, count in self.expect_units.items() if name == fork},
+        )
+
     def without(self, *names: str) -> ArchRules:
         """Return the rules less those *names*: what upstream would give, or what one rule is good for."""
         return msgspec.structs.replace(self, rules=tuple(rule for rule in self.rules if rule.name not in names))

@@ -39,10 +39,17 @@ def build(session: Session, tools: Toolchain, settings: ForkEnvironment, fork: s
         session.objects.archive(tree, source)
         log = session.store.folder("logs") / f"{session.project.stack}-{fork}-build.log"
         # Whatever the backend would fetch is not in the lock; a proxy that does not exist makes it fail instead.
-        nowhere = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY")}
+        nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
         env = tools.environment(PIP_NO_INDEX="1", SOURCE_DATE_EPOCH="315532800", **nowhere, **settings.variables)
         with console.step(f"build {fork} with its own backend"):
-            process.run([tools.python, "-c", _HOOK, str(made)], cwd=source, env=env, log=log, failure=BuildFailed, what=f"{fork}'s build backend failed.")
+            process.run(
+                [tools.python, "-c", _HOOK, str(made)],
+                cwd=source,
+                env=env,
+                log=log,
+                failure=BuildFailed,
+                what=f"{fork}'s build backend failed.",
+            )
         wheels = list(made.glob("*.whl"))
         if len(wheels) != 1:
             raise BuildFailed(f"{fork}'s build backend made {len(wheels)} wheels instead of one.", details=[f"full log: {log}"])

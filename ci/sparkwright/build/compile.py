@@ -65,13 +65,12 @@ def budget(session: Session) -> int:
 
 
 def compile_targets(
-    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, units: int, env: Mapping[str, str]
+    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, env: Mapping[str, str]
 ) -> Compiled:
     """
     Compile the fork's targets in ``work/build``, whose sources lie in ``work/src``.
 
     Args:
-        units: How many there are in all, for the estimate.
         env: Variables of the configure step, which ninja may repeat.
 
     Raises:
@@ -79,7 +78,7 @@ def compile_targets(
     """
     import psutil
 
-    traces = _traces(session, fork)
+    traces, units = _traces(session, fork), _count(work / "build", settings)
     launch = work / "launch"
     shutil.rmtree(launch / "running", ignore_errors=True)
     launch.mkdir(exist_ok=True)
@@ -91,7 +90,7 @@ def compile_targets(
     (launch / "plan.json").write_bytes(msgspec.json.encode(plan))
     jobs = session.jobs or psutil.cpu_count() or 1
     log = session.store.folder("logs") / f"{session.project.stack}-{fork}-compile.log"
-    command = [tools.tool("ninja"), "-C", work / "build", "-j", str(jobs), *settings.targets]
+    command: list[str | Path] = [tools.tool("ninja"), "-C", work / "build", "-j", str(jobs), *settings.targets]
     environment = {**env, "SPARKWRIGHT_LAUNCH": str(launch), "NINJA_STATUS": "[%f/%t] "}
     with console.step(f"compile {fork}: {jobs} jobs, {budget(session) / 1000:.0f} GB"), console.progress("units", 0) as line:
         watch = _Watch(launch, line, traces, settings.seconds / max(units, 1), jobs)
@@ -101,8 +100,16 @@ def compile_targets(
             _keep(session, fork, traces, watch.ended())
         done = [event for event in watch.ended() if event.status == 0]
         compiled = Compiled(tuple(sorted(event.unit for event in done)), round(sum(event.seconds for event in done), 1))
-        console.note(f"{len(compiled.units)} units compiled ({duration(compiled.seconds)} of work), {max(units - len(compiled.units), 0)} were up to date")
+        fresh = units - len(compiled.units)
+        console.note(f"{len(compiled.units)} units compiled ({duration(compiled.seconds)} of work), {fresh} were up to date")
     return compiled
+
+
+def _count(build: Path, settings: ForkEnvironment) -> int:
+    """Return how many units the targets have, as CMake wrote them down."""
+    commands = msgspec.json.decode((build / "compile_commands.json").read_bytes(), type=list[dict[str, str]])
+    folders = tuple(f"CMakeFiles/{target}.dir/" for target in settings.targets)
+    return sum(command["output"].startswith(folders) for command in commands)
 
 
 class _Watch:

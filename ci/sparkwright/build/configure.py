@@ -219,7 +219,7 @@ def _split(text: str) -> list[str]:
     """Split at commas that no brackets or quotes enclose; both group a list of codes, and nvcc takes either."""
     parts, inside = [""], False
     for letter in text:
-        if letter in "[]\"":
+        if letter in '[]"':
             inside = not inside
         if letter == "," and not inside:
             parts.append("")

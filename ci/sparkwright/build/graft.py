@@ -65,14 +65,18 @@ def _blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def transplant(session: Session, source: SourceTree, base: Path, build: Path, settings: ForkEnvironment) -> tuple[dict[str, bytes], Transplant]:
+def transplant(
+    session: Session, source: SourceTree, base: Path, build: Path, settings: ForkEnvironment
+) -> tuple[dict[str, bytes], Transplant]:
     """
     Return the members that change, with their bytes, and the account of it.
 
     Raises:
         CompileFailed: The build folder lacks a library.
     """
-    changes = [change for change in session.objects.changes(source.source.tree, source.tree) if change.path.startswith(settings.package + "/")]
+    changes = [
+        change for change in session.objects.changes(source.source.tree, source.tree) if change.path.startswith(settings.package + "/")
+    ]
     replace = {change.path: session.objects.blob(source.tree, change.path) or b"" for change in changes if change.status != "D"}
     libraries = {member: _library(build, target, member) for target, member in settings.targets.items()}
     with zipfile.ZipFile(base) as wheel:
@@ -92,7 +96,9 @@ def _library(build: Path, target: str, member: str) -> bytes:
         raise CompileFailed(f"Target {target} made no {Path(member).name}.", details=[f"build folder: {build}"]) from error
 
 
-def write(base: Path, folder: Path, label: str, changes: Mapping[str, bytes], done: Transplant, settings: ForkEnvironment, record: bytes) -> Path:
+def write(
+    base: Path, folder: Path, label: str, changes: Mapping[str, bytes], done: Transplant, settings: ForkEnvironment, record: bytes
+) -> Path:
     """Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled here want a newer system."""
     version = wheelfile.labelled(WheelName.of(base.name).version, label)
     return wheelfile.remake(

@@ -63,11 +63,8 @@ def build(session: Session, tree: str, distribution: str, folder: Path) -> Path:
     files: dict[str, bytes] = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for source in (*FOLDERS, LIBRARY):
         root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
-        paths = session.objects.paths(tree, source)
-        for path in paths:
-            data = session.objects.blob(tree, path)
-            assert data is not None
+        for path, data in session.objects.files(tree, source):
             files[f"{root}/{path.removeprefix(source + '/')}"] = data
-    path = folder / name.filename
-    wheelfile.write(path, name, files, _METADATA.format(name=distribution, version=name.version), pure=True)
-    return path
+    made = folder / name.filename
+    wheelfile.write(made, name, files, _METADATA.format(name=distribution, version=name.version), pure=True)
+    return made

@@ -6,6 +6,7 @@ and its place in the command lines does not depend on where sparkwright is insta
 """
 
 import fcntl
+import itertools
 import json
 import os
 import pathlib
@@ -13,17 +14,18 @@ import resource
 import signal
 import sys
 import time
+from typing import Any, TextIO
 
 
 def unit_of(command: list[str], root: str) -> str:
     """Return the source file of a compiler call, relative to the source tree; empty when it compiles none."""
-    for flag, value in zip(command, command[1:], strict=False):
+    for flag, value in itertools.pairwise(command):
         if flag == "-c":
             return value.removeprefix(root)
     return ""
 
 
-def expected(unit: str, plan: dict) -> int:
+def expected(unit: str, plan: dict[str, Any]) -> int:
     """Return the megabytes that the unit is expected to hold: its own record, else the first pattern that it matches."""
     if unit in plan["units"]:
         return int(plan["units"][unit])
@@ -44,7 +46,7 @@ def held(running: pathlib.Path) -> tuple[int, int]:
     return count, total
 
 
-def admit(folder: pathlib.Path, size: int, budget: int):
+def admit(folder: pathlib.Path, size: int, budget: int) -> TextIO:
     """Wait until *size* megabytes are free of *budget*, or until nothing else runs; return the open slot that holds them."""
     running = folder / "running"
     running.mkdir(exist_ok=True)
@@ -61,7 +63,7 @@ def admit(folder: pathlib.Path, size: int, budget: int):
         time.sleep(0.2)
 
 
-def say(folder: pathlib.Path, event: dict) -> None:
+def say(folder: pathlib.Path, event: dict[str, Any]) -> None:
     """Append *event* as one line; a line of this length is written whole."""
     with (folder / "events.jsonl").open("a") as stream:
         stream.write(json.dumps(event) + "\n")
@@ -81,8 +83,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    say(folder, {"event": "end", "unit": unit, "status": status, "seconds": round(time.monotonic() - began, 2), "megabytes": used.ru_maxrss // 1024})
-    os.unlink(slot.name)
+    say(
+        folder,
+        {
+            "event": "end",
+            "unit": unit,
+            "status": status,
+            "seconds": round(time.monotonic() - began, 2),
+            "megabytes": used.ru_maxrss // 1024,
+        },
+    )
+    pathlib.Path(slot.name).unlink()
     slot.close()
     return status if status >= 0 else 128 - status
 

@@ -55,9 +55,15 @@ def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str,
     needs = {need: sourcetree.make(session, need).tree for need in session.project.fork(source.fork).needs}
     settings = toolchain.spec(session.project).forks[source.fork]
     return {
-        "tree": source.tree, "patched": source.patched, "needs": needs, "tools": tools.key, "rules": sourcetree.rules_of(session),
-        "settings": msgspec.structs.replace(settings, seconds=0, memory={}), "arch": session.project.spec.arch, "compiler": toolchain.host_compiler(),
-    }  # fmt: skip
+        "tree": source.tree,
+        "patched": source.patched,
+        "needs": needs,
+        "tools": tools.key,
+        "rules": sourcetree.rules_of(session).of(source.fork),
+        "settings": msgspec.structs.replace(settings, seconds=0, memory={}),
+        "arch": session.project.spec.arch,
+        "compiler": toolchain.host_compiler(),
+    }
 
 
 def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str) -> Plan:

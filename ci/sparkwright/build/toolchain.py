@@ -27,7 +27,7 @@ from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
 
 if TYPE_CHECKING:
-    from packaging.pylock import Package, PackageWheel
+    from packaging.pylock import Package
 
 #: Version of the additions below; part of the environment's address.
 ADDITIONS = 1
@@ -130,7 +130,9 @@ def locked_wheels(project: Project) -> tuple[tuple[str, str, str], ...]:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package, wheel) for package, wheel in lock.select()]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
-        raise FileInvalid(f"{path} does not lock the tools for Python {platform.python_version()} on {platform.machine()}.", details=[str(error)]) from error
+        raise FileInvalid(
+            f"{path} does not lock the tools for Python {platform.python_version()} on {platform.machine()}.", details=[str(error)]
+        ) from error
     return tuple(sorted(chosen))
 
 
@@ -149,7 +151,9 @@ def obtain(session: Session) -> Toolchain:
         CommandFailed: The installer failed.
     """
     wheels = locked_wheels(session.project)
-    key = digest.key("environment", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine(), "additions": ADDITIONS})
+    key = digest.key(
+        "environment", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine(), "additions": ADDITIONS}
+    )
     root = session.store.root / "environments" / key[:16]
     if (root / "complete").exists():
         return Toolchain(key, root)
@@ -180,11 +184,15 @@ def _install(session: Session, root: Path, files: list[Path]) -> None:
     uv = find_uv_bin()
     log = session.store.folder("logs") / "environment.log"
     # --offline and --no-deps: the lock is the whole truth, so nothing else may be resolved or fetched.
-    env = process.clean_environment(UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_OFFLINE="1", UV_FIND_LINKS="", UV_LINK_MODE="hardlink")
+    env = process.clean_environment(
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_OFFLINE="1", UV_FIND_LINKS="", UV_LINK_MODE="hardlink"
+    )
     with console.step(f"install {len(files)} wheels"):
         process.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)], log=log, env=env)
         python = root / "bin" / "python"
-        process.run([uv, "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", str(python), *map(str, files)], log=log, env=env)
+        process.run(
+            [uv, "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", str(python), *map(str, files)], log=log, env=env
+        )
         _complete_cuda(Toolchain("", root), log)
     (root / "complete").write_text("made whole by sparkwright\n")
 
@@ -218,9 +226,11 @@ def lock(session: Session) -> str:
     from uv import find_uv_bin
 
     source = session.project.build_folder / "requirements.in"
-    command = [find_uv_bin(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml", "--no-header",
-               "--no-annotate", "--default-index", packageindex.index_url(), str(source)]  # fmt: skip
-    env = process.clean_environment(UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX="")
+    options = ["--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml", "--no-header", "--no-annotate"]
+    command = [find_uv_bin(), "pip", "compile", *options, "--default-index", packageindex.index_url(), str(source)]
+    env = process.clean_environment(
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX=""
+    )
     try:
         resolved = tomllib.loads(process.output(command, env=env))
     except CommandFailed as error:
@@ -229,10 +239,13 @@ def lock(session: Session) -> str:
 
 
 def _render(resolved: dict[str, Any]) -> Iterator[str]:
-    yield '# Written by `sparkwright lock`; review it, do not edit it.\nlock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"\n'
+    yield "# Written by `sparkwright lock`; review it, do not edit it.\n"
+    yield 'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"\n'
     for package in resolved["packages"]:
         wheels = sorted(
-            (wheel["url"].rpartition("/")[2].partition("#")[0], wheel["hashes"]["sha256"]) for wheel in package.get("wheels", []) if _usable(wheel["url"])
+            (wheel["url"].rpartition("/")[2].partition("#")[0], wheel["hashes"]["sha256"])
+            for wheel in package.get("wheels", [])
+            if _usable(wheel["url"])
         )
         if not wheels:
             raise NotProvided(f"{package['name']} {package['version']} has no wheel for Linux on {' or '.join(MACHINES)}.")

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import __version__, digest
-from sparkwright.build import backend, compile as compiling, graft, headers, plan, planning, sourcetree, toolchain
+from sparkwright.build import backend, graft, headers, plan, planning, sourcetree, toolchain
+from sparkwright.build import compile as compiling
 from sparkwright.build.graft import Transplant
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import Toolchain
@@ -68,16 +69,22 @@ class BuildRecord(msgspec.Struct, frozen=True):
 def inputs(session: Session, fork: str) -> dict[str, str]:
     """Return what a build of *fork* is determined by: name that people know → digest."""
     project, stack = session.project, session.project.stack
-    locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in (fork, *project.fork(fork).needs)}
-    series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in (fork, *project.fork(fork).needs)}
-    rules = sourcetree.rules_of(session)
+    concerned, rules = (fork, *project.fork(fork).needs), sourcetree.rules_of(session)
+    locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
+    series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned}
     settings = msgspec.structs.replace(toolchain.spec(project).forks[fork], seconds=0, memory={})
     tools = (project.build_folder / "pylock.toml").read_bytes()
     parts: dict[str, object] = {
-        **locks, **series, f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, project.fork(fork)),
-        f"build/{stack}/archs.yaml": rules, f"build/{stack}/environment.yaml": settings, f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
-        "--source": session.source, "this machine": (session.machine, platform.python_version(), toolchain.host_compiler()), "sparkwright": __version__,
-    }  # fmt: skip
+        **locks,
+        **series,
+        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, project.fork(fork)),
+        f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
+        f"build/{stack}/environment.yaml": settings,
+        f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
+        "--source": session.source,
+        "this machine": (session.machine, platform.python_version(), toolchain.host_compiler()),
+        "sparkwright": __version__,
+    }
     return {name: digest.key("input", part) for name, part in parts.items()}
 
 
@@ -121,7 +128,11 @@ def path_of(session: Session, built: BuiltWheel) -> Path:
 def _why(session: Session, fork: str, parts: dict[str, str]) -> str:
     before = session.store.get("inputs", f"{session.project.stack}-{fork}", dict[str, str])
     changed = [name for name in parts if (before or {}).get(name) != parts[name]]
-    return "not built yet" if before is None else f"rebuilding: {', '.join(changed) or 'its wheel is gone from the store'}{' changed' if changed else ''}"
+    return (
+        "not built yet"
+        if before is None
+        else f"rebuilding: {', '.join(changed) or 'its wheel is gone from the store'}{' changed' if changed else ''}"
+    )
 
 
 def _kept(session: Session, built: BuiltWheel) -> Path:
@@ -179,12 +190,23 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, key: str, fol
         plan.show(made.after, made.before)
         plan.check(made.after)
         workspace = Workspace(session, tools, settings, fork)
-        compiling.compile_targets(session, tools, settings, fork, workspace.folder, len(made.after.units), workspace.environment())
+        compiling.compile_targets(session, tools, settings, fork, workspace.folder, workspace.environment())
         changes, done = graft.transplant(session, source, base, workspace.build, settings)
         record = BuildRecord(
-            sparkwright=__version__, stack=session.project.stack, arch=session.project.spec.arch, key=key, plan=made.key, base=locked.sha256,
-            tools=tools.key, compiler=toolchain.host_compiler(), source=source, counts=made.after.counts, transplant=done,
-        )  # fmt: skip
-        path = graft.write(base, folder, session.project.spec.label, changes, done, settings, msgspec.json.format(msgspec.json.encode(record)))
+            sparkwright=__version__,
+            stack=session.project.stack,
+            arch=session.project.spec.arch,
+            key=key,
+            plan=made.key,
+            base=locked.sha256,
+            tools=tools.key,
+            compiler=toolchain.host_compiler(),
+            source=source,
+            counts=made.after.counts,
+            transplant=done,
+        )
+        path = graft.write(
+            base, folder, session.project.spec.label, changes, done, settings, msgspec.json.format(msgspec.json.encode(record))
+        )
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")
     return path, made.after.counts, done

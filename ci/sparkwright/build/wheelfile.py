@@ -185,7 +185,7 @@ def labelled(version: str, label: str) -> str:
     return str(Version(f"{Version(version).public}+{label}"))
 
 
-def remake(  # noqa: PLR0917  one call describes one new wheel
+def remake(
     base: Path,
     folder: Path,
     *,
@@ -280,5 +280,10 @@ def restate_version(text: str, old: str, new: str, name: str) -> str:
 def _version_sites(module: ast.Module, old: str) -> Iterator[ast.Constant]:
     for node in module.body:
         names = {target.id for target in node.targets if isinstance(target, ast.Name)} if isinstance(node, ast.Assign) else set()
-        if names & {"__version__", "version"} and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value == old:
+        if (
+            names & {"__version__", "version"}
+            and isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and node.value.value == old
+        ):
             yield node.value

@@ -13,7 +13,11 @@ from sparkwright.cli import audit
 from sparkwright.console import console, duration, size
 from sparkwright.forks.session import Session
 
-_HOW = {"headers": "pack its headers", "backend": "run its build backend", "graft": "compile two libraries, graft them onto the official wheel"}
+_HOW = {
+    "headers": "pack its headers",
+    "backend": "run its build backend",
+    "graft": "compile two libraries, graft them onto the official wheel",
+}
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
@@ -61,12 +65,11 @@ def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None
     rows = []
     for built, made in pairs:
         units = ", ".join(f"{count} {verdict}" for verdict, count in built.counts.items() if count) or "–"
-        rows.append([built.filename, size(built.size), units, "pass" if made.passed else f"{len(made.findings)} findings", built.sha256[:16]])
+        rows.append(
+            [built.filename, size(built.size), units, "pass" if made.passed else f"{len(made.findings)} findings", built.sha256[:16]]
+        )
     console.table("wheels", ["wheel", ">size", "CUDA units", "audit", "sha256"], rows, result=True)
     names = " ".join(str(wheel.path_of(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
     if not any(tag in platform.machine() for tag in ("aarch64", "arm64")):
         console.note("no GB10 here: that the kernels run, and how fast, is not shown (gates: not-run)")
-
-
-

@@ -99,7 +99,12 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
             pinned = session.objects.remote_ref(session.mirrored(f"{upstreams.HOST}{fork}.git"), upstreams.TAGS[fork], sources.PATIENCE)
             session.objects.archive(f"{pinned}^{{tree}}", tree)
         made = base.write_base_wheel(
-            folder / "files", trees["vllm"], trees["cutlass"], nvcc=tools.tool("nvcc"), env=tools.environment(), scratch=folder.parent / "scratch"
+            folder / "files",
+            trees["vllm"],
+            trees["cutlass"],
+            nvcc=tools.tool("nvcc"),
+            env=tools.environment(),
+            scratch=folder.parent / "scratch",
         )
         base.write_index(folder, made)
     before = os.environ.get("SPARKWRIGHT_INDEX_URL")
@@ -113,9 +118,15 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
                 os.environ["SPARKWRIGHT_INDEX_URL"] = before
 
 
-def _lock(session: Session) -> str:
+def lock_all(session: Session) -> lock.Lock:
+    """Lock the demo's stack against its repositories and the index that offers its official wheel."""
     made = resolve.resolve(session)
     session.project.lock_file.write_text(lock.render(made), "utf-8")
+    return made
+
+
+def _lock(session: Session) -> str:
+    made = lock_all(session)
     return f"{len(made.forks)} commits and a base wheel, by hash"
 
 
@@ -161,7 +172,9 @@ def _must_fail(kind: type[SparkwrightError], work: Callable[[], None]) -> str:
         work()
     except kind as error:
         return f"fails as it must: {error.reference}: {error.what}"
-    raise CommandFailed(f"The demo's stage that must end with {kind.reference} did not fail.", todo="Please report this; a check has stopped checking.")
+    raise CommandFailed(
+        f"The demo's stage that must end with {kind.reference} did not fail.", todo="Please report this; a check has stopped checking."
+    )
 
 
 _LOAD = """\
@@ -184,6 +197,10 @@ def _install(session: Session, tools: Toolchain) -> str:
     env = process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(session.project.root.parent / "uv"))
     wheels = [str(wheel.path_of(session, wheel.build(session, fork))) for fork in session.forks]
     process.run([find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder], log=log, env=env)
-    process.run([find_uv_bin(), "pip", "install", "--quiet", "--no-index", "--no-deps", "--python", folder / "bin" / "python", *wheels], log=log, env=env)
+    process.run(
+        [find_uv_bin(), "pip", "install", "--quiet", "--no-index", "--no-deps", "--python", folder / "bin" / "python", *wheels],
+        log=log,
+        env=env,
+    )
     loaded = process.output([folder / "bin" / "python", "-c", _LOAD], env=env).split("\n")
     return f"{sum(line.startswith('loaded') for line in loaded)} libraries load; version {loaded[-2].split()[0]}"

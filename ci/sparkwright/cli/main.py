@@ -44,7 +44,9 @@ def find_root() -> Path:
     for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).parents[3]):
         if any(folder.glob("forks/*/stack.yaml")):
             return folder
-    raise NotProvided(f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root.")
+    raise NotProvided(
+        f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root."
+    )
 
 
 def default_cache() -> Path:
@@ -64,19 +66,32 @@ def parser() -> argparse.ArgumentParser:
     shared.add_argument("--source", choices=("auto", "git", "sdist", "wheel"), default="auto", help="which kind of source (default: auto)")
     shared.add_argument("--mirror", action="append", default=[], metavar="URL=REPLACEMENT", help="reach URLs that begin so elsewhere")
     shared.add_argument("--offline", action="store_true", help="use what is in the store, never the network")
-    shared.add_argument("--cache-dir", type=Path, metavar="DIR", help="where the store is (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)")
+    shared.add_argument(
+        "--cache-dir", type=Path, metavar="DIR", help="where the store is (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)"
+    )
     shared.add_argument("--root", type=Path, metavar="DIR", help="the checkout to work on (default: found from here upwards)")
     shared.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     shared.add_argument("-v", "--verbose", action="store_true", help="say more")
     top = argparse.ArgumentParser(prog="sparkwright", description="Patched, audited wheels for NVIDIA DGX Spark.")
     top.add_argument("--version", action="version", version=f"sparkwright {__version__}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    made = {verb: verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".", parents=[shared]) for verb, text in VERBS.items()}
+    made = {
+        verb: verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".", parents=[shared])
+        for verb, text in VERBS.items()
+    }
     for verb in ("plan", "build"):
-        made[verb].add_argument("--without-rule", action="append", default=[], metavar="RULE", help="leave an arch rule out, to see what it does")
+        made[verb].add_argument(
+            "--without-rule", action="append", default=[], metavar="RULE", help="leave an arch rule out, to see what it does"
+        )
     for verb in ("build", "demo"):
         made[verb].add_argument("--jobs", type=_positive, default=0, help="units compiled at once (default: one per core)")
-        made[verb].add_argument("--memory", type=_gigabytes, default=0, metavar="GB", help="what compilers may hold together (default: 85 %% of what is available)")
+        made[verb].add_argument(
+            "--memory",
+            type=_gigabytes,
+            default=0,
+            metavar="GB",
+            help="what compilers may hold together (default: 85 %% of what is available)",
+        )
         made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
     made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
     return top
@@ -159,6 +174,3 @@ def _fault(words: Sequence[str]) -> int:
     console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {log}")
     console.document({"error": {"reference": "fault", "log": str(log)}})
     return 3
-
-
-

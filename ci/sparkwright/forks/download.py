@@ -79,7 +79,9 @@ def _verify(partial: Path, filename: str, sha256: str) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
         partial.unlink()
-        raise SourceMismatch(f"{filename} arrived with other bytes than the lock names.", details=[f"lock:    {sha256}", f"arrived: {found}"])
+        raise SourceMismatch(
+            f"{filename} arrived with other bytes than the lock names.", details=[f"lock:    {sha256}", f"arrived: {found}"]
+        )
 
 
 def _resume(url: str, partial: Path) -> None:
@@ -119,7 +121,11 @@ def _transfer(session: requests.Session, url: str, partial: Path) -> bool:
         resumed = reply.status_code == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         have = have if resumed else 0
         total = have + int(reply.headers.get("Content-Length") or 0)
-        with room_guard(partial.parent), partial.open("ab" if resumed else "wb") as sink, console.progress(partial.stem, total, "bytes") as line:
+        with (
+            room_guard(partial.parent),
+            partial.open("ab" if resumed else "wb") as sink,
+            console.progress(partial.stem, total, "bytes") as line,
+        ):
             line.start_at(have)
             for chunk in reply.iter_content(CHUNK):
                 sink.write(chunk)

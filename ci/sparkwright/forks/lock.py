@@ -104,7 +104,10 @@ def read(project: Project) -> Lock:
     if lock.stack != project.stack or set(lock.forks) != set(project.spec.forks):
         raise FileInvalid(
             f"{project.lock_file} does not belong to {project.stack_file}.",
-            details=[f"lock:  {lock.stack}: {', '.join(sorted(lock.forks))}", f"stack: {project.stack}: {', '.join(sorted(project.spec.forks))}"],
+            details=[
+                f"lock:  {lock.stack}: {', '.join(sorted(lock.forks))}",
+                f"stack: {project.stack}: {', '.join(sorted(project.spec.forks))}",
+            ],
             todo="Run `sparkwright lock`.",
         )
     return lock

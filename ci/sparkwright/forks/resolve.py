@@ -42,7 +42,12 @@ def unresolved(session: Session, made: Lock) -> list[str]:
     """Return, a line each, what *made* could not pin."""
     lines = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
     specs = session.project.spec.forks
-    return lines + [f"{name}: base wheel for {machine}" for name, fork in specs.items() for machine in fork.bases if machine not in made.forks[name].bases]
+    return lines + [
+        f"{name}: base wheel for {machine}"
+        for name, fork in specs.items()
+        for machine in fork.bases
+        if machine not in made.forks[name].bases
+    ]
 
 
 def _base(session: Session, spec: WheelSpec) -> FileLock | None:
@@ -73,7 +78,9 @@ def _git(session: Session, spec: GitSpec) -> GitLock:
 def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
-    offers = [file for file in packageindex.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()]
+    offers = [
+        file for file in packageindex.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
+    ]
     if not offers or not offers[0].sha256:
         raise SourceUnreachable(f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.")
     path = download.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)

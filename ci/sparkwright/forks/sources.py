@@ -57,14 +57,16 @@ def fetch(session: Session, fork: str) -> FetchedSource:
         return known
     with console.step(f"fetch {fork}"), session.store.lock("objects"):
         fetched = _fetch_kind(session, fork, locked, choose(session, fork, locked))
-        console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{'' if fetched.resolved else ' (the lock leaves it unresolved)'}")
+        console.note(
+            f"{fetched.origin}: tree {fetched.tree[:12]}, verified{'' if fetched.resolved else ' (the lock leaves it unresolved)'}"
+        )
     session.store.put("source", key, fetched)
     return fetched
 
 
 def choose(session: Session, fork: str, locked: ForkLock) -> SourceKind:
     """Return the kind of source to take; ``auto`` takes git when commit and tree are locked and reachable, and says why not."""
-    have: list[SourceKind] = [kind for kind in ("git", "sdist", "wheel") if getattr(locked, kind)]  # type: ignore[misc]  # literals
+    have: list[SourceKind] = [kind for kind in ("git", "sdist", "wheel") if getattr(locked, kind)]
     if session.source != "auto":
         if session.source not in have:
             raise NotProvided(f"{fork} has no source of kind {session.source}.", details=[f"locked: {', '.join(have)}"])
@@ -94,7 +96,9 @@ def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["gi
     if not (file.tree and session.objects.has(f"{file.tree}^{{tree}}")):
         tree = import_file(session, file)
         if file.tree != tree:
-            raise SourceMismatch(f"The content of {file.filename} is not the tree that the lock names.", details=[f"lock: {file.tree}", f"tree: {tree}"])
+            raise SourceMismatch(
+                f"The content of {file.filename} is not the tree that the lock names.", details=[f"lock: {file.tree}", f"tree: {tree}"]
+            )
     return FetchedSource(fork, kind, file.filename + (f" ({file.folder})" if file.folder else ""), file.sha256, file.tree, True)
 
 
@@ -117,7 +121,9 @@ def _fetch_git(session: Session, fork: str, locked: GitLock) -> FetchedSource:
             raise SourceUnreachable(f"{url} does not offer commit {commit} of {fork}.", details=error.details) from error
     tree = session.objects.resolve(f"{commit}^{{tree}}")
     if locked.tree not in (UNRESOLVED, tree):
-        raise SourceMismatch(f"Commit {commit} of {fork} has another tree than the lock names.", details=[f"lock:   {locked.tree}", f"commit: {tree}"])
+        raise SourceMismatch(
+            f"Commit {commit} of {fork} has another tree than the lock names.", details=[f"lock:   {locked.tree}", f"commit: {tree}"]
+        )
     links = session.objects.submodules(tree)
     if links:
         raise SourceUnresolved(
@@ -148,5 +154,7 @@ def full_commit(session: Session, fork: str, locked: GitLock) -> str:
     except GitFailed as error:
         raise SourceUnreachable(f"{url} does not answer.", details=error.details) from error
     if named is None or not named.startswith(locked.commit):
-        raise SourceMismatch(f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"])
+        raise SourceMismatch(
+            f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"]
+        )
     return named

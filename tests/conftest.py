@@ -1,0 +1,106 @@
+"""
+Fixtures: an isolated environment, the real tools, and the miniature upstreams as a project that can be built.
+
+    demo_session          a run on the demo's project, locked, in a store of its own
+      project/            reviewed data, a copy: tests may change it
+      upstreams/*.git     vllm, flashinfer, cutlass: real repositories, reached through the mirror map
+      store/              its downloaded tools are those of the user's cache
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkwright.build import toolchain
+from sparkwright.build.toolchain import Toolchain
+from sparkwright.cli import demo
+from sparkwright.cli.main import default_cache
+from sparkwright.demo import upstreams
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+from sparkwright.store import Store
+
+ROOT = Path(__file__).parents[1]
+#: Nothing listens on the discard port, so a test that asks an index by mistake fails at once.
+NOWHERE = "http://127.0.0.1:9/simple/"
+
+
+@pytest.fixture(autouse=True)
+def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a test away from the user's git configuration, home and cache, and, unless it is marked, from the network."""
+    if request.node.get_closest_marker("network") or request.node.get_closest_marker("toolchain"):
+        # Both fetch from the user's index into the user's cache, so that a second run is quick.
+        monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(default_cache()))
+    else:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)
+        monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    home.mkdir()
+    # A configuration that would change bytes and names, if it leaked into results.
+    (home / ".gitconfig").write_text("[core]\n\tautocrlf = true\n[apply]\n\twhitespace = fix\n[diff]\n\tnoprefix = true\n")
+    monkeypatch.setenv("HOME", str(home))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return an empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture(scope="session")
+def user_store() -> Store:
+    """Return the user's store, whose downloads and environments tests share."""
+    return Store(default_cache())
+
+
+@pytest.fixture(scope="session")
+def tools(user_store: Store) -> Toolchain:
+    """Return the demo's tools, nvcc among them; installed from the package index on first use."""
+    project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
+    return toolchain.obtain(Session(project, user_store, (), ROOT / "dist"))
+
+
+@pytest.fixture
+def cuda_bin(tools: Toolchain) -> Path:
+    """Return the folder of nvcc, cuobjdump and nvdisasm."""
+    return tools.cuda / "bin"
+
+
+@pytest.fixture
+def cuda_env(tools: Toolchain) -> Path:
+    """Return the environment whose ``bin`` holds cmake and ninja."""
+    return tools.root
+
+
+@pytest.fixture(scope="session")
+def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
+    """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
+    bare = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
+    session = demo.prepare(Session(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
+    with demo.official(session, tools):
+        demo.lock_all(session)
+    return session.project.root.parent
+
+
+def _shared(folder: Path, user_store: Store) -> Path:
+    for name in demo.SHARED:
+        (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
+    return folder
+
+
+@pytest.fixture
+def demo_session(locked_demo: Path, tmp_path: Path) -> Iterator[Session]:
+    """Return a run on a copy of the locked demo; every download that it needs is in its store."""
+    folder = tmp_path / "demo"
+    shutil.copytree(locked_demo, folder, symlinks=True)
+    mirrors = {f"{upstreams.HOST}{fork}.git": str(folder / "upstreams" / f"{fork}.git") for fork in upstreams.TAGS}
+    project = Project(folder / "project", "demo")
+    yield Session(project, Store(folder / "store"), tuple(project.spec.forks), folder / "dist", source="git", mirrors=mirrors)
+    shutil.rmtree(folder)
