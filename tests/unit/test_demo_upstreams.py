@@ -6,7 +6,6 @@ import hashlib
 import subprocess
 import zipfile
 from base64 import urlsafe_b64decode
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +14,7 @@ import pytest
 from sparkwright import git
 from sparkwright.audit import policy
 from sparkwright.build import archs, configure, toolchain
+from sparkwright.build.toolchain import Toolchain
 from sparkwright.cherry_picks import series
 from sparkwright.demo import base, upstreams
 from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams
@@ -22,7 +22,7 @@ from sparkwright.errors import ConfigureFailed
 from sparkwright.forks import packageindex
 from sparkwright.forks.spec import Project
 
-PROJECT = Project(base.PROJECT, "demo")
+PROJECT = Project(SOURCES.parent / "project", "demo")
 PATCHES = series.load(PROJECT.series_folder("vllm"))
 
 
@@ -139,11 +139,6 @@ def test_the_reviewed_data_is_read_and_the_rules_find_their_sites(tree: Path) ->
     assert set(toolchain.spec(PROJECT).forks) == set(PROJECT.spec.forks)
 
 
-def test_a_written_project_names_the_base_wheel_of_this_machine_alone(tmp_path: Path) -> None:
-    base.write_project(tmp_path)
-    assert [spec.tag for spec in Project(tmp_path, "demo").spec.forks["vllm"].bases.values()] == [base.tag()]
-
-
 def test_the_index_offers_the_wheel_with_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "files" / f"mini_vllm-0.33.0-{base.tag()}.whl"
     wheel.parent.mkdir()
@@ -156,10 +151,10 @@ def test_the_index_offers_the_wheel_with_its_hash(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.toolchain
-def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, tmp_path: Path, cuda_env: Mapping[str, str]) -> None:
-    env = {**cuda_env, "TORCH_CUDA_ARCH_LIST": "12.1f"}
+def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, tmp_path: Path, tools: Toolchain) -> None:
+    env = tools.environment(TORCH_CUDA_ARCH_LIST="12.1f")
     with pytest.raises(ConfigureFailed) as caught:
-        configure.configure(tree, tmp_path / "build", defines=settings(tree), env=env, log=tmp_path / "log")
+        configure.configure(tree, tmp_path / "build", cmake=tools.tool("cmake"), defines=settings(tree), env=env, log=tmp_path / "log")
     said = "\n".join(caught.value.details)
     assert "CUDA supported target architectures: 12.0\n" in (tmp_path / "log").read_text()
     # GCC 13 and later get as far as the download, which the settings forbid.
@@ -167,17 +162,19 @@ def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, t
 
 
 @pytest.mark.toolchain
-def test_without_the_rules_the_request_is_folded_in_silence(tree: Path, tmp_path: Path, cuda_env: Mapping[str, str]) -> None:
+def test_without_the_rules_the_request_is_folded_in_silence(tree: Path, tmp_path: Path, tools: Toolchain) -> None:
     patch(tree)
-    env = {**cuda_env, "TORCH_CUDA_ARCH_LIST": "12.1f"}
-    before = configure.configure(tree, tmp_path / "before", defines=settings(tree), env=env, log=tmp_path / "log")
+    env = tools.environment(TORCH_CUDA_ARCH_LIST="12.1f")
+    before = configure.configure(
+        tree, tmp_path / "before", cmake=tools.tool("cmake"), defines=settings(tree), env=env, log=tmp_path / "log"
+    )
     codes = {code for unit in before.units for code in unit.gencode}
     assert codes == {"compute_120:sm_120", "compute_120f:sm_120f", "compute_80:sm_80", "compute_80:compute_80"}
 
     rules = archs.load(PROJECT.build_folder / "archs.yaml")
     for path, data in archs.rewrite(lambda path: (tree / path).read_bytes(), rules, "vllm").files.items():
         (tree / path).write_bytes(data)
-    after = configure.configure(tree, tmp_path / "after", defines=settings(tree), env=env, log=tmp_path / "log")
+    after = configure.configure(tree, tmp_path / "after", cmake=tools.tool("cmake"), defines=settings(tree), env=env, log=tmp_path / "log")
     native = [unit for unit in after.units if unit.gencode == ("compute_121f:sm_121f",)]
     others = [unit.source for unit in after.units if unit.language == "CUDA" and unit not in native]
     assert len(native) == rules.expect_units["vllm"]
@@ -185,9 +182,9 @@ def test_without_the_rules_the_request_is_folded_in_silence(tree: Path, tmp_path
 
 
 @pytest.mark.toolchain
-def test_the_base_wheel_is_whole_and_holds_device_code(tmp_path: Path, cuda_bin: Path, cuda_env: Mapping[str, str]) -> None:
+def test_the_base_wheel_is_whole_and_holds_device_code(tmp_path: Path, tools: Toolchain) -> None:
     wheel = base.write_base_wheel(
-        tmp_path, SOURCES / "vllm", SOURCES / "cutlass", nvcc=cuda_bin / "nvcc", env=cuda_env, scratch=tmp_path / "scratch"
+        tmp_path, SOURCES / "vllm", SOURCES / "cutlass", nvcc=tools.tool("nvcc"), env=tools.environment(), scratch=tmp_path / "scratch"
     )
     with zipfile.ZipFile(wheel) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}

@@ -1,5 +1,5 @@
 """
-What the demo's stack needs beside the upstreams: its reviewed data, and a package index on a loopback address.
+What the demo's stack needs beside the upstreams: a package index, on a loopback address.
 
 The index offers the official wheel of mini vLLM as its release would have it: the libraries inside are compiled from the
 unpatched tree for 12.0f, which is what a release makes for every card of the family.
@@ -14,7 +14,6 @@ import functools
 import hashlib
 import http.server
 import platform
-import shutil
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -47,9 +46,6 @@ FLAGS = (
     "--compress-mode=size",
 )
 
-#: The reviewed data of the demo's stack, laid out as in a checkout.
-PROJECT = Path(__file__).parent / "project"
-
 #: The earliest time that a zip archive can state.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -57,14 +53,6 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 def tag() -> str:
     """Return the tag of the wheel on this machine."""
     return f"cp38-abi3-linux_{platform.machine()}"
-
-
-def write_project(folder: Path) -> None:
-    """Copy the reviewed data to *folder*, less the base wheels of other machines, which cannot be made on this one."""
-    shutil.copytree(PROJECT, folder, dirs_exist_ok=True)
-    for stack in folder.glob("forks/*/stack.yaml"):
-        lines = stack.read_text("utf-8").splitlines(keepends=True)
-        stack.write_text("".join(line for line in lines if f"linux_{platform.machine()}" in line or "linux_" not in line), "utf-8")
 
 
 def write_base_wheel(folder: Path, tree: Path, headers: Path, *, nvcc: Path, env: Mapping[str, str], scratch: Path) -> Path:
