@@ -108,8 +108,8 @@ def compile_targets(
 def _count(build: Path, settings: ForkEnvironment) -> int:
     """Return how many units the targets have, as CMake wrote them down."""
     commands = msgspec.json.decode((build / "compile_commands.json").read_bytes(), type=list[dict[str, str]])
-    folders = tuple(f"CMakeFiles/{target}.dir/" for target in settings.targets)
-    return sum(command["output"].startswith(folders) for command in commands)
+    folders = [f"CMakeFiles/{target}.dir/" for target in settings.targets]
+    return sum(any(folder in command["output"] for folder in folders) for command in commands)
 
 
 class _Watch:

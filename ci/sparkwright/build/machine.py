@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.build import probes
+from sparkwright.build import probes, toolchain
 from sparkwright.build.probes import Gpu, Place
 
 
@@ -26,6 +26,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     Attributes:
         memory: In bytes, as all sizes here; the limit of the container where there is a smaller one.
+        python_headers: Whether extension modules can be compiled against this Python.
         tools: Version by program; a program that is not installed is not in it.
         docker: Version of the Docker daemon that answered, empty when none did.
         container: What kind of container this is, empty outside of one.
@@ -40,6 +41,7 @@ class Machine(msgspec.Struct, frozen=True):
     libc: str
     libc_version: str
     python: str
+    python_headers: bool
     gpus: tuple[Gpu, ...]
     tools: dict[str, str]
     docker: str
@@ -81,6 +83,7 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> M
         libc=libc or "unknown",
         libc_version=libc_version,
         python=platform.python_version(),
+        python_headers=toolchain.python_header().exists(),
         gpus=found.get("gpus", ()),
         tools={name: version for name in probes.TOOLS if (version := found.get(f"tool {name}"))},
         docker=found.get("docker", ""),

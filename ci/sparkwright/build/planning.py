@@ -60,7 +60,7 @@ def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str,
         "needs": needs,
         "tools": tools.key,
         "rules": sourcetree.rules_of(session).of(source.fork),
-        "settings": msgspec.structs.replace(settings, seconds=0, memory={}),
+        "settings": msgspec.structs.replace(settings, seconds=0, longest=0, memory={}),
         "arch": session.project.spec.arch,
         "compiler": toolchain.host_compiler(),
     }
@@ -73,6 +73,6 @@ def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: st
         workspace.fill(source.tree)
         configured = workspace.configure(compiling.launcher(workspace.folder))
     return plan.examine(
-        configured, arch=session.project.spec.arch, rules=sourcetree.rules_of(session), fork=source.fork,
+        configured, arch=session.project.spec.arch, rules=sourcetree.all_rules(session), fork=source.fork,
         read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,
     )  # fmt: skip

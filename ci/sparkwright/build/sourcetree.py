@@ -35,6 +35,11 @@ class SourceTree(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
 
 
+def all_rules(session: Session) -> ArchRules:
+    """Return the stack's arch rules; those that are left out serve to explain what is missing."""
+    return archs.load(session.project.build_folder / "archs.yaml")
+
+
 def rules_of(session: Session) -> ArchRules:
     """
     Return the stack's arch rules, less those that the command line leaves out.
@@ -42,11 +47,10 @@ def rules_of(session: Session) -> ArchRules:
     Raises:
         UsageError: A rule to leave out does not exist.
     """
-    path = session.project.build_folder / "archs.yaml"
-    rules = archs.load(path)
+    rules = all_rules(session)
     known = [rule.name for rule in rules.rules]
     if unknown := [name for name in session.without if name not in known]:
-        raise UsageError(f"{path} has no rule {', '.join(unknown)}.", details=[f"rules: {', '.join(known)}"])
+        raise UsageError(f"archs.yaml has no rule {', '.join(unknown)}.", details=[f"rules: {', '.join(known)}"])
     return rules.without(*session.without)
 
 

@@ -12,6 +12,7 @@ import functools
 import os
 import platform
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         version_files: Python files of the wheel that state its version.
         distribution: Name of the wheel's project.
         memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine has no record of it yet.
-        seconds: Work of a whole build on one core, as measured; for the first estimate.
+        seconds, longest: Work of a whole build on one core and of its longest unit, as measured; for the first estimate.
     """
 
     variables: dict[str, str] = {}
@@ -60,6 +61,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     distribution: str = ""
     memory: dict[str, int] = {}
     seconds: float = 0
+    longest: float = 0
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +102,11 @@ class Toolchain(msgspec.Struct, frozen=True):
         """Return the variables under which build programs run."""
         path = os.pathsep.join([str(self.root / "bin"), str(self.cuda / "bin"), os.environ.get("PATH", os.defpath)])
         return process.clean_environment(PATH=path, CUDA_HOME=str(self.cuda), CUDACXX=str(self.cuda / "bin" / "nvcc"), **extra)
+
+
+def python_header() -> Path:
+    """Return where ``Python.h`` of this Python lies, or would."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
 
 
 @functools.cache

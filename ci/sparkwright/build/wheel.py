@@ -72,7 +72,7 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
     concerned, rules = (fork, *project.fork(fork).needs), sourcetree.rules_of(session)
     locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
     series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned}
-    settings = msgspec.structs.replace(toolchain.spec(project).forks[fork], seconds=0, memory={})
+    settings = msgspec.structs.replace(toolchain.spec(project).forks[fork], seconds=0, longest=0, memory={})
     tools = (project.build_folder / "pylock.toml").read_bytes()
     parts: dict[str, object] = {
         **locks,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkwright.build import configure, sourcetree
+from sparkwright.build import configure, sourcetree, toolchain
 from sparkwright.build.configure import Configured
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
@@ -94,8 +94,5 @@ def _filled(value: str, places: Mapping[str, str]) -> str:
 
 
 def _require_python_headers() -> None:
-    import sysconfig
-
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        raise ToolMissing(f"{header} is not there.", todo="Install the headers of this Python: sudo apt-get install python3-dev")
+    if not toolchain.python_header().exists():
+        raise ToolMissing(f"{toolchain.python_header()} is not there.", todo="Install the headers of this Python: sudo apt-get install python3-dev")

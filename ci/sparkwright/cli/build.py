@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 
 from sparkwright.audit import report
 from sparkwright.audit.report import AuditReport
-from sparkwright.build import toolchain, wheel
+from sparkwright.build import estimate as estimating
+from sparkwright.build import wheel
 from sparkwright.build.wheel import BuiltWheel
 from sparkwright.cli import audit
 from sparkwright.console import console, duration, size
@@ -51,14 +53,8 @@ def estimate(session: Session, fork: str) -> float:
 
     This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores.
     """
-    import psutil
-
     last = session.store.get("duration", f"{session.project.stack}-{fork}", float)
-    settings = toolchain.spec(session.project).forks[fork]
-    compiled = bool(settings.targets)
-    cores = (session.jobs or psutil.cpu_count() or 1) if compiled else 1
-    # Configuring twice, reading the base and packing: measured once on two cores, and not shared among more.
-    return last or settings.seconds / cores + (90 if compiled and settings.seconds > 100 else 0)
+    return last or estimating.seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
 
 
 def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:

@@ -6,23 +6,22 @@ The advice is a pure function of a machine and a stack, so that it can be read, 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import msgspec
 
+from sparkwright.build import estimate as estimating
+from sparkwright.build import toolchain
 from sparkwright.build.machine import Machine, facts
-from sparkwright.console import console, size
+from sparkwright.console import console, duration, size
 from sparkwright.forks.spec import Project
 from sparkwright.store import Store
 
 #: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``: ends with an error here.
 #: ``not-run``: cannot be shown on this machine (DESIGN §7.5).
 State = Literal["ready", "look", "missing", "not-run"]
-
-#: Peak resident memory of the largest vLLM unit, seconds of all its units on one core, and of the longest one, as measured on
-#: two x86-64 cores; plus what the plan before it takes. Another machine's figures replace them once it has built.
-UNIT_MEMORY, ALL_UNITS, LONGEST_UNIT, PLAN = 9_317_000_000, 3651.0, 591.0, 180.0
 
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 #: The glibc of the platform tag manylinux_2_28, which the official wheels carry.
@@ -53,7 +52,7 @@ class Session(Protocol):
     def offline(self) -> bool: ...
 
 
-def run(session: Session) -> int:
+def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
     """Print the facts and the advice; missing things are not an error of this verb."""
     from sparkwright.forks.packageindex import index_url
 
@@ -80,7 +79,7 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
         ("disk", f"{size(machine.disk_free)} free at the cache directory"),
         ("GPU", gpus or "none"),
         ("C library", f"{machine.libc} {machine.libc_version}".strip()),
-        ("Python", machine.python),
+        ("Python", f"{machine.python}, {'with' if machine.python_headers else 'without'} headers"),
         ("container", machine.container or "no"),
         ("Docker daemon", machine.docker or "none answers"),
     ]
@@ -90,14 +89,15 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
     return lines
 
 
-def jobs(machine: Machine) -> int:
+def compiled_fork(project: Project) -> str:
+    """Return the fork that compiles the most."""
+    forks = toolchain.spec(project).forks
+    return max(forks, key=lambda name: forks[name].seconds)
+
+
+def jobs(machine: Machine, project: Project) -> int:
     """Return how many units compile side by side when each may be the largest."""
-    return max(1, min(machine.cores, machine.memory // UNIT_MEMORY))
-
-
-def estimate(machine: Machine) -> float:
-    """Return the seconds that the graft of vLLM should take, had this machine the cores that were measured."""
-    return PLAN + max(LONGEST_UNIT, ALL_UNITS / jobs(machine))
+    return estimating.jobs(toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory)
 
 
 def advice(machine: Machine, project: Project) -> tuple[Advice, ...]:
@@ -135,19 +135,20 @@ def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
         return
     yield Advice("plan", "ready", "would configure vLLM with torch and CUDA from the package index (5.5 GB on first use), in minutes")
     names = ", ".join(project.spec.forks)
-    side = "1 job" if jobs(machine) == 1 else f"{jobs(machine)} jobs"
-    minutes = round(estimate(machine) / 300) * 5
-    says = f"would make {names} for {machine.architecture} with {side}"
-    yield Advice("build", "ready", f"{says}; about {minutes} min for vLLM, estimated from times of two x86-64 cores")
+    count = jobs(machine, project)
+    says = f"would make {names} for {machine.architecture} with {count} job{'s' if count > 1 else ''}"
+    fork = compiled_fork(project)
+    took = duration(estimating.seconds(project, fork, count))
+    yield Advice("build", "ready", f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores")
     if machine.memory < LEAST_MEMORY:
         says = f"{size(machine.memory)} of memory is less than {size(LEAST_MEMORY)}"
-        yield Advice("build", "look", f"{says}, and the largest unit alone takes {size(UNIT_MEMORY)}")
+        yield Advice("build", "look", f"{says}, and the largest units alone take more than half of that")
     if machine.disk_free < LEAST_DISK:
         says = f"{size(machine.disk_free)} of free disk is less than {size(LEAST_DISK)}"
         yield Advice("build", "look", f"{says}; --cache-dir chooses another place")
     if glibc(machine) > BASE_GLIBC:
         tag = "_".join(map(str, glibc(machine)))
-        yield Advice("build", "look", f"the vLLM wheel's tag will be raised to manylinux_{tag}: it will not install on an older glibc")
+        yield Advice("build", "look", f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its libraries want what only a newer system has")
 
 
 def _blocker(machine: Machine, project: Project) -> Advice | None:
@@ -158,6 +159,8 @@ def _blocker(machine: Machine, project: Project) -> Advice | None:
         if fork.build == "graft" and machine.architecture not in fork.bases:
             known = ", ".join(fork.bases)
             return Advice("", "missing", f"the stack has no base wheel of {name} for {machine.architecture}, only for {known}")
+    if not machine.python_headers:
+        return Advice("", "missing", "needs the headers of this Python, for the extension modules", _apt(machine, "python3-dev"))
     return _compiler(machine) or (None if "git" in machine.tools else Advice("", "missing", "needs git", _apt(machine, "git")))
 
 
