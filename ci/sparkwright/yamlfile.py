@@ -24,8 +24,13 @@ LARGEST = 4 * 1024 * 1024
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _StrictLoader(_Base):  # type: ignore[misc]  # chosen at run time: the C loader where PyYAML was built with it
+# The composer comes first, since the C loader has one of its own that nothing can override and that deep nesting crashes.
+class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # chosen at run time: C where PyYAML was built with it
     """The safe loader, without duplicate keys, aliases and merge keys."""
+
+    def __init__(self, stream: str) -> None:
+        yaml.composer.Composer.__init__(self)
+        _Base.__init__(self, stream)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -38,10 +43,19 @@ class _StrictLoader(_Base):  # type: ignore[misc]  # chosen at run time: the C l
         for name, _ in node.value:
             if name.tag == "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, "merge keys are not allowed", name.start_mark)
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", name.start_mark)
             if name.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {name.value!r} appears twice", name.start_mark)
             seen.add(name.value)
         return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]  # the base is chosen at run time
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            # PyYAML lets these through for a 13th month, a number of 5000 digits, and the like.
+            raise yaml.constructor.ConstructorError(None, None, f"{node.value!r:.80} cannot be read", node.start_mark) from error
 
 
 def parse(text: str, kind: type[T], origin: str) -> T:
