@@ -7,20 +7,27 @@ holds. Everything is checked here before a byte reaches the object store; nothin
 
 from __future__ import annotations
 
-import posixpath
+import contextlib
+import errno
+import lzma
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import ArchiveUnsafe
+from sparkwright.errors import ArchiveUnsafe, SparkwrightError
 from sparkwright.git import EXECUTABLE, LINK, REGULAR
 
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
 MOST_FILES = 200_000
 MOST_BYTES = 4 * 1024**3
+
+#: What Python's readers raise for bytes that are no archive; each compression has errors of its own.
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, LookupError, RuntimeError)
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -39,28 +46,50 @@ def safe_path(name: str, origin: str) -> str:
         ArchiveUnsafe: It is absolute, climbs with ``..``, hides in ``.git``, or has a character no source path has.
     """
     parts = name.split("/")
-    bad = name.startswith("/") or "\\" in name or any(ord(letter) < 32 for letter in name) or len(name) > 1024
-    if bad or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
+    if name.startswith("/") or _odd(name) or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
         raise ArchiveUnsafe(f"{origin} has a member that would leave its folder.", details=[f"member: {name!r}"])
     return name
 
 
+def _odd(text: str) -> bool:
+    """Has *text* a character that no source path has, or bytes that are not UTF-8 (Python reads them as surrogates)?"""
+    return len(text) > 1024 or "\\" in text or any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in text)
+
+
 def _check_link(path: str, target: str, origin: str) -> None:
-    reached = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    if target.startswith("/") or "\\" in target or reached == ".." or reached.startswith("../"):
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    climbs = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    # A name before ".." may be a link itself, so that the text alone does not say where the two lead.
+    leaves = climbs > path.count("/") or ".." in parts[climbs:]
+    if not target or target.startswith("/") or _odd(target) or leaves:
         raise ArchiveUnsafe(f"{origin} has a link that leaves its folder.", details=[f"member: {path!r}", f"points to: {target!r}"])
 
 
+@contextlib.contextmanager
+def damage_guard(origin: str, failure: type[SparkwrightError] = ArchiveUnsafe) -> Iterator[None]:
+    """Turn what Python's archive readers raise for damaged bytes into *failure*; errors of the disk stay what they are."""
+    try:
+        yield
+    except (*_DAMAGE, OSError) as error:
+        # Readers use OSError for bad bytes, too: without a number, or for a seek to a place that no file has.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise failure(f"{origin} is damaged.", details=[str(error)]) from error
+
+
 class _Budget:
-    """Counts files and bytes against the limits, and refuses a second member of the same path."""
+    """Counts files and bytes against the limits, and refuses a second member at the same path or below a file."""
 
     def __init__(self, origin: str) -> None:
         self.origin, self.bytes = origin, 0
         self.seen: set[str] = set()
+        self._folders: set[str] = set()
 
     def spend(self, path: str, count: int) -> None:
         self.bytes += count
-        if path in self.seen:
+        above = [path[:place] for place, letter in enumerate(path) if letter == "/"]
+        self._folders.update(above)
+        if path in self.seen or path in self._folders or not self.seen.isdisjoint(above):
             raise ArchiveUnsafe(f"{self.origin} holds the same path twice.", details=[f"member: {path!r}"])
         self.seen.add(path)
         if len(self.seen) > MOST_FILES or self.bytes > MOST_BYTES:
@@ -76,31 +105,26 @@ def sdist_members(archive: Path) -> Iterator[Member]:
     """
     origin, top = archive.name, ""
     budget = _Budget(origin)
-    try:
-        with tarfile.open(archive, mode="r|gz") as tar:
-            for info in tar:
-                name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
-                head, _, path = name.partition("/")
-                top = top or head
-                if head != top:
-                    raise ArchiveUnsafe(f"{origin} has more than one top folder.", details=[top, head])
-                if info.isdir() or not path:
-                    continue
-                if info.issym():
-                    _check_link(path, info.linkname, origin)
-                    budget.spend(path, len(info.linkname))
-                    yield Member(path, LINK, info.linkname.encode())
-                elif info.isreg():
-                    budget.spend(path, info.size)
-                    stream = tar.extractfile(info)
-                    assert stream is not None
-                    yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, stream.read())
-                else:
-                    raise ArchiveUnsafe(f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"])
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise ArchiveUnsafe(f"{origin} is damaged.", details=[str(error)]) from error
+    with damage_guard(origin), tarfile.open(archive, mode="r|gz") as tar:
+        for info in tar:
+            name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
+            head, _, path = name.partition("/")
+            top = top or head
+            if head != top:
+                raise ArchiveUnsafe(f"{origin} has more than one top folder.", details=[top, head])
+            if info.isdir() or not path:
+                continue
+            if info.issym():
+                _check_link(path, info.linkname, origin)
+                budget.spend(path, len(info.linkname))
+                yield Member(path, LINK, info.linkname.encode())
+            elif info.isreg():
+                budget.spend(path, info.size)
+                stream = tar.extractfile(info)
+                assert stream is not None
+                yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, stream.read())
+            else:
+                raise ArchiveUnsafe(f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"])
 
 
 def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
@@ -112,22 +136,19 @@ def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
     """
     origin = archive.name
     budget = _Budget(origin)
-    try:
-        with zipfile.ZipFile(archive) as zipped:
-            for info in zipped.infolist():
-                if info.is_dir():
-                    continue
-                name = safe_path(info.filename, origin)
-                if not name.startswith(folder + "/"):
-                    continue
-                path = name.removeprefix(folder + "/")
-                budget.spend(path, info.file_size)
-                with zipped.open(info) as stream:
-                    data = stream.read(info.file_size + 1)
-                if len(data) != info.file_size:
-                    raise ArchiveUnsafe(f"{origin} holds more than it admits to.", details=[f"member: {name!r}"])
-                yield Member(path, REGULAR, data)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ArchiveUnsafe(f"{origin} is damaged.", details=[str(error)]) from error
+    with damage_guard(origin), zipfile.ZipFile(archive) as zipped:
+        for info in zipped.infolist():
+            if info.is_dir():
+                continue
+            name = safe_path(info.filename, origin)
+            if not name.startswith(folder + "/"):
+                continue
+            path = name.removeprefix(folder + "/")
+            budget.spend(path, info.file_size)
+            with zipped.open(info) as stream:
+                data = stream.read(info.file_size + 1)
+            if len(data) != info.file_size:
+                raise ArchiveUnsafe(f"{origin} holds more than it admits to.", details=[f"member: {name!r}"])
+            yield Member(path, REGULAR, data)
     if not budget.seen:
         raise ArchiveUnsafe(f"{origin} has no folder {folder!r}.")
