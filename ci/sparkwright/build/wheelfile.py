@@ -12,6 +12,7 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from typing import IO
 import msgspec
 
 from sparkwright.errors import WheelInvalid
-from sparkwright.forks.archive import MOST_FILES, safe_path
+from sparkwright.forks.archive import MOST_FILES, damage_guard, safe_path
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel (reproducible-builds.org).
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -174,7 +175,7 @@ def records(wheel: zipfile.ZipFile, info: str, origin: str) -> dict[str, tuple[s
     try:
         rows = list(csv.reader(io.StringIO(wheel.read(f"{info}/RECORD").decode())))
         return {name: (digest, count) for name, digest, count in rows}
-    except (KeyError, ValueError, UnicodeDecodeError) as error:
+    except (KeyError, ValueError, csv.Error) as error:
         raise WheelInvalid(f"{origin} has no readable RECORD.", details=[str(error)]) from error
 
 
@@ -215,7 +216,7 @@ def remake(
     new = WheelName(old.distribution, version, tag)
     changed = dict(replace or {})
     path = folder / new.filename
-    with zipfile.ZipFile(base) as source, base.open("rb") as raw:
+    with damage_guard(base.name, WheelInvalid), zipfile.ZipFile(base) as source, base.open("rb") as raw:
         found = members(source, base.name)
         record = records(source, old.info, base.name)
         for name in version_files:
@@ -266,15 +267,19 @@ def restate_version(text: str, old: str, new: str, name: str) -> str:
     Raises:
         WheelInvalid: No such assignment; a wheel whose program and metadata disagree on the version misleads both.
     """
-    lines = text.splitlines(keepends=True)
-    sites = list(_version_sites(ast.parse(text), old))
-    for node in sites:
-        line = lines[node.lineno - 1].encode()
-        start, end = node.col_offset, node.end_col_offset
-        lines[node.lineno - 1] = (line[:start] + repr(new).encode() + line[end:]).decode()
+    # Lines as Python's own parser counts them; str.splitlines would also split at a form feed.
+    lines = [line.encode() for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)]
+    try:
+        sites = list(_version_sites(ast.parse(text), old))
+    except SyntaxError as error:
+        raise WheelInvalid(f"{name} is not a Python file.", details=[str(error)]) from error
     if not sites:
         raise WheelInvalid(f"{name} does not set __version__ to {old!r}.")
-    return "".join(lines)
+    for node in reversed(sites):
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
+        lines[first : last + 1] = [before + repr(new).encode() + after]
+    return b"".join(lines).decode()
 
 
 def _version_sites(module: ast.Module, old: str) -> Iterator[ast.Constant]:
