@@ -36,7 +36,11 @@ def held(running: pathlib.Path) -> tuple[int, int]:
     """Return how many other units run and the megabytes they hold; what a dead launcher left behind is removed."""
     count = total = 0
     for slot in running.iterdir():
-        with slot.open() as stream:
+        try:
+            stream = slot.open()
+        except FileNotFoundError:  # a launcher that ends removes its slot without the gate
+            continue
+        with stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
