@@ -98,9 +98,9 @@ def _resume(url: str, partial: Path) -> None:
                     return
                 broke = "the connection closed before the end"
             except requests.HTTPError as error:
-                raise SourceUnreachable(f"{packageindex.shown(url)} cannot be had.", details=[str(error)]) from error
+                raise SourceUnreachable(f"{packageindex.shown(url)} cannot be had.", details=[packageindex.shown(str(error))]) from error
             except requests.RequestException as error:
-                broke = str(error)
+                broke = packageindex.shown(str(error))
             after = partial.stat().st_size if partial.exists() else 0
             console.detail(f"{partial.name}: {broke}; {after - before} bytes came, trying again")
     raise SourceUnreachable(

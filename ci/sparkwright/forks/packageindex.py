@@ -8,7 +8,7 @@ hold names and hashes, never addresses.
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit, urlunsplit
+import re
 
 import msgspec
 
@@ -36,10 +36,9 @@ def index_url() -> str:
     return str(PYPI_SIMPLE_ENDPOINT)
 
 
-def shown(url: str) -> str:
-    """Return *url* as it may appear in logs: without a user's name and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def shown(text: str) -> str:
+    """Return *text*, a URL or words that hold some, as it may appear in logs: without a user's name and password."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
 def files(project: str) -> tuple[IndexFile, ...]:
@@ -61,7 +60,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
     except NoSuchProjectError as error:
         raise SourceUnreachable(f"The index at {where} has no project {project!r}.") from error
     except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
-        raise SourceUnreachable(f"The index at {where} does not answer for {project!r}.", details=[str(error)]) from error
+        raise SourceUnreachable(f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]) from error
     return tuple(IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", "")) for file in page.packages)
 
 

@@ -61,14 +61,15 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
 def _git(session: Session, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED)
     url = session.mirrored(spec.url)
+    where = packageindex.shown(url)
     try:
         named = session.objects.remote_ref(url, spec.ref, sources.PATIENCE)
         if named is None or not named.startswith(spec.commit):
-            console.warn(f"{spec.ref} of {url} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
+            console.warn(f"{spec.ref} of {where} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
             return unresolved
         session.objects.fetch(url, named)
     except GitFailed as error:
-        console.warn(f"{url} does not answer ({error.details[-1] if error.details else error.what}): left unresolved")
+        console.warn(f"{where} does not answer ({packageindex.shown(error.details[-1] if error.details else error.what)}): left unresolved")
         return unresolved
     tree = session.objects.resolve(f"{named}^{{tree}}")
     console.note(f"{spec.ref}: commit {named}, tree {tree}")

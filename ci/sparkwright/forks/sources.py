@@ -15,6 +15,7 @@ from sparkwright.console import console
 from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved
 from sparkwright.forks import archive, download
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock
+from sparkwright.forks.packageindex import shown
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import SourceKind
 from sparkwright.git import GitFailed
@@ -118,7 +119,7 @@ def _fetch_git(session: Session, fork: str, locked: GitLock) -> FetchedSource:
         try:
             session.objects.fetch(url, commit)
         except GitFailed as error:
-            raise SourceUnreachable(f"{url} does not offer commit {commit} of {fork}.", details=error.details) from error
+            raise SourceUnreachable(f"{shown(url)} does not offer commit {commit} of {fork}.", details=_shown(error)) from error
     tree = session.objects.resolve(f"{commit}^{{tree}}")
     if locked.tree not in (UNRESOLVED, tree):
         raise SourceMismatch(
@@ -132,6 +133,10 @@ def _fetch_git(session: Session, fork: str, locked: GitLock) -> FetchedSource:
             todo="Take its release archive, which carries them: --source sdist.",
         )
     return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
+
+
+def _shown(error: GitFailed) -> list[str]:
+    return [shown(line) for line in error.details]
 
 
 def full_commit(session: Session, fork: str, locked: GitLock) -> str:
@@ -152,7 +157,7 @@ def full_commit(session: Session, fork: str, locked: GitLock) -> str:
     try:
         named = session.objects.remote_ref(url, locked.ref, PATIENCE)
     except GitFailed as error:
-        raise SourceUnreachable(f"{url} does not answer.", details=error.details) from error
+        raise SourceUnreachable(f"{shown(url)} does not answer.", details=_shown(error)) from error
     if named is None or not named.startswith(locked.commit):
         raise SourceMismatch(
             f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"]
