@@ -172,6 +172,8 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
         built = BuiltWheel(fork, key, path.name, sha256, path.stat().st_size, source.tree, counts, done)
         with session.store.building(session.store.root / "wheels" / sha256) as shelf:
             os.rename(path, shelf / path.name)
+            # The output folder holds a hard link to this file: nobody should change it by accident.
+            (shelf / path.name).chmod(0o444)
     session.store.put("duration", f"{session.project.stack}-{fork}", time.monotonic() - began)
     console.note(f"{fork}: {built.filename}, {size(built.size)}")
     return built
