@@ -27,11 +27,13 @@ _CONFIG = {
     "core.untrackedCache": "false",
     "gc.auto": "0",  # trees have no commit that would keep them from collection
     "protocol.ext.allow": "never",  # an ext:: url runs a command
-    "safe.directory": "*",  # mirrors belong to whoever made them; nothing in them is executed
     "transfer.fsckObjects": "false",  # historic commits of the upstreams fail it; ids are compared instead
     "advice.detachedHead": "false",
     "init.defaultBranch": "main",
 }
+
+#: In place of the user's own file.
+_GLOBAL = Path(__file__).with_name("gitconfig")
 
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
@@ -76,7 +78,7 @@ def run(
         GitFailed: It ended with another status than 0 and *check* is set.
     """
     command = ["git", *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")), *arguments]
-    environment = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", **(env or {})}
+    environment = {"GIT_CONFIG_GLOBAL": str(_GLOBAL), "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", **(env or {})}
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
             spool.write(stdin)
@@ -111,7 +113,10 @@ class Objects:
             run(["init", "-q", "--bare", "."], cwd=path)
             # A tree's own .gitattributes must not change bytes on checkout; this file outranks it (gitattributes(5)).
             (path / "info").mkdir(exist_ok=True)
-            (path / "info" / "attributes").write_text("* -text -eol -filter -ident -working-tree-encoding -export-subst\n")
+            fresh = path / "info" / "attributes.new"
+            fresh.write_text("* -text -eol -filter -ident -working-tree-encoding -export-subst\n")
+            # Renamed, since the file's presence says that all of this was done.
+            os.replace(fresh, path / "info" / "attributes")
 
     def _run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         return run(arguments, cwd=self.path, **options)
