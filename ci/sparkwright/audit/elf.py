@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from sparkwright.build.elf import version_text, wanted_versions
+
 MAGIC = b"\x7fELF"
 #: The machine number of a cubin (EM_CUDA); a wheel may carry one bare.
 CUDA = 190
@@ -78,11 +80,6 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _highest(wanted: list[str], prefix: str) -> str:
-    versions = [name.removeprefix(prefix) for name in wanted if name.startswith(prefix) and name[len(prefix) : len(prefix) + 1].isdigit()]
-    return max(versions, key=version_key, default="")
-
-
 def _hash_sections(elf: Any, stream: BinaryIO) -> str:
     sha, found = hashlib.sha256(), False
     for section in elf.iter_sections():
@@ -107,11 +104,9 @@ def host(path: Path) -> Host:
     """
     from elftools.elf.dynamic import DynamicSection
     from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerNeedSection
 
     needed: list[str] = []
     rpath: list[str] = []
-    wanted: list[str] = []
     with path.open("rb") as stream:
         try:
             elf = ELFFile(stream)
@@ -121,14 +116,13 @@ def host(path: Path) -> Host:
                     for tag in section.iter_tags():
                         if attribute := _STRINGS.get(tag.entry.d_tag):
                             (needed if attribute == "needed" else rpath).append(getattr(tag, attribute))
-                elif isinstance(section, GNUVerNeedSection):
-                    wanted += [auxiliary.name for _, versions in section.iter_versions() for auxiliary in versions]
+            wanted = wanted_versions(stream)
             fatbin = _hash_sections(elf, stream)
         except Exception as error:  # pyelftools lets through whatever its parser trips over in a damaged file
             raise ElfUnreadable(f"{type(error).__name__}: {error}") from error
     return Host(
         MACHINES.get(number, str(number)), tuple(needed), tuple(part for part in rpath if part),
-        _highest(wanted, "GLIBC_"), _highest(wanted, "GLIBCXX_"), fatbin,
+        version_text(wanted.get("GLIBC", ())), version_text(wanted.get("GLIBCXX", ())), fatbin,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ The base must be the same release as the source: every Python file that both hav
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import zipfile
 from collections.abc import Mapping
@@ -123,7 +124,7 @@ def platform_tag(base: str, libraries: list[bytes]) -> str:
     if not match:
         return tag
     promised = (int(match[1]), int(match[2]))
-    wanted = [wanted_versions(library) for library in libraries]
+    wanted = [wanted_versions(io.BytesIO(library)) for library in libraries]
     glibc = max((versions.get("GLIBC", (0, 0)) for versions in wanted), default=(0, 0))
     needed = max(promised, glibc)
     # GCC's symbol versions that manylinux_2_28 promises (auditwheel's policy): GCC 8 made GLIBCXX_3.4.25 and CXXABI_1.3.11.

@@ -95,4 +95,5 @@ def _filled(value: str, places: Mapping[str, str]) -> str:
 
 def _require_python_headers() -> None:
     if not toolchain.python_header().exists():
-        raise ToolMissing(f"{toolchain.python_header()} is not there.", todo="Install the headers of this Python: sudo apt-get install python3-dev")
+        todo = "Install the headers of this Python: sudo apt-get install python3-dev"
+        raise ToolMissing(f"{toolchain.python_header()} is not there.", todo=todo)

@@ -148,7 +148,8 @@ def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
         yield Advice("build", "look", f"{says}; --cache-dir chooses another place")
     if glibc(machine) > BASE_GLIBC:
         tag = "_".join(map(str, glibc(machine)))
-        yield Advice("build", "look", f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its libraries want what only a newer system has")
+        says = f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its libraries want what only a newer system has"
+        yield Advice("build", "look", says)
 
 
 def _blocker(machine: Machine, project: Project) -> Advice | None:
