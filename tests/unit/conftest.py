@@ -1,0 +1,94 @@
+"""Builders that several unit tests share: real repositories, and the command line as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+#: What every patch of ours must say.
+TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
+
+#: git as the specification has it: no configuration, and a fixed person at a fixed time.
+PLAIN = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "T"), ("EMAIL", "t@t.example"))},
+    "GIT_AUTHOR_DATE": "2026-11-01T12:00:00Z",
+    "GIT_COMMITTER_DATE": "2026-11-01T12:00:00Z",
+    "LC_ALL": "C.UTF-8",
+}
+
+
+class Repository:
+    """A real repository with a work tree, driven by git's own command line and by nothing of sparkwright's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    @property
+    def url(self) -> str:
+        return self.path.as_uri()
+
+    def git(self, *arguments: str) -> str:
+        """Return what git prints, less the last line end."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | PLAIN
+        done = subprocess.run(["git", *arguments], cwd=self.path, env=environment, capture_output=True, check=True)
+        return done.stdout.decode().rstrip("\n")
+
+    def commit(self, files: Mapping[str, bytes | None], message: str = "Change") -> str:
+        """Write *files* (None removes one), commit everything, and return the commit."""
+        for name, data in files.items():
+            path = self.path / name
+            if data is None:
+                path.unlink()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        self.git("add", "--all", "--force")
+        self.git("commit", "--quiet", "--allow-empty", "-m", message)
+        return self.git("rev-parse", "HEAD")
+
+    def tree(self, revision: str = "HEAD") -> str:
+        return self.git("rev-parse", f"{revision}^{{tree}}")
+
+    def change(self, files: Mapping[str, bytes | None], subject: str = "Change something", trailers: str = TRAILERS) -> bytes:
+        """Commit *files* on top and return that commit as ``git format-patch`` writes it, with one line of context."""
+        self.commit(files, f"{subject}\n\nAs told.\n\n{trailers}")
+        return self.git("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit").encode() + b"\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """Return an empty repository."""
+    return Repository(tmp_path / "upstream")
+
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Return a function that runs ``python -m sparkwright`` as people do, in an empty folder, and returns how it ended."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+
+    def run(*words: str | Path, env: Mapping[str, str] | None = None, program: Sequence[str] = ("-m", "sparkwright")) -> object:
+        environment = {**os.environ, **(env or {})}
+        return subprocess.run(
+            [sys.executable, *program, *map(str, words)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return run  # type: ignore[return-value]  # the alias leaves the arguments open

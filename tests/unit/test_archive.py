@@ -1,0 +1,339 @@
+"""Archives are hostile until read: nothing leaves its folder, and what is stored is, byte for byte, what was packed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkwright.errors import ArchiveUnsafe
+from sparkwright.forks import archive
+from sparkwright.forks.archive import Member
+from sparkwright.git import Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Repository
+
+
+def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode, info.size = kind, link, mode, len(data)
+    return info, data
+
+
+def packed(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    """Return an uncompressed tar of *entries*, written without any check of ours or of tarfile's."""
+    spool = io.BytesIO()
+    with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for info, data in entries:
+            tar.addfile(info, io.BytesIO(data))
+    return spool.getvalue()
+
+
+def members(folder: Path, tar: bytes) -> list[Member]:
+    path = folder / "mini-1.tar.gz"
+    path.write_bytes(gzip.compress(tar, 1))
+    return list(archive.sdist_members(path))
+
+
+def refused(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> str:
+    """Return everything that is said when a tar of *entries* is refused."""
+    with pytest.raises(ArchiveUnsafe) as caught:
+        members(folder, packed(*entries))
+    assert "mini-1.tar.gz" in caught.value.what
+    return "\n".join([caught.value.what, *caught.value.details])
+
+
+def test_the_top_folder_is_taken_away(tmp_path: Path) -> None:
+    """Members are named below the archive's single top folder; folders themselves are not members."""
+    top = entry("mini-1", kind=tarfile.DIRTYPE)
+
+    assert members(tmp_path, packed(top, entry("mini-1/a", b"A"), entry("./mini-1/b/c", b"C"))) == [
+        Member("a", "100644", b"A"),
+        Member("b/c", "100644", b"C"),
+    ]
+
+
+def test_the_executable_bit_is_kept(tmp_path: Path) -> None:
+    """The owner's executable bit, and no other, decides the mode."""
+    made = members(tmp_path, packed(entry("m/run", mode=0o755), entry("m/odd", mode=0o4666), entry("m/own", mode=0o100)))
+
+    assert [member.mode for member in made] == ["100755", "100644", "100755"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m/../../evil",
+        "../evil",
+        "m/a/..",
+        "/etc/evil",
+        "m\\evil",
+        "m/.git/config",
+        "m/sub/.GIT/hooks/post-checkout",
+        "m/a\0b",
+        "m/a\nb",
+        "m/a\x1b[2Jb",
+        "m/./a",
+        "m//a",
+        "m/" + "a" * 1100,
+        "m/\udcff",
+    ],
+    ids=repr,
+)
+def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """Climbing, absolute, Windows, repository, control-character and undecodable names are errors that show the name."""
+    info = tarfile.TarInfo("m/placeholder")
+    info.pax_headers = {"path": name}
+    if "\udcff" in name:
+        info.pax_headers, info.name = {}, name
+
+    assert "member: " in refused(tmp_path, (info, b""))
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("m/link", "/etc/passwd"),
+        ("m/link", "../outside"),
+        ("m/link", ".."),
+        ("m/a/link", "../../outside"),
+        ("m/a/link", "./../../outside"),
+        ("m/a/link", "b/../../../outside"),
+        ("m/link", "..\\outside"),
+        ("m/a/b", "../..\0/x/y"),
+        ("m/a/z", "up/../x"),
+        ("m/link", "\udcff"),
+    ],
+)
+def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path, path: str, target: str) -> None:
+    """Absolute targets, targets above the top, and targets that climb after a name are errors that show where they point."""
+    info, _ = entry(path, kind=tarfile.SYMTYPE)
+    info.pax_headers = {"linkpath": target} if "\udcff" not in target else {}
+    info.linkname = target
+
+    assert "points to: " in refused(tmp_path, (info, b""))
+
+
+def test_two_links_cannot_climb_together(tmp_path: Path) -> None:
+    """A link through another link does not reach what neither reaches alone."""
+    up = entry("m/a/b/up", kind=tarfile.SYMTYPE, link="../..")
+
+    assert "points to: 'up/../..'" in refused(tmp_path, up, entry("m/a/b/out", kind=tarfile.SYMTYPE, link="up/../.."))
+
+
+@pytest.mark.parametrize("target", ["b", "../b", "../other/./c", "sub//deeper", ".."])
+def test_a_link_that_stays_is_kept(tmp_path: Path, target: str) -> None:
+    """A relative link inside of the folder is stored as a link, its target unchanged."""
+    assert members(tmp_path, packed(entry("m/a/link", kind=tarfile.SYMTYPE, link=target))) == [Member("a/link", "120000", target.encode())]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_what_is_no_file_is_refused(tmp_path: Path, kind: bytes) -> None:
+    """Hard links, devices and pipes have no place in a source."""
+    assert "no file, folder or symbolic link" in refused(tmp_path, entry("m/x", kind=kind, link="m/y"))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (entry("m/a", b"1"), entry("m/a", b"2")),
+        (entry("m/a", kind=tarfile.SYMTYPE, link="b"), entry("m/a/x", b"2")),
+        (entry("m/a/x", b"1"), entry("m/a", kind=tarfile.SYMTYPE, link="b")),
+        (entry("m/a", b"1"), entry("m/a/b/c", b"2")),
+    ],
+)
+def test_a_path_that_comes_twice_is_refused(tmp_path: Path, entries: tuple[tuple[tarfile.TarInfo, bytes], ...]) -> None:
+    """No member replaces another one, neither by its own path nor by lying below it."""
+    assert "the same path twice" in refused(tmp_path, *entries)
+
+
+def test_two_top_folders_are_refused(tmp_path: Path) -> None:
+    """A source distribution has one top folder; the error shows both."""
+    said = refused(tmp_path, entry("m/a"), entry("n/a"))
+
+    assert said.splitlines()[1:] == ["m", "n"]
+
+
+@pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", zipfile.ZipFile, b"\0" * 4096], ids=str)
+def test_what_is_no_archive_is_refused(tmp_path: Path, data: object) -> None:
+    """A page of HTML, a zip or an empty file under the name of an archive is an error."""
+    path = tmp_path / "mini-1.tar.gz"
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    else:
+        zipfile.ZipFile(path, "w").close()
+
+    with pytest.raises(ArchiveUnsafe, match=r"mini-1\.tar\.gz is damaged"):
+        list(archive.sdist_members(path))
+
+
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
+    """An archive that ends early is an error at whatever byte it ends."""
+    whole = gzip.compress(packed(entry("m/a", os.urandom(3000)), entry("m/b", os.urandom(3000))))
+    path = tmp_path / "mini-1.tar.gz"
+    for end in range(0, len(whole) - 200, 97):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ArchiveUnsafe):
+            list(archive.sdist_members(path))
+
+
+TAR = packed(entry("m/a", b"A" * 700), entry("m/é", b"B"), entry("m/l", kind=tarfile.SYMTYPE, link="a"), entry("m/" + "n" * 120, b"C"))
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, len(TAR) - 1), st.integers(0, 255)), min_size=1, max_size=6))
+def test_any_damage_is_seen_or_harmless(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:
+    """Whatever bytes of a tar change, reading it gives safe members or `ArchiveUnsafe`, never another error."""
+    damaged = bytearray(TAR)
+    for place, value in changes:
+        damaged[place] = value
+    try:
+        made = members(tmp_path_factory.mktemp("damaged"), bytes(damaged))
+    except ArchiveUnsafe:
+        made = []
+
+    assert all(archive.safe_path(member.path, "x") for member in made)
+
+
+# Zips.
+
+
+def zipped(folder: Path, files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    path = folder / "mini-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", method) as wheel:
+        for name, data in files.items():
+            wheel.writestr(name, data)
+    return path
+
+
+def test_a_folder_of_a_wheel_is_read(tmp_path: Path) -> None:
+    """Only the files below the folder are members, named below it."""
+    path = zipped(tmp_path, {"mini/third/a.h": b"A", "mini/third/b/c.h": b"C", "mini/thirdly.h": b"", "mini/x.py": b""})
+
+    assert list(archive.wheel_members(path, "mini/third")) == [Member("a.h", "100644", b"A"), Member("b/c.h", "100644", b"C")]
+
+
+def test_a_wheel_without_the_folder_is_refused(tmp_path: Path) -> None:
+    """A source that is a folder inside a wheel must be in it."""
+    with pytest.raises(ArchiveUnsafe, match="has no folder 'mini/third'"):
+        list(archive.wheel_members(zipped(tmp_path, {"mini/x.py": b""}), "mini/third"))
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "mini/../../evil", "mini/.git/config", "mini\\..\\evil", "mini/a\nb"])
+def test_a_member_anywhere_in_a_wheel_must_be_safe(tmp_path: Path, name: str) -> None:
+    """An unsafe name condemns the wheel, even where it lies outside of the folder that is read."""
+    with pytest.raises(ArchiveUnsafe, match="would leave its folder"):
+        list(archive.wheel_members(zipped(tmp_path, {name: b"", "mini/a": b""}), "mini"))
+
+
+@pytest.mark.parametrize("claim", [0, 10, 2**31])
+def test_a_member_that_lies_about_its_size_is_refused(tmp_path: Path, claim: int) -> None:
+    """A member that holds more, or less, than the directory says is an error, and no more than that is unpacked."""
+    path = zipped(tmp_path, {"mini/a": b"x" * 5000})
+    data = bytearray(path.read_bytes())
+    for mark, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
+        struct.pack_into("<L", data, data.index(mark) + offset, claim)
+    path.write_bytes(data)
+
+    with pytest.raises(ArchiveUnsafe):
+        list(archive.wheel_members(path, "mini"))
+
+
+def test_a_wheel_larger_than_any_source_is_refused_unread(tmp_path: Path) -> None:
+    """The sizes that a zip states are added up before a byte is unpacked."""
+    path = zipped(tmp_path, {f"mini/{number}": b"" for number in range(3)})
+    data = bytearray(path.read_bytes())
+    place = -1
+    while (place := data.find(b"PK\x01\x02", place + 1)) >= 0:
+        struct.pack_into("<L", data, place + 24, 2**32 - 2)
+    path.write_bytes(data)
+
+    with pytest.raises(ArchiveUnsafe):
+        list(archive.wheel_members(path, "mini"))
+
+
+@settings(max_examples=150)
+@given(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]), st.data())
+def test_any_damage_of_a_wheel_is_seen_or_harmless(tmp_path_factory: pytest.TempPathFactory, method: int, data: st.DataObject) -> None:
+    """Whatever bytes of a zip change, reading it gives the stored bytes or `ArchiveUnsafe`, never another error."""
+    files = {"mini/a": b"A" * 900, "mini/b": bytes(range(200))}
+    path = zipped(tmp_path_factory.mktemp("damaged"), files, method)
+    raw = bytearray(path.read_bytes())
+    for place, value in data.draw(st.lists(st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255)), min_size=1, max_size=4)):
+        raw[place] = value
+    path.write_bytes(raw)
+    try:
+        made = list(archive.wheel_members(path, "mini"))
+    except ArchiveUnsafe:
+        made = []
+
+    assert {member.data for member in made} <= set(files.values())
+
+
+# Into git.
+
+AWKWARD = {
+    "crlf.txt": b"one\r\ntwo\r\n",
+    "sub/mixed.c": b"a\r\nb\nc\r",
+    ".gitattributes": b"* text=auto eol=crlf ident\n*.txt filter=lfs working-tree-encoding=UTF-16\n",
+    ".gitignore": b"*\n",
+    "ident.h": b"$Id$\n",
+    "binary": bytes(range(256)),
+    "empty": b"",
+    'quote"and space': b"q",
+    "ünïcode/ﬁle": b"u",
+    "sub.c": b"sorts between sub and sub/",
+    "sub-x/y": b"and so does this",
+}
+
+
+def test_a_stored_archive_is_the_tree_of_its_files(tmp_path: Path, repository: Repository) -> None:
+    """Members give the same tree id as `git add` of the unpacked folder, links and executable files included."""
+    entries = [entry(f"m/{name}", data, mode=0o755 if name == "empty" else 0o644) for name, data in AWKWARD.items()]
+    entries.append(entry("m/sub/link", kind=tarfile.SYMTYPE, link="../crlf.txt"))
+    stored = Objects(tmp_path / "objects.git").store_files((one.path, one.mode, one.data) for one in members(tmp_path, packed(*entries)))
+
+    with tarfile.open(fileobj=io.BytesIO(packed(*entries))) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    for path in sorted((tmp_path / "unpacked" / "m").iterdir()):
+        path.rename(repository.path / path.name)
+    # git must be told to take bytes as they are; .gitattributes asks for the contrary.
+    (repository.path / ".git" / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
+    repository.git("add", "--all", "--force")
+
+    assert stored == repository.git("write-tree")
+
+
+def test_checkout_gives_the_bytes_that_were_stored(tmp_path: Path) -> None:
+    """Neither a tree's own .gitattributes nor the user's configuration changes a byte on the way out."""
+    attributes = Path.home() / ".config" / "git" / "attributes"
+    attributes.parent.mkdir(parents=True)
+    attributes.write_text("* text eol=crlf ident\n")
+    objects = Objects(tmp_path / "objects.git")
+    tree = objects.store_files((name, "100644", data) for name, data in AWKWARD.items())
+    objects.archive(tree, tmp_path / "out")
+
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in AWKWARD} == AWKWARD
+
+
+def test_a_stored_tree_is_whole_for_git(tmp_path: Path) -> None:
+    """git's own check finds nothing to complain of, and no ref of the import is left."""
+    objects = Objects(tmp_path / "objects.git")
+    tree = objects.store_files((name, "100644", data) for name, data in AWKWARD.items())
+    checked = subprocess.run(["git", "fsck", "--strict", "--no-dangling", tree], cwd=objects.path, capture_output=True, check=False)
+    refs = subprocess.run(["git", "for-each-ref"], cwd=objects.path, capture_output=True, check=True).stdout
+
+    assert (checked.returncode, refs) == (0, b"")
+    assert dict(objects.files(tree)) == AWKWARD

@@ -1,0 +1,310 @@
+"""Reviewed YAML is read strictly: whatever would change a meaning in silence is an error that names the place."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import yamlfile
+from sparkwright.errors import FileInvalid
+from sparkwright.forks import lock
+from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.spec import Project
+
+COMMIT, TREE, SHA256 = "a1" * 20, "b2" * 20, "c3" * 32
+
+STACK = """\
+stack: "2026.11"
+arch: "12.1f"
+label: "spark.1"
+forks:
+  mini:
+    build: backend
+    sources:
+      git: {url: "https://upstream.example/mini.git", ref: "v1"}
+"""
+
+LOCK = f"""\
+format: 1
+stack: "2026.11"
+forks:
+  mini:
+    git: {{url: "https://upstream.example/mini.git", ref: "v1", commit: "{COMMIT}", tree: "{TREE}"}}
+    sdist: {{name: mini, version: "1.0", filename: mini-1.0.tar.gz, sha256: "{SHA256}", size: 3, tree: "{TREE}"}}
+"""
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record with what the reviewed files hold: text that may look like a number."""
+
+    commit: str
+    arch: str = ""
+    names: tuple[str, ...] = ()
+
+
+@pytest.fixture(name="project")
+def _project(tmp_path: Path) -> Project:
+    folder = tmp_path / "forks" / "2026.11"
+    folder.mkdir(parents=True)
+    (folder / "stack.yaml").write_text(STACK)
+    return Project(tmp_path, "2026.11")
+
+
+def refused(text: str, kind: Any = Pin) -> str:
+    """Return everything that is said when *text* is refused."""
+    with pytest.raises(FileInvalid) as caught:
+        yamlfile.parse(text, kind, "pins.yaml")
+    assert "pins.yaml" in caught.value.what
+    return "\n".join([caught.value.what, *caught.value.details])
+
+
+def test_an_unknown_field_is_refused_by_its_name() -> None:
+    """A typo in a field's name is an error that quotes it."""
+    assert "`comit`" in refused('commit: "1234567"\ncomit: x\n')
+
+
+def test_a_missing_field_is_refused_by_its_name() -> None:
+    """A record without a mandatory field is an error that names the field."""
+    assert "`commit`" in refused("arch: '12.1f'\n")
+
+
+def test_a_duplicate_key_is_refused_with_its_line() -> None:
+    """The second of two equal keys is an error that says where it stands."""
+    said = refused("commit: a\narch: b\ncommit: c\n")
+
+    assert "'commit' appears twice" in said
+    assert "line 3" in said
+
+
+def test_a_duplicate_key_is_found_at_any_depth() -> None:
+    """Mappings inside of lists are checked like the outermost one."""
+    assert "'b' appears twice" in refused("a:\n  - {b: 1, c: 2, b: 3}\n", dict[str, Any])
+
+
+@pytest.mark.parametrize("digits", ["1234567890123456789012345678901234567890", "1234567", "0123456", "1_234_567"])
+def test_unquoted_digits_are_no_commit(digits: str) -> None:
+    """A commit that YAML reads as a number is an error, since the number has lost digits."""
+    assert "$.commit" in refused(f"commit: {digits}\n")
+
+
+def test_unquoted_version_is_no_text() -> None:
+    """An unquoted 12.10 would be 12.1, so it is an error that names the field."""
+    assert "`$.arch`" in refused("commit: a\narch: 12.10\n")
+
+
+def test_quoted_digits_stay_as_they_are() -> None:
+    """Quotes are all that a string of digits needs."""
+    assert yamlfile.parse('commit: "0123456"\narch: "12.10"\n', Pin, "x") == Pin("0123456", "12.10")
+
+
+def test_an_alias_is_refused() -> None:
+    """No alias is expanded, so that a file of some lines cannot fill the memory."""
+    bomb = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefghijk", "bcdefghijkl", strict=True))
+
+    assert "alias *a is not allowed" in refused(bomb, dict[str, Any])
+
+
+def test_a_merge_key_is_refused() -> None:
+    """Keys that come from elsewhere are not seen in a review, so ``<<`` is an error."""
+    assert "merge keys are not allowed" in refused("a: {<<: {commit: x}}\n", dict[str, Any])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        "- " * 100_000,
+        "{a: " * 100_000,
+        "commit: [a\n",
+        "commit: 2026-13-45\n",
+        "? [a]\n: b\n",
+        "commit: 0x_\n",
+        "commit: " + "9" * 6000,
+        "commit: !!bool maybe\n",
+        "commit: !!timestamp soon\n",
+        "commit: !!python/object/apply:os.getcwd []\n",
+        "\tcommit: a\n",
+        "commit: a\n---\ncommit: b\n",
+        "commit: \x00\n",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_is_no_plain_yaml_is_refused(text: str) -> None:
+    """Broken text, endless nesting, impossible values and foreign tags end in the same kind of error, never in a crash."""
+    assert refused(text, Any if text.startswith(("[", "-", "{")) else Pin)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Whatever stands in a file, reading it gives a value or `FileInvalid`."""
+    with contextlib.suppress(FileInvalid):
+        yamlfile.parse(text, Any, "x")
+
+
+def test_an_empty_file_is_refused() -> None:
+    """A file that was emptied by accident is not a record with defaults."""
+    assert "null" in refused("")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """The path of a missing file stands in the message."""
+    with pytest.raises(FileInvalid, match=r"gone\.yaml cannot be read"):
+        yamlfile.load(tmp_path / "gone.yaml", Pin)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """Text of another encoding is an error, not a guess."""
+    path = tmp_path / "pins.yaml"
+    path.write_bytes("commit: é\n".encode("latin-1"))
+
+    with pytest.raises(FileInvalid, match=r"pins\.yaml cannot be read"):
+        yamlfile.load(path, Pin)
+
+
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    """A file that is larger than any of ours is an error before its content is looked at."""
+    path = tmp_path / "pins.yaml"
+    with path.open("wb") as stream:
+        stream.truncate(yamlfile.LARGEST + 1)
+
+    with pytest.raises(FileInvalid, match="larger than"):
+        yamlfile.load(path, Pin)
+
+
+PLAIN = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=40)
+
+
+@given(PLAIN, st.one_of(PLAIN, st.text(string.digits + "._:+-eExXoO~ ", max_size=45)), st.lists(PLAIN, max_size=3))
+def test_what_is_written_is_read_back(commit: str, arch: str, names: list[str]) -> None:
+    """Reading what was written gives the same record, for every text."""
+    record = Pin(commit, arch, tuple(names))
+
+    assert yamlfile.parse(yamlfile.dump(record), Pin, "x") == record
+
+
+# The lock.
+
+
+def locked(project: Project, text: str) -> Lock:
+    project.lock_file.write_text(text)
+    return lock.read(project)
+
+
+def test_a_lock_is_read(project: Project) -> None:
+    """The lock of the stack gives its sources, and says which are resolved."""
+    fork = locked(project, LOCK).forks["mini"]
+
+    assert fork.git == GitLock("https://upstream.example/mini.git", "v1", COMMIT, TREE)
+    assert fork.git.resolved
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (COMMIT, COMMIT[:6]),
+        (COMMIT, COMMIT.upper()),
+        (COMMIT, "v0.33.0"),
+        (COMMIT, COMMIT + "0"),
+        (COMMIT, ""),
+        (TREE, TREE[:12]),
+        (TREE, "HEAD^{tree}"),
+        (SHA256, SHA256[:-1]),
+        (SHA256, SHA256.upper()),
+        ("mini-1.0.tar.gz", "../mini-1.0.tar.gz"),
+        ("mini-1.0.tar.gz", "/mini-1.0.tar.gz"),
+        ("mini-1.0.tar.gz", ".part"),
+    ],
+)
+def test_a_lock_with_a_malformed_value_is_refused(project: Project, field: str, value: str) -> None:
+    """Short, uppercase or invented ids and file names that are paths are errors that quote the value."""
+    with pytest.raises(FileInvalid) as caught:
+        locked(project, LOCK.replace(field, value, 1))
+
+    assert f"'{value}'" in caught.value.details[0]
+    assert "lock.yaml" in caught.value.what
+
+
+def test_a_lock_with_an_unquoted_commit_of_digits_is_refused(project: Project) -> None:
+    """The error names fork and field, so that the quotes can be set without a search."""
+    with pytest.raises(FileInvalid) as caught:
+        locked(project, LOCK.replace(f'"{COMMIT}"', "1" * 40))
+
+    assert "$.forks" in caught.value.details[0]
+    assert "commit" in caught.value.details[0]
+
+
+@pytest.mark.parametrize("commit", [COMMIT[:7], COMMIT[:39], "unresolved"])
+def test_a_prefix_counts_as_unresolved(project: Project, commit: str) -> None:
+    """A lock may hold the beginning of a commit, or none, and says that it is unresolved."""
+    git = locked(project, LOCK.replace(COMMIT, commit)).forks["mini"].git
+
+    assert git is not None
+    assert not git.resolved
+
+
+@pytest.mark.parametrize("change", [('"2026.11"', '"2026.05"'), ("  mini:", "  other:")])
+def test_the_lock_of_another_stack_is_refused(project: Project, change: tuple[str, str]) -> None:
+    """A lock that was copied from another stack, or has other forks, is an error that shows both."""
+    with pytest.raises(FileInvalid, match="does not belong to") as caught:
+        locked(project, LOCK.replace(*change))
+
+    assert [line.split(":")[0] for line in caught.value.details] == ["lock", "stack"]
+
+
+def test_a_missing_lock_is_refused(project: Project) -> None:
+    """A stack without a lock cannot be built; the error names the file."""
+    with pytest.raises(FileInvalid, match=r"lock\.yaml cannot be read"):
+        lock.read(project)
+
+
+HEX = "0123456789abcdef"
+
+
+def hexes(size: int) -> st.SearchStrategy[str]:
+    """Return ids, many of them of digits alone or such as 1e5, which YAML takes for numbers."""
+    return st.one_of(
+        st.text(HEX, min_size=size, max_size=size),
+        st.text(string.digits, min_size=size, max_size=size),
+        st.integers(0, 9).map(lambda digit: f"{digit}e" + "1" * (size - 2)),
+    )
+
+
+GITS = st.builds(
+    GitLock,
+    url=PLAIN.filter(bool),
+    ref=PLAIN.filter(bool),
+    commit=st.integers(7, 40).flatmap(hexes),
+    tree=st.one_of(hexes(40), st.just("unresolved")),
+)
+FILES = st.builds(
+    FileLock,
+    name=st.just("mini"),
+    version=st.sampled_from(["1", "1.10", "2026.11", "1e5"]),
+    filename=st.sampled_from(["mini-1.whl", "1.10"]),
+    sha256=hexes(64),
+    size=st.integers(0, 2**40),
+    folder=st.sampled_from(["", "a/b"]),
+    tree=st.one_of(hexes(40), st.just("")),
+)
+FORKS = st.builds(
+    ForkLock,
+    git=st.none() | GITS,
+    sdist=st.none() | FILES,
+    wheel=st.none() | FILES,
+    bases=st.dictionaries(st.sampled_from(["x86_64"]), FILES),
+)
+
+
+@given(FORKS)
+def test_a_rendered_lock_is_read_back(fork: ForkLock) -> None:
+    """Whatever a lock holds, its text gives the same lock; ids of digits alone keep every digit."""
+    made = Lock(1, "2026.11", {"mini": fork})
+
+    assert yamlfile.parse(lock.render(made), Lock, "lock.yaml") == made
