@@ -1,0 +1,112 @@
+"""Programs that are run: a whole log, the last lines in the error, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkwright import process
+from sparkwright.errors import CommandFailed, CompileFailed, ToolMissing
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def test_the_log_holds_everything(tmp_path: Path) -> None:
+    """The log begins with the command and holds both streams; each line is also passed on."""
+    lines: list[str] = []
+    script = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
+    process.run(python(script), log=tmp_path / "logs" / "x.log", on_line=lines.append)
+
+    assert lines == ["out", "err"]
+    assert (tmp_path / "logs" / "x.log").read_text() == f"$ {' '.join(python(script))}\nout\nerr\n"
+
+
+def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
+    """The error is of the kind that was asked for, with the last lines, the status, and where the rest is."""
+    script = "import sys; [print('line', number) for number in range(100)]; sys.exit(7)"
+    with pytest.raises(CompileFailed) as caught:
+        process.run(python(script), log=tmp_path / "x.log", failure=CompileFailed, what="It failed.")
+
+    assert caught.value.what == "It failed."
+    assert caught.value.details[-3:] == ("line 99", "status: 7", f"full log: {tmp_path / 'x.log'}")
+    assert len(caught.value.details) < 30
+
+
+def test_a_killed_program_is_named_as_such(tmp_path: Path) -> None:
+    """A program that was killed, for memory perhaps, is said to have been."""
+    with pytest.raises(CommandFailed, match="was ended by signal 9"):
+        process.run(python("import os; os.kill(os.getpid(), 9)"), log=tmp_path / "x.log")
+
+
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    """A program that is not installed is an error of its own."""
+    with pytest.raises(ToolMissing, match="no-such-program is not installed"):
+        process.run(["no-such-program"], log=tmp_path / "x.log")
+    with pytest.raises(ToolMissing, match="no-such-program is not installed"):
+        process.output(["no-such-program"])
+
+
+def test_output_that_is_not_text_does_no_harm(tmp_path: Path) -> None:
+    """Compilers print what they like; bytes that are not UTF-8 are replaced."""
+    process.run(python("import os; os.write(1, bytes(range(128, 256)) + b'\\n')"), log=tmp_path / "x.log")
+
+    assert "�" in (tmp_path / "x.log").read_text("utf-8")
+
+
+def test_a_short_program_that_hangs_is_ended() -> None:
+    """A program that says nothing within its time counts as failed."""
+    with pytest.raises(CommandFailed, match=r"did not end within 0\.2 s"):
+        process.output(python("import time; time.sleep(60)"), timeout=0.2)
+
+
+def test_variables_that_change_builds_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags of the user's shell do not reach a compiler, the rest does; an empty value removes a variable."""
+    for name in ("CFLAGS", "TORCH_CUDA_ARCH_LIST", "NVCC_APPEND_FLAGS", "PYTHONPATH"):
+        monkeypatch.setenv(name, "-O0")
+    monkeypatch.setenv("KEPT", "yes")
+    monkeypatch.setenv("GONE", "no")
+    made = process.clean_environment(CFLAGS="", GONE="", ADDED="1")
+
+    assert {"CFLAGS", "TORCH_CUDA_ARCH_LIST", "NVCC_APPEND_FLAGS", "PYTHONPATH", "GONE"}.isdisjoint(made)
+    assert (made["KEPT"], made["ADDED"], made["LC_ALL"]) == ("yes", "1", "C.UTF-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """`kill -9` of sparkwright ends the program that it runs."""
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom sparkwright import process\n"
+        f"process.run([sys.executable, '-c', {child!r}], log=Path(sys.argv[1]), on_line=lambda line: print(line, flush=True))"
+    )
+    with subprocess.Popen([*python(script), str(tmp_path / "x.log")], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        number = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{number}").exists() and "State:\tZ" not in Path(f"/proc/{number}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
+    """Whatever interrupts the reading of its lines also ends the program, before the interruption goes on."""
+    seen: list[int] = []
+
+    def interrupt(line: str) -> None:
+        seen.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run(python("import os, time; print(os.getpid(), flush=True); time.sleep(60)"), log=tmp_path / "x.log", on_line=interrupt)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)

@@ -1,0 +1,230 @@
+"""The store: whole results or none, whatever kills the writer; locks that die with their holder."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import digest
+from sparkwright.errors import StoreBusy
+from sparkwright.store import Store
+
+HEAD = "import sys, time\nfrom pathlib import Path\nfrom sparkwright.store import Store\nstore = Store(Path(sys.argv[1]))\n"
+SLEEP = "    print('ready', flush=True)\n    time.sleep(60)\n"
+
+
+class Process:
+    """A real process that works on a store and can be killed."""
+
+    def __init__(self, root: Path, script: str) -> None:
+        command = [sys.executable, "-c", HEAD + script, str(root)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(name="spawn")
+def _spawn(tmp_path: Path) -> Iterator[type[Process]]:
+    made: list[Process] = []
+
+    class Kept(Process):
+        def __init__(self, root: Path, script: str) -> None:
+            super().__init__(root, script)
+            made.append(self)
+
+    yield Kept
+    for one in made:
+        one.kill()
+        one.process.communicate()
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What a stage might keep."""
+
+    name: str
+    count: int
+
+
+def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store, spawn: type[Process]) -> None:
+    """Until a file is whole, its name keeps the bytes that it had."""
+    path = store.write("records/a", b"old")
+    process = spawn(
+        store.root,
+        "with store.replacing(store.root / 'records' / 'a') as fresh:\n    fresh.write_bytes(b'half')\n" + SLEEP,
+    )
+    assert process.read() == "ready"
+    process.kill()
+
+    assert path.read_bytes() == b"old"
+
+
+def test_a_writer_killed_while_replacing_leaves_no_file_where_none_was(store: Store, spawn: type[Process]) -> None:
+    """A killed first write leaves nothing under the final name, and the next one succeeds."""
+    script = "with store.replacing(store.root / 'a') as fresh:\n    fresh.write_bytes(b'half')\n"
+    process = spawn(store.root, script + SLEEP)
+    assert process.read() == "ready"
+    process.kill()
+
+    assert not (store.root / "a").exists()
+    assert store.write("a", b"whole").read_bytes() == b"whole"
+
+
+def test_a_builder_killed_leaves_no_folder(store: Store, spawn: type[Process]) -> None:
+    """A folder that was being filled is not there under its name, and the next builder begins with an empty one."""
+    final = store.root / "wheels" / "x"
+    process = spawn(
+        store.root,
+        "with store.building(store.root / 'wheels' / 'x') as folder:\n    (folder / 'half').write_bytes(b'')\n" + SLEEP,
+    )
+    assert process.read() == "ready"
+    process.kill()
+    assert not final.exists()
+
+    with store.building(final) as folder:
+        assert not list(folder.iterdir())
+        (folder / "whole").touch()
+
+    assert [path.name for path in final.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_error_while_building_leaves_things_as_they_were(store: Store, there: bool) -> None:
+    """A block that fails changes nothing and leaves nothing behind."""
+    final = store.root / "environments" / "x"
+    if there:
+        final.mkdir(parents=True)
+        (final / "old").touch()
+    with contextlib.suppress(KeyError), store.building(final) as folder:
+        (folder / "half").touch()
+        raise KeyError
+
+    assert [str(path.relative_to(final.parent)) for path in final.parent.rglob("*")] == (["x", "x/old"] if there else [])
+
+
+def test_an_error_while_replacing_leaves_no_temporary_file(store: Store) -> None:
+    """A block that fails leaves the folder as it was."""
+    with contextlib.suppress(KeyError), store.replacing(store.root / "new" / "a") as fresh:
+        fresh.write_bytes(b"half")
+        raise KeyError
+
+    assert not list((store.root / "new").iterdir())
+
+
+def test_what_is_kept_can_be_read_by_others(store: Store) -> None:
+    """Temporary files are private; results have the usual modes, so that a shared cache can be shared."""
+    with store.building(store.root / "wheels" / "x"):
+        pass
+
+    assert stat.S_IMODE(store.write("a", b"").stat().st_mode) == 0o644
+    assert stat.S_IMODE((store.root / "wheels" / "x").stat().st_mode) == 0o755
+
+
+def test_a_store_is_marked_as_a_cache(store: Store) -> None:
+    """Backup programs find the tag that tells them to leave the folder out, and people find what it is."""
+    assert (store.root / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert "Made by sparkwright" in (store.root / "README").read_text()
+
+
+# Records.
+
+
+@given(st.text(), st.integers(-(2**63), 2**63 - 1))
+def test_a_record_is_read_back(tmp_path_factory: pytest.TempPathFactory, name: str, count: int) -> None:
+    """What was put under a key is what is got from it."""
+    store = Store(tmp_path_factory.getbasetemp() / "store")
+    record = Record(name, count)
+    store.put("stage", digest.key("stage", record), record)
+
+    assert store.get("stage", digest.key("stage", record), Record) == record
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"name": "a"}', b'{"name": "a", "count": "1"}', b"\xff\xfe", b"\0" * 40, b"[" * 100_000])
+def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
+    """A record that was cut off, overwritten or written by another version is made anew instead of believed."""
+    store.put("stage", "key", Record("a", 1))
+    (store.root / "records" / "stage" / "key.json").write_bytes(damage)
+
+    assert store.get("stage", "key", Record) is None
+    assert store.get("stage", "other", Record) is None
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers(-1000, 1000), max_size=6))
+def test_a_key_does_not_depend_on_order(fields: dict[str, int]) -> None:
+    """Equal inputs of a stage have one key, in whatever order they come; another stage has another one."""
+    turned = dict(reversed(fields.items()))
+
+    assert digest.key("a", fields) == digest.key("a", turned) != digest.key("b", fields)
+
+
+# Locks.
+
+HOLD = "with store.lock('objects'):\n" + SLEEP
+
+
+def test_a_lock_in_use_can_be_refused_at_once(store: Store, spawn: type[Process]) -> None:
+    """A caller that does not want to wait is told that another process works on the same thing."""
+    assert spawn(store.root, HOLD).read() == "ready"
+
+    with pytest.raises(StoreBusy, match="objects is in use") as caught, store.lock("objects", wait=0):
+        pass
+    assert "objects.lock" in caught.value.details[0]
+
+
+def test_a_lock_in_use_can_be_refused_after_a_while(store: Store, spawn: type[Process]) -> None:
+    """A caller waits as long as it said, and no longer."""
+    assert spawn(store.root, HOLD).read() == "ready"
+    began = time.monotonic()
+
+    with pytest.raises(StoreBusy), store.lock("objects", wait=0.3):
+        pass
+    assert 0.3 <= time.monotonic() - began < 10
+
+
+def test_a_lock_is_free_when_its_holder_was_killed(store: Store, spawn: type[Process]) -> None:
+    """`kill -9` frees the lock, so that the next run needs no cleaning up."""
+    process = spawn(store.root, HOLD)
+    assert process.read() == "ready"
+    process.kill()
+
+    with store.lock("objects", wait=0):
+        pass
+
+
+def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]) -> None:
+    """Two runs at once take turns; the second says that it waits, and goes on when the first has ended."""
+    second = "with store.lock('objects'):\n    print('mine', flush=True)\n"
+    with store.lock("objects"):
+        process = spawn(store.root, second).process
+        assert process.stderr is not None
+        waits = process.stderr.readline()
+        early = select.select([process.stdout], [], [], 0.3)[0]
+    out, _ = process.communicate(timeout=30)
+
+    assert "another sparkwright works on objects; waiting" in waits
+    assert (early, out, process.returncode) == ([], "mine\n", 0)
+
+
+def test_locks_of_different_names_do_not_wait(store: Store, spawn: type[Process]) -> None:
+    """Different things can be worked on at once."""
+    assert spawn(store.root, HOLD).read() == "ready"
+
+    with store.lock("download-x", wait=0):
+        pass
