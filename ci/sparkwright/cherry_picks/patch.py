@@ -6,7 +6,10 @@ Its header says why it exists and until when, in trailers that every patch must 
 
 from __future__ import annotations
 
+import contextlib
 import email.policy
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
 from email.parser import BytesParser
 from typing import Literal
 
@@ -62,17 +65,26 @@ def parse(name: str, data: bytes) -> Patch:
     if missing:
         raise PatchInvalid(f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
     if trailers["Upstream-Status"].split()[0] not in STATUSES:
-        raise PatchInvalid(f"{name} has an unknown Upstream-Status.", details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"])
+        raise PatchInvalid(
+            f"{name} has an unknown Upstream-Status.", details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
+        )
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
-        subject=" ".join(str(message.get("Subject", "")).removeprefix("[PATCH]").split()),
+        subject=_subject(str(message.get("Subject", ""))),
         status=trailers["Upstream-Status"],
         reason=trailers["Reason"],
         drop_when=trailers["Drop-When"],
         files=_touched(diff),
         data=diff[diff.index(b"diff --git ") :],
     )
+
+
+def _subject(header: str) -> str:
+    """Return the subject as its author wrote it: git encodes what is not ASCII (RFC 2047), and folds long lines."""
+    with contextlib.suppress(HeaderParseError, LookupError, ValueError):
+        header = str(make_header(decode_header(header)))
+    return " ".join(header.split()).removeprefix("[PATCH]").strip()
 
 
 def _touched(diff: bytes) -> tuple[str, ...]:

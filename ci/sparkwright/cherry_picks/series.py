@@ -57,7 +57,7 @@ def load(folder: Path) -> tuple[Patch, ...]:
         PatchInvalid: A listed patch is missing or unreadable, is listed twice, or a patch in the folder is not listed.
     """
     listing = folder / "series"
-    lines = listing.read_text("utf-8").splitlines() if listing.is_file() else []
+    lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
     names = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
     present = {path.name for path in folder.glob("*.patch")}
     wrong = [f"listed twice: {name}" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -92,10 +92,13 @@ def apply_to(objects: Objects, fork: str, base: str, patches: tuple[Patch, ...])
     with console.step(f"apply {len(patches)} patches to {fork}"):
         for one in patches:
             after, said = objects.apply(tree, one.data)
-            if after is None:
+            # A binary hunk that is cut off gets an error from git, but no status: the rest is applied.
+            if after is None or any(line.startswith("error:") for line in said.splitlines()):
                 raise PatchConflict(f"{one.name} does not apply to {fork}.", details=[*_reasons(said), f"tree before it: {tree}"])
             if offsets := _OFFSET.findall(said):
-                raise PatchConflict(f"{one.name} applies to {fork} only at other lines than it names.", details=[*offsets, f"tree before it: {tree}"])
+                raise PatchConflict(
+                    f"{one.name} applies to {fork} only at other lines than it names.", details=[*offsets, f"tree before it: {tree}"]
+                )
             if after == tree:
                 raise PatchNoEffect(f"{one.name} changes nothing in {fork}.", details=[f"tree: {tree}"])
             tree = after
