@@ -36,11 +36,14 @@ class Repository:
     def url(self) -> str:
         return self.path.as_uri()
 
+    def output(self, *arguments: str) -> bytes:
+        """Return what git prints."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | PLAIN
+        return subprocess.run(["git", *arguments], cwd=self.path, env=environment, capture_output=True, check=True).stdout
+
     def git(self, *arguments: str) -> str:
         """Return what git prints, less the last line end."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | PLAIN
-        done = subprocess.run(["git", *arguments], cwd=self.path, env=environment, capture_output=True, check=True)
-        return done.stdout.decode().rstrip("\n")
+        return self.output(*arguments).decode().rstrip("\n")
 
     def commit(self, files: Mapping[str, bytes | None], message: str = "Change") -> str:
         """Write *files* (None removes one), commit everything, and return the commit."""
@@ -61,7 +64,7 @@ class Repository:
     def change(self, files: Mapping[str, bytes | None], subject: str = "Change something", trailers: str = TRAILERS) -> bytes:
         """Commit *files* on top and return that commit as ``git format-patch`` writes it, with one line of context."""
         self.commit(files, f"{subject}\n\nAs told.\n\n{trailers}")
-        return self.git("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit").encode() + b"\n"
+        return self.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit")
 
 
 @pytest.fixture

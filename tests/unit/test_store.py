@@ -214,6 +214,7 @@ def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]
     with store.lock("objects"):
         process = spawn(store.root, second).process
         assert process.stderr is not None
+        assert process.stdout is not None
         waits = process.stderr.readline()
         early = select.select([process.stdout], [], [], 0.3)[0]
     out, _ = process.communicate(timeout=30)

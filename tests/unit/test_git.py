@@ -1,0 +1,283 @@
+"""The object database, on real repositories: exact trees, checkouts that can be killed, and nobody's configuration."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright import git
+from sparkwright.git import Change, GitFailed, Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Repository
+
+FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
+
+
+@pytest.fixture(name="objects")
+def _objects(tmp_path: Path) -> Objects:
+    return Objects(tmp_path / "objects.git")
+
+
+def stored(objects: Objects, **changes: bytes) -> str:
+    """Return a tree of `FILES`, where ``run.sh`` is executable, with *changes* (``__`` stands for a slash, ``_`` for a dot)."""
+    files = FILES | {name.replace("__", "/").replace("_", "."): data for name, data in changes.items()}
+    return objects.store_files((name, git.EXECUTABLE if name == "run.sh" else git.REGULAR, data) for name, data in files.items())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Trees.
+
+
+def test_files_are_replaced_and_modes_stay(objects: Objects) -> None:
+    """New bytes take the mode of the file that stood there; new files are regular; nothing else changes."""
+    before = stored(objects)
+    after = objects.with_files(before, {"run.sh": b"#!/bin/dash\n", "new/x": b"x"})
+    changed = objects.paths(after)
+
+    assert objects.changes(before, after) == (Change("A", "new/x"), Change("M", "run.sh"))
+    assert {path: mode for path, (mode, _) in changed.items() if mode != git.REGULAR} == {"run.sh": git.EXECUTABLE}
+    assert objects.blob(after, "run.sh") == b"#!/bin/dash\n"
+
+
+def test_replacing_files_by_themselves_gives_the_same_tree(objects: Objects) -> None:
+    """A rewrite that changes no byte changes no id."""
+    tree = stored(objects)
+
+    assert objects.with_files(tree, FILES) == tree
+
+
+def test_files_of_a_folder_are_read_at_once(objects: Objects) -> None:
+    """Every regular file below a folder comes with its bytes; a file that is not there is None."""
+    tree = stored(objects)
+
+    assert dict(objects.files(tree, "src")) == {"src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01"}
+    assert objects.blob(tree, "src/gone.c") is None
+    assert objects.paths(tree, "src").keys() == {"src/b.c", "src/deep/c.h"}
+    assert objects.subtree(tree, "src/deep") == objects.store_files([("c.h", git.REGULAR, b"\x00\x01")])
+
+
+def test_an_object_is_asked_for_with_its_type(objects: Objects) -> None:
+    """A tree is there as a tree, and not as a commit; what is not there is not there."""
+    tree = stored(objects)
+
+    assert objects.has(f"{tree}^{{tree}}")
+    assert not objects.has(f"{tree}^{{commit}}")
+    assert not objects.has("0" * 40)
+
+
+# Nobody's configuration.
+
+
+def test_variables_of_the_user_do_not_redirect_git(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIT_DIR and its like, which hooks and rebases leave in a shell, change neither results nor other repositories."""
+    expected = stored(objects)
+    other = tmp_path / "other"
+    for name, value in {
+        "GIT_DIR": str(other),
+        "GIT_INDEX_FILE": str(other / "index"),
+        "GIT_OBJECT_DIRECTORY": str(other / "objects"),
+        "GIT_WORK_TREE": str(other),
+        "GIT_NAMESPACE": "x",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.autocrlf",
+        "GIT_CONFIG_VALUE_0": "true",
+        "GIT_LITERAL_PATHSPECS": "1",
+        "GIT_TRACE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    fresh = Objects(tmp_path / "fresh.git")
+    tree = stored(fresh)
+    fresh.archive(tree, tmp_path / "out")
+
+    assert tree == expected
+    assert content(tmp_path / "out") == FILES
+    assert not other.exists()
+
+
+def test_configuration_of_the_user_does_not_change_bytes(objects: Objects, tmp_path: Path) -> None:
+    """autocrlf, attributes, hooks and filters of the home folder have no effect on what is checked out."""
+    hook = Path.home() / "hooks" / "post-checkout"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    hook.chmod(0o755)
+    with (Path.home() / ".gitconfig").open("a") as stream:
+        stream.write(f'[core]\n\thooksPath = {hook.parent}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
+    attributes = Path.home() / ".config" / "git" / "attributes"
+    attributes.parent.mkdir(parents=True)
+    attributes.write_text("* text filter=x\n")
+    tree = stored(objects, _gitattributes=b"* text eol=crlf filter=x\n")
+    objects.checkout(tree, tmp_path / "out", tmp_path / "index")
+
+    assert content(tmp_path / "out") == FILES | {".gitattributes": b"* text eol=crlf filter=x\n"}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_object_store_that_was_half_made_is_finished(tmp_path: Path) -> None:
+    """A run that was killed while it made the repository leaves nothing that the next one would take for whole."""
+    path = tmp_path / "objects.git"
+    Objects(path)
+    (path / "info" / "attributes").unlink()
+    objects = Objects(path)
+    tree = stored(objects, _gitattributes=b"* text eol=crlf\n")
+    objects.archive(tree, tmp_path / "out")
+
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"one\n"
+
+
+def test_a_refused_command_comes_with_gits_words(objects: Objects) -> None:
+    """What git says on a failure is in the details."""
+    with pytest.raises(GitFailed, match="git cat-file ended with status 128") as caught:
+        git.run(["cat-file", "blob", "0" * 40], cwd=objects.path)
+
+    assert "fatal: " in caught.value.details[-1]
+
+
+# Checkouts.
+
+
+def test_a_checkout_touches_only_what_differs(objects: Objects, tmp_path: Path) -> None:
+    """Going to another tree rewrites the files that differ; the times of the others stay, so that ninja compiles no more."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects), folder, index)
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1))
+    objects.checkout(stored(objects, a_txt=b"two\n"), folder, index)
+
+    assert content(folder) == FILES | {"a.txt": b"two\n"}
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.stat().st_mtime != 1} == {"a.txt"}
+
+
+def test_a_checkout_removes_what_is_gone_and_keeps_what_is_not_its_own(objects: Objects, tmp_path: Path) -> None:
+    """Files that the new tree lacks go; files that a build generated stay."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects, old__gone_c=b"x"), folder, index)
+    (folder / "src" / "generated.inc").write_bytes(b"made")
+    objects.checkout(stored(objects), folder, index)
+
+    assert content(folder) == FILES | {"src/generated.inc": b"made"}
+    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) & 0o100
+
+
+def test_an_interrupted_checkout_is_finished(objects: Objects, tmp_path: Path) -> None:
+    """A lock file, a half-written file, a missing one and a changed one, as a killed git leaves them, are all mended."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects), folder, index)
+    Path(f"{index}.lock").write_bytes(b"half an index")
+    (folder / "a.txt").write_bytes(b"tw")
+    (folder / "src" / "b.c").unlink()
+    (folder / "run.sh").chmod(0o644)
+    (folder / "new.txt").write_bytes(b"ne")
+    objects.checkout(stored(objects, a_txt=b"two\n", new_txt=b"new\n"), folder, index)
+
+    assert content(folder) == FILES | {"a.txt": b"two\n", "new.txt": b"new\n"}
+    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) & 0o100
+
+
+@pytest.mark.parametrize("damage", [b"", b"DIRC", b"\0" * 200])
+def test_a_damaged_index_is_made_anew(objects: Objects, tmp_path: Path, damage: bytes) -> None:
+    """What remembers the folder may be lost; the folder is right all the same."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects), folder, index)
+    index.write_bytes(damage)
+    (folder / "a.txt").write_bytes(b"other")
+    objects.checkout(stored(objects), folder, index)
+
+    assert content(folder) == FILES
+
+
+def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None:
+    """`kill -9` in the middle of a real checkout of many files leaves a folder that the next checkout makes whole."""
+    many = {f"d{number % 40}/f{number}.c": b"%d\n" % number * 400 for number in range(3000)}
+    tree = objects.store_files((name, git.REGULAR, data) for name, data in many.items())
+    folder, index = tmp_path / "src", tmp_path / "index"
+    folder.mkdir()
+    env = {**os.environ, "GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(objects.path)}
+    with subprocess.Popen(["git", "read-tree", "--reset", "-u", tree], env=env) as child:
+        while child.poll() is None and not (folder / "d20").exists():
+            pass
+        child.kill()
+    objects.checkout(tree, folder, index)
+
+    assert content(folder) == many
+
+
+def test_a_file_where_a_folder_was_and_the_other_way_round(objects: Objects, tmp_path: Path) -> None:
+    """A checkout replaces a folder by a file, a file by a folder, and either by a link."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    one = objects.store_files([("x/y", git.REGULAR, b"1"), ("z", git.REGULAR, b"2"), ("w", git.REGULAR, b"3")])
+    two = objects.store_files([("x", git.REGULAR, b"1"), ("z/y", git.REGULAR, b"2"), ("w", git.LINK, b"x")])
+    objects.checkout(one, folder, index)
+    objects.checkout(two, folder, index)
+
+    assert content(folder) == {"x": b"1", "z/y": b"2", "w": b"1"}
+    assert (folder / "w").is_symlink()
+
+
+# Other repositories.
+
+
+def test_a_commit_is_fetched_without_its_history(objects: Objects, repository: Repository) -> None:
+    """Only the asked-for commit comes, even where no ref names it any more."""
+    first = repository.commit({"a": b"1"})
+    second = repository.commit({"a": b"2"})
+    repository.commit({"a": b"3"})
+    objects.fetch(repository.url, second)
+
+    assert objects.has(f"{second}^{{commit}}")
+    assert not objects.has(f"{first}^{{commit}}")
+    assert objects.resolve(f"{second}^{{tree}}") == repository.tree(second)
+
+
+def test_a_ref_is_resolved_to_a_commit(objects: Objects, repository: Repository) -> None:
+    """Annotated tags give the commit that they name, light tags and branches theirs; a tag comes before a branch."""
+    first = repository.commit({"a": b"1"})
+    repository.git("tag", "-a", "-m", "first", "annotated")
+    repository.git("tag", "light")
+    repository.git("tag", "main-tag")
+    second = repository.commit({"a": b"2"})
+    repository.git("branch", "light", second)
+
+    def ask(ref: str) -> str | None:
+        return objects.remote_ref(repository.url, ref, 30)
+
+    assert (ask("annotated"), ask("light"), ask("main"), ask("tag"), ask("gone")) == (first, first, second, None, None)
+
+
+def test_submodules_are_found(objects: Objects, repository: Repository) -> None:
+    """A tree says which folders are commits of other repositories."""
+    commit = repository.commit({"a": b"1"})
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/party")
+    repository.git("commit", "--quiet", "-m", "submodule")
+    objects.fetch(repository.url, repository.git("rev-parse", "HEAD"))
+
+    assert objects.submodules(repository.tree()) == {"third/party": commit}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_mirror_of_another_user_can_be_read(objects: Objects, repository: Repository) -> None:
+    """A lab's mirror belongs to whoever keeps it; git's check of the owner is for repositories that one works in."""
+    commit = repository.commit({"a": b"1"})
+    for path in (repository.path, *repository.path.rglob("*")):
+        os.lchown(path, 54321, 54321)
+    objects.fetch(repository.url, commit)
+
+    assert objects.remote_ref(repository.url, "main", 30) == commit
+    assert objects.has(f"{commit}^{{commit}}")
+
+
+def test_a_url_cannot_run_a_command(objects: Objects, tmp_path: Path) -> None:
+    """git's ext:: transport, which runs what the URL says, is off; so is a URL that looks like an option."""
+    for url in (f"ext::touch {tmp_path}/ran", f"--upload-pack=touch {tmp_path}/ran"):
+        with pytest.raises(GitFailed):
+            objects.remote_ref(url, "main", 30)
+
+    assert not (tmp_path / "ran").exists()
