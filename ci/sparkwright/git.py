@@ -16,7 +16,8 @@ from typing import IO, Any
 
 import msgspec
 
-from sparkwright.errors import CommandFailed, ToolMissing
+from sparkwright.errors import CommandFailed, DiskFull, ToolMissing
+from sparkwright.store import room_guard
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
 _KEPT = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_NO_VERIFY", "GIT_ASKPASS", "GIT_HTTP_PROXY_AUTHMETHOD"})
@@ -76,6 +77,7 @@ def run(
     Raises:
         ToolMissing: git is not installed.
         GitFailed: It ended with another status than 0 and *check* is set.
+        DiskFull: It found no room for what it writes.
     """
     command = ["git", *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")), *arguments]
     environment = {"GIT_CONFIG_GLOBAL": str(_GLOBAL), "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", **(env or {})}
@@ -93,6 +95,8 @@ def run(
             if type(error).__name__ == "GitCommandNotFound":
                 raise ToolMissing("git is not installed.") from error
             raise
+    if status and any(words in str(err) for words in ("No space left on device", "Disk quota exceeded")):
+        raise DiskFull(f"git found no room left under {cwd}.", details=str(err).strip().splitlines()[-5:])
     if check and status:
         raise GitFailed(f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
     return int(status), bytes(out), str(err)
@@ -109,7 +113,8 @@ class Objects:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / "HEAD").exists() or not (path / "info" / "attributes").exists():
-            path.mkdir(parents=True, exist_ok=True)
+            with room_guard(path):
+                path.mkdir(parents=True, exist_ok=True)
             run(["init", "-q", "--bare", "."], cwd=path)
             # A tree's own .gitattributes must not change bytes on checkout; this file outranks it (gitattributes(5)).
             (path / "info").mkdir(exist_ok=True)
@@ -195,7 +200,8 @@ class Objects:
         Args:
             index: The index that goes with the folder; it remembers what is there.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        with room_guard(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
         # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git can own it.
         Path(f"{index}.lock").unlink(missing_ok=True)
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(self.path)}
@@ -231,7 +237,7 @@ class Objects:
     def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
         """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
         ref = f"refs/import/{os.getpid()}"
-        with tempfile.TemporaryFile(dir=self.path) as stream:
+        with room_guard(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
             stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
             for path, mode, data in files:
                 stream.write(b"M %s inline %s\ndata %d\n" % (mode.encode(), _quoted(path), len(data)))
@@ -256,7 +262,8 @@ class _TemporaryIndex:
 
     def __init__(self, objects: Objects, tree: str) -> None:
         self._objects, self._tree = objects, tree
-        self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
+        with room_guard(objects.path):
+            self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
 
     def __enter__(self) -> Mapping[str, str]:
         env = {"GIT_INDEX_FILE": str(Path(self._folder.name) / "index")}

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 #: A broken connection is taken up again this often before the download counts as failed.
 ATTEMPTS = 5
-CHUNK = 1 << 20
+#: What a broken connection loses at most; a larger one would never get on where connections break within it.
+CHUNK = 1 << 16
 
 
 def http() -> requests.Session:
