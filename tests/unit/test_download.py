@@ -1,0 +1,425 @@
+"""Downloads from a real server that misbehaves on request: nothing unverified counts, and nothing that arrived is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkwright.errors import Offline, SourceMismatch, SourceUnreachable, SparkwrightError
+from sparkwright.forks import download, packageindex
+from sparkwright.store import Store
+
+#: Larger than what is read at once, and than the small disk below.
+CONTENT = random.Random(7).randbytes(3_000_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+NAME = "mini-1.tar.gz"
+
+
+class Index(http.server.ThreadingHTTPServer):
+    """
+    A package index with one file, which behaves as its fields say.
+
+    Attributes:
+        breaks: For each transfer to come, the place in the file after which the connection breaks.
+        stops: The place that no transfer gets beyond.
+        statuses: What the next requests for the file are answered with instead of the file.
+        served: The number of bytes of the file that were sent.
+        ranges: The Range header of each request for the file.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.stated = SHA256
+        self.breaks: list[int] = []
+        self.stops = 0
+        self.statuses: list[int] = []
+        self.page_statuses: list[int] = []
+        self.knows_ranges = True
+        self.says_length = True
+        self.served = 0
+        self.ranges: list[str] = []
+        self.authorizations: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/simple/"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Index
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; the test's output is for the test."""
+
+    def do_GET(self) -> None:
+        self.server.authorizations.add(self.headers.get("Authorization", ""))
+        if self.path == "/simple/mini/":
+            self.page()
+        elif self.path == f"/files/{NAME}":
+            self.file()
+        else:
+            self.send_error(404)
+
+    def page(self) -> None:
+        if self.server.page_statuses:
+            self.send_error(self.server.page_statuses.pop(0))
+            return
+        stated = f"#sha256={self.server.stated}" if self.server.stated else ""
+        body = f'<!DOCTYPE html><a href="../../files/{NAME}{stated}">{NAME}</a><a href="../../files/other-2.tar.gz">other-2.tar.gz</a>'
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def file(self) -> None:
+        index = self.server
+        index.ranges.append(self.headers.get("Range", ""))
+        if index.statuses:
+            self.send_error(index.statuses.pop(0))
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(asked[1]) if asked and index.knows_ranges else 0
+        if asked and start >= len(index.content):
+            self.send_error(416)
+            return
+        self.send_response(206 if asked and index.knows_ranges else 200)
+        if asked and index.knows_ranges:
+            self.send_header("Content-Range", f"bytes {start}-{len(index.content) - 1}/{len(index.content)}")
+        if index.says_length:
+            self.send_header("Content-Length", str(len(index.content) - start))
+        self.end_headers()
+        end = index.breaks.pop(0) if index.breaks else index.stops or len(index.content)
+        body = index.content[start:end]
+        self.wfile.write(body)
+        index.served += len(body)
+        self.close_connection = True
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture(name="index")
+def _index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    with Index() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", server.url)
+        yield server
+        server.shutdown()
+
+
+def obtain(store: Store, *, offline: bool = False) -> Path:
+    return download.obtain(store, "mini", NAME, SHA256, offline=offline)
+
+
+def partial(store: Store) -> Path:
+    path = download.path_of(store, SHA256, NAME)
+    return path.with_name(path.name + ".part")
+
+
+def said(error: SparkwrightError) -> str:
+    return "\n".join([error.what, *error.details, error.todo])
+
+
+def test_a_file_is_downloaded_once(store: Store, index: Index) -> None:
+    """What is in the store is not asked for again, not even its place."""
+    path = obtain(store)
+    index.page_statuses = [500] * 20
+
+    assert path.read_bytes() == CONTENT
+    assert obtain(store) == path
+    assert index.served == len(CONTENT)
+    assert not partial(store).exists()
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(store: Store, index: Index) -> None:
+    """Only the rest is asked for; no more than what was still in flight is sent twice."""
+    index.breaks = [1_800_000]
+
+    assert obtain(store).read_bytes() == CONTENT
+    assert index.ranges[0] == ""
+    assert 1_700_000 < int(index.ranges[1].removeprefix("bytes=").removesuffix("-")) <= 1_800_000
+    assert index.served < len(CONTENT) + 100_000
+
+
+def test_a_run_takes_up_what_an_earlier_one_left(store: Store, index: Index) -> None:
+    """The bytes of a killed run count; the next one asks for the rest alone."""
+    partial(store).parent.mkdir(parents=True)
+    partial(store).write_bytes(CONTENT[:2_000_000])
+
+    assert obtain(store).read_bytes() == CONTENT
+    assert (index.ranges, index.served) == (["bytes=2000000-"], 1_000_000)
+
+
+def test_a_partial_file_that_is_whole_is_taken(store: Store, index: Index) -> None:
+    """A run killed between the last byte and the check left a whole file; the server has no more, and the hash decides."""
+    partial(store).parent.mkdir(parents=True)
+    partial(store).write_bytes(CONTENT)
+
+    assert obtain(store).read_bytes() == CONTENT
+    assert index.served == 0
+
+
+def test_a_partial_file_of_other_bytes_is_found_out(store: Store, index: Index) -> None:
+    """Bytes that were left by something else are a mismatch and are removed, so that the next run is well again."""
+    partial(store).parent.mkdir(parents=True)
+    partial(store).write_bytes(b"x" * 1_000_000)
+    with pytest.raises(SourceMismatch):
+        obtain(store)
+
+    assert not partial(store).exists()
+    assert obtain(store).read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_sends_the_whole_again(store: Store, index: Index) -> None:
+    """Where the server ignores what was asked for, the file is begun anew instead of being glued together."""
+    index.knows_ranges = False
+    index.breaks = [2_000_000]
+
+    assert obtain(store).read_bytes() == CONTENT
+    assert index.served == 2_000_000 + len(CONTENT)
+
+
+def test_a_server_without_a_length_is_checked_by_the_hash(store: Store, index: Index) -> None:
+    """Where nothing says how long the file is, the hash alone decides; what is cut off does not count."""
+    index.says_length = False
+    assert obtain(store).read_bytes() == CONTENT
+    shutil.rmtree(store.root / "downloads")
+    index.breaks = [1_000_000]
+
+    with pytest.raises(SourceMismatch):
+        obtain(store)
+    assert obtain(store).read_bytes() == CONTENT
+
+
+def test_a_file_that_never_ends_is_unreachable_and_its_beginning_kept(store: Store, index: Index) -> None:
+    """After some attempts the download fails and says what it keeps; the next run goes on from there."""
+    index.stops = 2_500_000
+    with pytest.raises(SourceUnreachable, match=f"{NAME} broke off 5 times") as caught:
+        obtain(store)
+    kept, served = partial(store).stat().st_size, index.served
+    assert f"kept: {kept} bytes" in caught.value.details[-1]
+    assert 2_400_000 < kept <= 2_500_000
+    index.stops = 0
+
+    assert obtain(store).read_bytes() == CONTENT
+    assert index.served - served == len(CONTENT) - kept
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
+def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
+    """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""
+    index.content = content
+    with pytest.raises(SourceMismatch, match=f"{NAME} arrived with other bytes") as caught:
+        obtain(store)
+
+    assert caught.value.details == (f"lock:    {SHA256}", f"arrived: {hashlib.sha256(content).hexdigest()}")
+    assert not list((store.root / "downloads").rglob("*mini*"))
+
+
+def test_an_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index) -> None:
+    """The error comes before a byte is downloaded."""
+    index.stated = "0" * 64
+    with pytest.raises(SourceMismatch, match="not the file that the lock names") as caught:
+        obtain(store)
+
+    assert caught.value.details == (f"lock:  {SHA256}", f"index: {'0' * 64}")
+    assert index.ranges == []
+
+
+def test_an_index_without_hashes_will_do(store: Store, index: Index) -> None:
+    """Old mirrors state none; the lock's hash is what counts."""
+    index.stated = ""
+
+    assert obtain(store).read_bytes() == CONTENT
+
+
+def test_a_file_that_the_index_lacks_is_unreachable(store: Store, index: Index) -> None:
+    """A file, or a project, that the index does not have is named."""
+    with pytest.raises(SourceUnreachable, match=r"does not offer mini-2\.tar\.gz"):
+        download.obtain(store, "mini", "mini-2.tar.gz", SHA256)
+    with pytest.raises(SourceUnreachable, match="no project 'nothing'"):
+        download.obtain(store, "nothing", NAME, SHA256)
+
+
+def test_a_file_that_is_gone_is_unreachable(store: Store, index: Index) -> None:
+    """A link that leads nowhere fails at once, with the status that the server gave."""
+    index.statuses = [404]
+    with pytest.raises(SourceUnreachable, match="cannot be had") as caught:
+        obtain(store)
+
+    assert "404" in caught.value.details[0]
+    assert len(index.ranges) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_is_busy_is_asked_again(store: Store, index: Index, status: int) -> None:
+    """What servers answer in passing is waited out, for the page and for the file."""
+    index.page_statuses, index.statuses = [status], [status]
+
+    assert obtain(store).read_bytes() == CONTENT
+
+
+def test_offline_asks_nobody(store: Store, index: Index) -> None:
+    """Offline, what is not in the store is an error of its own, and what is there is used."""
+    with pytest.raises(Offline, match=NAME):
+        obtain(store, offline=True)
+    assert index.authorizations == set()
+    path = obtain(store)
+
+    assert obtain(store, offline=True) == path
+
+
+@pytest.mark.parametrize("trouble", ["page", "file", "content", "hash", "name"])
+def test_credentials_are_used_and_never_shown(store: Store, index: Index, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    """A user and password in the index address are sent to it, and appear in no message."""
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", index.url.replace("://", "://user:s3cret@"))
+    index.page_statuses = [403] if trouble == "page" else []
+    index.statuses = [403] if trouble == "file" else []
+    index.content = b"x" if trouble == "content" else CONTENT
+    index.stated = "0" * 64 if trouble == "hash" else SHA256
+    with pytest.raises(SparkwrightError) as caught:
+        download.obtain(store, "mini", "gone.tar.gz" if trouble == "name" else NAME, SHA256)
+
+    assert index.authorizations == {"Basic dXNlcjpzM2NyZXQ="}
+    assert "s3cret" not in said(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:pass@host/simple/", "https://host/simple/"),
+        ("https://host/a@b/", "https://host/a@b/"),
+        ("403 for url: http://u:p@ss@host:80/x (https://t@h/)", "403 for url: http://host:80/x (https://h/)"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_addresses_are_shown_without_credentials(text: str, shown: str) -> None:
+    """Only what stands between :// and @ goes."""
+    assert packageindex.shown(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"UV_DEFAULT_INDEX": "https://b.example/", "PIP_INDEX_URL": "https://d.example/"}, "https://b.example/"),
+        ({"UV_DEFAULT_INDEX": "lab=https://b.example/"}, "https://b.example/"),
+        ({"UV_DEFAULT_INDEX": "https://b.example/?x=1"}, "https://b.example/?x=1"),
+        ({"UV_INDEX_URL": "https://c.example/", "PIP_INDEX_URL": "https://d.example/"}, "https://c.example/"),
+        ({"PIP_INDEX_URL": "https://d.example/"}, "https://d.example/"),
+        ({"PIP_INDEX_URL": "https://d.example/", "SPARKWRIGHT_INDEX_URL": "https://a.example/"}, "https://a.example/"),
+    ],
+)
+def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
+    """The index is the one that uv and pip of this user would ask; ours comes first."""
+    for name in packageindex.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert packageindex.index_url() == expected
+
+
+def test_two_runs_download_once(store: Store, index: Index) -> None:
+    """The second of two runs waits for the first, and then has the file."""
+    threads = [threading.Thread(target=obtain, args=(Store(store.root),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert index.served == len(CONTENT)
+    assert obtain(store).read_bytes() == CONTENT
+
+
+# A full disk.
+
+RUN = """\
+import sys
+from pathlib import Path
+from sparkwright.errors import SparkwrightError
+from sparkwright.forks import download
+from sparkwright.git import Objects
+from sparkwright.store import Store
+
+def load():
+    return download.obtain(store, "mini", sys.argv[2], sys.argv[3])
+
+def unpack():
+    # Numbered, so that neither zlib nor git's deltas make them small.
+    data = Path(sys.argv[0]).parent.joinpath("content").read_bytes()
+    return Objects(store.root / "objects.git").store_files((f"f{n}", "100644", data[n::7]) for n in range(7))
+
+def keep():
+    return store.write("records/a", Path(sys.argv[0]).parent.joinpath("content").read_bytes())
+
+try:
+    store = Store(Path(sys.argv[1]))
+    print("done", Path(str(globals()[sys.argv[4]]())).name)
+except SparkwrightError as error:
+    print(error.reference, *(f"{path.name}={path.stat().st_size}" for path in store.root.rglob("*.part")))
+"""
+
+SmallDisk = Callable[[str], list[str]]
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> SmallDisk:
+    """
+    Return a function that runs one function of `RUN` on a disk of 2 MB, then again on the same disk, made larger.
+
+    The disk is a tmpfs in a mount namespace: as root directly, else in a user namespace.
+    """
+    disk, script = tmp_path / "disk", tmp_path / "run.py"
+    disk.mkdir()
+    script.write_text(RUN)
+    (tmp_path / "content").write_bytes(CONTENT)
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    tried = subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", str(disk)], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.fail(f"This machine lets nobody mount a small disk, so a full one cannot be shown: {tried.stderr.strip()}")
+
+    def run(what: str) -> list[str]:
+        once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256} {what}'
+        steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && mount -o remount,size=40m "{disk}" && {once}'
+        done = subprocess.run([*unshare, "sh", "-c", steps], capture_output=True, text=True, check=False, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_a_full_disk_loses_nothing_that_arrived(small_disk: SmallDisk, index: Index) -> None:
+    """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
+    first, second = small_disk("load")
+    reference, _, kept = re.split("[ =]", first)
+
+    assert (reference, second) == ("disk-full", f"done {NAME}")
+    assert int(kept) > 1_500_000
+    assert index.ranges == ["", f"bytes={kept}-"]
+
+
+def test_a_full_disk_stops_an_import(small_disk: SmallDisk) -> None:
+    """Unpacking onto a full disk ends as disk-full, whoever wrote the last byte, and is repeated with more room."""
+    first, second = small_disk("unpack")
+
+    assert (first, second.split()[0]) == ("disk-full", "done")
+
+
+def test_a_full_disk_stops_a_record(small_disk: SmallDisk) -> None:
+    """A file that does not fit is not there at all."""
+    assert small_disk("keep") == ["disk-full", "done a"]

@@ -1,0 +1,294 @@
+"""Sources from git: what the lock names, from wherever the mirror map says, verified, and never anything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import yamlfile
+from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
+from sparkwright.forks import lock, resolve, session, sources
+from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import ForkSpec, GitSpec, Project, SourceSpecs, StackSpec
+from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Repository
+
+ROOT = Path(__file__).parents[2]
+HOST = "https://upstream.example/"
+URL = f"{HOST}mini.git"
+
+Make = Callable[..., Session]
+
+
+@pytest.fixture(name="make")
+def _make(tmp_path: Path, repository: Repository) -> Make:
+    """Return a function that writes a project with one git source and returns a run on it, mapped to the repository."""
+
+    def make(commit: str = UNRESOLVED, tree: str = UNRESOLVED, ref: str = "v1", *, sdist: FileLock | None = None) -> Session:
+        root = tmp_path / "project"
+        folder = root / "forks" / "test"
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = StackSpec("test", "12.1f", "t", {"mini": ForkSpec("backend", SourceSpecs(git=GitSpec(URL, ref)))})
+        (folder / "stack.yaml").write_text(yamlfile.dump(spec))
+        (folder / "lock.yaml").write_text(
+            lock.render(Lock(1, "test", {"mini": ForkLock(git=GitLock(URL, ref, commit, tree), sdist=sdist)}))
+        )
+        mirrors = {URL: str(repository.path)}
+        return Session(Project(root, "test"), Store(tmp_path / "store"), ("mini",), tmp_path / "dist", source="git", mirrors=mirrors)
+
+    return make
+
+
+@pytest.fixture(name="commit")
+def _commit(repository: Repository) -> str:
+    """Return a commit that the tag v1 names."""
+    commit = repository.commit({"a.txt": b"1\r\n"})
+    repository.git("tag", "-a", "-m", "first", "v1")
+    return commit
+
+
+def test_a_locked_commit_is_fetched_and_verified(make: Make, repository: Repository, commit: str) -> None:
+    """Commit and tree of the lock are what is in the object store afterwards; the origin names the upstream, not the mirror."""
+    run = make(commit, repository.tree())
+    fetched = sources.fetch(run, "mini")
+
+    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
+    assert fetched.origin == f"{URL} @ {commit}"
+    assert run.objects.blob(fetched.tree, "a.txt") == b"1\r\n"
+
+
+def test_the_ref_does_not_choose_the_bytes(make: Make, repository: Repository, commit: str) -> None:
+    """Where the whole commit is locked, a tag that was moved since changes nothing."""
+    tree = repository.tree()
+    repository.commit({"a.txt": b"2\n"})
+    repository.git("tag", "--force", "v1")
+
+    assert sources.fetch(make(commit, tree), "mini").tree == tree
+
+
+def test_another_tree_than_the_locked_one_is_a_mismatch(make: Make, repository: Repository, commit: str) -> None:
+    """A commit whose tree is not the locked one is an error that shows both."""
+    with pytest.raises(SourceMismatch, match="another tree") as caught:
+        sources.fetch(make(commit, "0" * 40), "mini")
+
+    assert caught.value.details == (f"lock:   {'0' * 40}", f"commit: {repository.tree()}")
+
+
+def test_a_mismatch_is_found_again_on_the_next_run(make: Make, commit: str) -> None:
+    """That the bad commit is in the store by now does not make it good."""
+    for _ in range(2):
+        with pytest.raises(SourceMismatch):
+            sources.fetch(make(commit, "0" * 40), "mini")
+
+
+@pytest.mark.parametrize("digits", [7, 12, 39])
+def test_a_prefix_is_resolved_by_the_ref(make: Make, repository: Repository, commit: str, digits: int) -> None:
+    """The beginning of a commit is enough where the locked tag names a commit that begins so; it stays marked unresolved."""
+    fetched = sources.fetch(make(commit[:digits]), "mini")
+
+    assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, repository.tree(), False)
+
+
+def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository, commit: str) -> None:
+    """A tag that was moved to another commit is a mismatch that shows both, although the old commit is still there."""
+    moved = repository.commit({"a.txt": b"2\n"})
+    repository.git("tag", "--force", "v1")
+    with pytest.raises(SourceMismatch, match="v1 of mini is not the locked commit") as caught:
+        sources.fetch(make(commit[:9]), "mini")
+
+    assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
+
+
+def test_a_prefix_does_not_resolve_without_its_ref(make: Make, commit: str) -> None:
+    """A tag that is gone is a mismatch, too."""
+    with pytest.raises(SourceMismatch) as caught:
+        sources.fetch(make(commit[:9], ref="v2"), "mini")
+
+    assert caught.value.details[1] == "host: no such ref"
+
+
+def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
+    """A lock without a commit gives an error that names the ref, although the host would know it."""
+    with pytest.raises(SourceUnresolved, match=r"no commit for mini \(v1\)"):
+        sources.fetch(make(), "mini")
+
+
+def test_a_source_with_submodules_is_refused(make: Make, repository: Repository, commit: str) -> None:
+    """What a lock does not name does not enter a build; the error lists each submodule."""
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/party")
+    repository.git("commit", "--quiet", "-m", "submodule")
+    pin = repository.git("rev-parse", "HEAD")
+
+    with pytest.raises(SourceUnresolved, match="submodules") as caught:
+        sources.fetch(make(pin), "mini")
+    assert caught.value.details == (f"third/party @ {commit}",)
+
+
+def test_a_commit_that_the_mirror_lacks_is_unreachable(make: Make, repository: Repository) -> None:
+    """A lock that names nothing reachable is an error with git's words."""
+    repository.commit({"a.txt": b"1\n"})
+
+    with pytest.raises(SourceUnreachable, match=f"does not offer commit {'1' * 40} of mini") as caught:
+        sources.fetch(make("1" * 40), "mini")
+    assert caught.value.details
+
+
+@pytest.mark.parametrize("digits", [40, 9])
+def test_a_mirror_that_is_not_there_is_unreachable(make: Make, repository: Repository, commit: str, digits: int) -> None:
+    """A mirror that was moved away is an error that names its address."""
+    run = make(commit[:digits])
+    shutil.move(repository.path, repository.path.with_name("elsewhere"))
+
+    with pytest.raises(SourceUnreachable, match="upstream"):
+        sources.fetch(run, "mini")
+
+
+def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
+    """The error names the mirror without the password that its address holds."""
+    run = dataclasses.replace(make(commit), mirrors={HOST: "http://user:secret@127.0.0.1:9/"})
+
+    with pytest.raises(SourceUnreachable) as caught:
+        sources.fetch(run, "mini")
+    said = "\n".join([caught.value.what, *caught.value.details])
+    assert "http://127.0.0.1:9/mini.git" in said
+    assert "secret" not in said
+
+
+def test_what_was_fetched_once_needs_no_mirror(make: Make, repository: Repository, commit: str) -> None:
+    """The second run is offline and without the repository, and gives the same."""
+    first = sources.fetch(make(commit, repository.tree()), "mini")
+    run = make(commit, first.tree)
+    shutil.rmtree(repository.path)
+
+    assert sources.fetch(dataclasses.replace(run, offline=True), "mini") == first
+    assert sources.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
+
+
+def test_offline_fetches_nothing(make: Make, repository: Repository, commit: str) -> None:
+    """What is not in the store is an error of its own, for whole commits and for prefixes."""
+    for pin in (commit, commit[:9]):
+        with pytest.raises(Offline):
+            sources.fetch(dataclasses.replace(make(pin), offline=True), "mini")
+
+
+def test_a_store_that_lost_its_objects_fetches_again(make: Make, repository: Repository, commit: str) -> None:
+    """A record of a fetch is believed only while the objects are there."""
+    run = make(commit, repository.tree())
+    first = sources.fetch(run, "mini")
+    shutil.rmtree(run.objects.path)
+
+    assert sources.fetch(make(commit, repository.tree()), "mini") == first
+
+
+def test_another_lock_is_not_answered_from_the_store(make: Make, repository: Repository, commit: str) -> None:
+    """Changing the lock changes what is fetched, however fresh the store's record is."""
+    sources.fetch(make(commit), "mini")
+    later = repository.commit({"a.txt": b"2\n"})
+
+    assert sources.fetch(make(later), "mini").pin == later
+
+
+# Kinds.
+
+SDIST = FileLock("mini", "1", "mini-1.tar.gz", "0" * 64, 1, tree="0" * 40)
+
+
+def test_a_kind_that_is_not_locked_is_not_provided(make: Make, commit: str) -> None:
+    """Asking for a kind that the lock lacks is an error that lists what there is."""
+    with pytest.raises(NotProvided, match="no source of kind sdist") as caught:
+        sources.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
+
+    assert caught.value.details == ("locked: git",)
+
+
+def test_auto_takes_git_where_it_is_resolved_and_reachable(make: Make, repository: Repository, commit: str) -> None:
+    """git comes first."""
+    run = dataclasses.replace(make(commit, repository.tree(), sdist=SDIST), source="auto")
+
+    assert sources.choose(run, "mini", run.lock.forks["mini"]) == "git"
+
+
+@pytest.mark.parametrize("why", ["is not reachable from here", "is not resolved in the lock"])
+def test_auto_says_why_it_takes_the_sdist(
+    make: Make, repository: Repository, commit: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where git will not do, the sdist is taken, and the reason is said."""
+    run = dataclasses.replace(make(commit if "reach" in why else commit[:9], repository.tree(), sdist=SDIST), source="auto")
+    shutil.rmtree(repository.path)
+
+    assert sources.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
+    assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
+
+
+# Locking.
+
+
+def test_lock_resolves_a_tag_to_commit_and_tree(make: Make, repository: Repository, commit: str) -> None:
+    """The lock of a reachable source holds all that a fetch verifies, and fetching by it works."""
+    run = make()
+    made = resolve.resolve(run)
+
+    assert made.forks["mini"].git == GitLock(URL, "v1", commit, repository.tree())
+    assert resolve.unresolved(run, made) == []
+
+
+def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the host, or without the ref, nothing is made up; the command goes on, and says so."""
+    repository.commit({"a.txt": b"1\n"})
+    run = make(ref="v7")
+    gone = dataclasses.replace(run, mirrors={URL: str(repository.path / "gone")})
+    expected = GitLock(URL, "v7", UNRESOLVED, UNRESOLVED)
+
+    assert resolve.resolve(run).forks["mini"].git == resolve.resolve(gone).forks["mini"].git == expected
+    assert resolve.unresolved(run, resolve.resolve(run)) == [f"mini: v7 of {URL}"]
+    assert "left unresolved" in capsys.readouterr().err
+
+
+def test_lock_does_not_take_a_commit_that_the_intent_excludes(make: Make, repository: Repository, commit: str) -> None:
+    """A tag that names another commit than stack.yaml expects stays unresolved."""
+    run = make()
+    spec = msgspec.structs.replace(run.project.spec.forks["mini"], sources=SourceSpecs(git=GitSpec(URL, "v1", "0" * 9)))
+    run.project.spec = msgspec.structs.replace(run.project.spec, forks={"mini": spec})
+
+    assert resolve.resolve(run).forks["mini"].git == GitLock(URL, "v1", "0" * 9, UNRESOLVED)
+
+
+# The mirror map.
+
+PARTS = st.lists(st.sampled_from(["a", "b", "cc"]), max_size=4).map("/".join)
+
+
+@given(st.dictionaries(PARTS, st.sampled_from(["one", "two", "three"]), max_size=5), PARTS)
+def test_the_longest_beginning_wins(tmp_path_factory: pytest.TempPathFactory, entries: dict[str, str], rest: str) -> None:
+    """Of all entries that a URL begins with, the longest is replaced, once, and the rest of the URL stays."""
+    mirrors = {HOST + prefix: f"ssh://{name}.example/" for prefix, name in entries.items()}
+    run = Session(Project(ROOT, "2026.11"), Store(tmp_path_factory.getbasetemp() / "map"), (), Path(), mirrors=mirrors)
+    matching = [prefix for prefix in mirrors if (HOST + rest).startswith(prefix)]
+    longest = max(matching, key=len, default="")
+
+    assert run.mirrored(HOST + rest) == (mirrors[longest] + (HOST + rest).removeprefix(longest) if matching else HOST + rest)
+
+
+def test_a_url_may_be_mapped_to_a_folder(make: Make, repository: Repository) -> None:
+    """A local repository, also one by a relative path, becomes a file:// URL."""
+    assert make().mirrored(URL) == repository.url
+
+
+@pytest.mark.parametrize("value", ["", "=", "https://a.example", "https://a.example=", "=there"])
+def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
+    """An option without both sides is quoted in the error."""
+    with pytest.raises(UsageError) as caught:
+        session.mirror_map(["https://a.example/=https://b.example/", value])
+
+    assert repr(value) in caught.value.what
