@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from sparkwright.cli.main import parser, session_of
+from sparkwright.demo import upstreams
+from sparkwright.forks import lock, resolve
+from sparkwright.forks.session import Session
 
 #: What every patch of ours must say.
 TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
@@ -95,3 +101,56 @@ def cli(tmp_path: Path) -> Cli:
         )
 
     return run  # type: ignore[return-value]  # the alias leaves the arguments open
+
+
+class Mini:
+    """The demo's project without its graft bases, locked against its upstreams, and what a command line says to reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.upstreams, self.cache = folder / "project", folder / "upstreams", folder / "cache"
+
+    @property
+    def words(self) -> list[str]:
+        return [
+            "--stack",
+            "demo",
+            "--root",
+            str(self.root),
+            "--cache-dir",
+            str(self.cache),
+            "--mirror",
+            f"{upstreams.HOST}={self.upstreams}/",
+        ]
+
+    def session(self) -> Session:
+        """Return a run on it, as the command line would make it."""
+        return session_of(parser().parse_args(["apply", *self.words]))
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replace *old*, which must be there once, in a reviewed file."""
+        path = self.root / name
+        text = path.read_text("utf-8")
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new), "utf-8")
+
+
+@pytest.fixture(scope="session")
+def locked_mini(tmp_path_factory: pytest.TempPathFactory) -> Mini:
+    """Return the locked project, made once, to be copied."""
+    made = Mini(tmp_path_factory.mktemp("mini"))
+    shutil.copytree(Path(upstreams.__file__).parent / "project", made.root)
+    stack = made.root / "forks" / "demo" / "stack.yaml"
+    lines = stack.read_text("utf-8").splitlines(keepends=True)
+    stack.write_text("".join(line for line in lines if "bases:" not in line and "mini-vllm" not in line), "utf-8")
+    upstreams.write(made.upstreams)
+    (made.root / "forks" / "demo" / "lock.yaml").write_text(lock.render(resolve.resolve(made.session())), "utf-8")
+    shutil.rmtree(made.cache)
+    return made
+
+
+@pytest.fixture
+def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
+    """Return a copy of the locked project with an empty store."""
+    made = Mini(tmp_path / "mini")
+    shutil.copytree(locked_mini.root.parent, made.root.parent)
+    return made

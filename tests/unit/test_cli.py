@@ -1,0 +1,269 @@
+"""The command line as people and programs meet it: exit codes, one JSON document, and nothing loaded in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright import __version__
+from sparkwright.cli.main import VERBS
+from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Cli, Mini
+
+#: What the command line must not load before it is needed: each costs more than the rest together.
+HEAVY = ("git", "torch", "docker", "requests", "pypi_simple", "rich", "elftools", "tree_sitter", "filelock")
+
+
+def test_a_verb_that_is_done_gives_0(cli: Cli, mini: Mini) -> None:
+    """The result is on standard output, what happens meanwhile on standard error."""
+    done = cli("apply", *mini.words)
+
+    assert done.returncode == 0
+    assert "Take the largest scale from loaded experts only" in done.stdout
+    assert "apply 2 patches to vllm" in done.stderr
+    assert "apply 2 patches" not in done.stdout
+
+
+def test_json_is_one_document_and_nothing_else(cli: Cli, mini: Mini) -> None:
+    """Under --json standard output parses as one document; people's text, tables included, is on standard error."""
+    done = cli("apply", "--json", *mini.words)
+    trees = {tree["fork"]: tree for tree in json.loads(done.stdout)["trees"]}
+
+    assert done.returncode == 0
+    assert set(trees) == {"cutlass", "flashinfer", "vllm"}
+    assert re.fullmatch(r"[0-9a-f]{40}", trees["vllm"]["tree"])
+    assert trees["vllm"]["steps"][0]["subject"].startswith("Take the largest")
+    assert "supported-12.1" in done.stderr
+
+
+def test_an_expected_failure_gives_1(cli: Cli, mini: Mini) -> None:
+    """Reference, what failed, what it usually means and what to do are said, without a traceback."""
+    mini.edit("forks/demo/lock.yaml", "ref: v0.33.0", "ref: v0.33.0\n      reff: x")
+    done = cli("apply", *mini.words)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: file-invalid: " in done.stderr
+    assert "it usually means: " in done.stderr
+    assert "what to do: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_expected_failure_is_one_json_document(cli: Cli, mini: Mini) -> None:
+    """Under --json the failure is the document."""
+    done = cli("apply", "--json", "--fork", "none", *mini.words)
+    error = json.loads(done.stdout)["error"]
+
+    assert done.returncode == 1
+    assert error["reference"] == "not-provided"
+    assert error.keys() == {"reference", "what", "means", "todo", "details"}
+    assert error["details"] == ["forks: cutlass, flashinfer, vllm"]
+
+
+def test_an_unknown_stack_shows_those_that_there_are(cli: Cli, mini: Mini) -> None:
+    """A misspelt stack is not-provided, with the stacks of the checkout."""
+    done = cli("fetch", "--root", mini.root, "--stack", "2025.01")
+
+    assert done.returncode == 1
+    assert "error: not-provided: There is no stack '2025.01'" in done.stderr
+    assert "stacks: demo" in done.stderr
+
+
+@pytest.mark.parametrize("stack", ["../demo", "demo/../demo/.", "/"])
+def test_a_stack_is_a_name(cli: Cli, mini: Mini, stack: str) -> None:
+    """A path in place of a name leads nowhere that would be taken for a stack of that name."""
+    assert cli("apply", *mini.words, "--stack", stack).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "VERB"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["apply", "--frobnicate"], "--frobnicate"),
+        (["apply", "--source", "svn"], "invalid choice: 'svn'"),
+        (["build", "--memory", "much"], "'much' is not a number of gigabytes"),
+        (["build", "--memory", "0.1"], "'0.1' is not a number of gigabytes"),
+        (["build", "--memory", "nan"], "'nan' is not a number of gigabytes"),
+        (["build", "--memory", "-8"], "--memory"),
+        (["build", "--memory", "inf"], "'inf' is not a number of gigabytes"),
+        (["build", "--jobs", "0"], "'0' is not a number of 1 or more"),
+        (["build", "--jobs", "1.5"], "'1.5' is not a number of 1 or more"),
+    ],
+)
+def test_wrong_usage_gives_2(cli: Cli, words: list[str], said: str) -> None:
+    """What the command line does not know is quoted, and nothing is begun."""
+    done = cli(*words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("value", ["https://a.example", "=x", "x="])
+def test_a_malformed_mirror_gives_2(cli: Cli, mini: Mini, value: str) -> None:
+    """A mirror without both sides is wrong usage."""
+    done = cli("apply", *mini.words, "--mirror", value)
+
+    assert done.returncode == 2
+    assert "error: usage: --mirror" in done.stderr
+
+
+def test_a_fault_gives_3_and_leaves_a_log(cli: Cli, mini: Mini) -> None:
+    """What nobody foresaw ends with a log that holds versions and the traceback; under --json, with a document that names it."""
+    mini.cache.mkdir()
+    (mini.cache / "objects.git").write_text("a file, where the object store should be")
+    done = cli("apply", "--json", *mini.words, env={"SPARKWRIGHT_CACHE_DIR": str(mini.cache)})
+    error = json.loads(done.stdout)["error"]
+    log = Path(error["log"])
+
+    assert (done.returncode, error["reference"]) == (3, "fault")
+    assert str(log) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"sparkwright {__version__}\nPython " in log.read_text()
+    assert "Traceback (most recent call last)" in log.read_text()
+
+
+def test_an_interruption_gives_130(mini: Mini) -> None:
+    """Ctrl-C while another run is waited for ends at once, says that nothing is lost, and leaves the store usable."""
+    command = [sys.executable, "-m", "sparkwright", "apply", *mini.words]
+    with Store(mini.cache).lock("objects"), subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        said = ""
+        while "waiting for it to end" not in said:
+            line = run.stderr.readline()
+            assert line
+            said += line
+        run.send_signal(signal.SIGINT)
+        out, rest = run.communicate(timeout=60)
+
+    assert (run.returncode, out) == (130, "")
+    assert "interrupted; what is finished is kept" in rest
+    assert "Traceback" not in rest
+
+
+def test_a_reader_that_goes_away_is_no_fault(mini: Mini) -> None:
+    """`sparkwright … | head -1` leaves no traceback and no log of a fault."""
+    command = [sys.executable, "-m", "sparkwright", "apply", "--json", *mini.words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        said = run.stderr.read()
+
+    assert run.returncode in (0, 1)
+    assert "fault" not in said
+
+
+def test_one_fork_can_be_chosen(cli: Cli, mini: Mini) -> None:
+    """--fork limits the verb to the named forks, in the order of the stack."""
+    done = cli("apply", "--json", "--fork", "vllm", "--fork", "cutlass", *mini.words)
+
+    assert [tree["fork"] for tree in json.loads(done.stdout)["trees"]] == ["cutlass", "vllm"]
+
+
+def test_offline_needs_what_is_in_the_store(cli: Cli, mini: Mini) -> None:
+    """Offline fails before the first fetch and works after it."""
+    before = cli("apply", "--offline", *mini.words)
+    cli("apply", *mini.words)
+    after = cli("apply", "--offline", *mini.words)
+
+    assert (before.returncode, after.returncode) == (1, 0)
+    assert "error: offline: " in before.stderr
+
+
+def test_lock_is_refused_offline(cli: Cli, mini: Mini) -> None:
+    """The lock is not written from memory."""
+    text = (mini.root / "forks" / "demo" / "lock.yaml").read_text()
+    done = cli("lock", "--offline", *mini.words)
+
+    assert done.returncode == 1
+    assert (mini.root / "forks" / "demo" / "lock.yaml").read_text() == text
+
+
+def test_the_checkout_is_found_from_below(mini: Mini) -> None:
+    """Without --root, the checkout is the nearest folder upwards that holds stacks."""
+    command = [sys.executable, "-m", "sparkwright", "apply", "--json", "--fork", "cutlass", *mini.words]
+    place = command.index("--root")
+    del command[place : place + 2]
+    done = subprocess.run(command, cwd=mini.root / "build" / "demo", capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout)["trees"][0]["fork"] == "cutlass"
+
+
+def test_help_and_version(cli: Cli) -> None:
+    """--help lists every verb with what it does; --version says which one this is."""
+    shown = cli("--help")
+
+    assert shown.returncode == 0
+    assert all(f"    {verb} " in shown.stdout for verb in VERBS)
+    assert cli("--version").stdout == f"sparkwright {__version__}\n"
+    assert all(cli(verb, "--help").returncode == 0 for verb in ("build", "demo"))
+
+
+def test_github_gets_groups_and_annotations(cli: Cli, mini: Mini) -> None:
+    """Under GitHub Actions steps fold into groups that are closed again, and a failure is an annotation."""
+    good = cli("apply", *mini.words, env={"GITHUB_ACTIONS": "true"})
+    bad = cli("apply", "--fork", "none", *mini.words, env={"GITHUB_ACTIONS": "true"})
+
+    assert good.stderr.count("::group::") == good.stderr.count("::endgroup::") > 0
+    assert "::error title=not-provided::Stack demo has no fork 'none'." in bad.stderr
+
+
+# What is loaded.
+
+
+def loaded(cli: Cli, script: str, *words: str) -> set[str]:
+    """Return which of `HEAVY` are loaded after *script*."""
+    shown = f"{script}\nimport sys\nprint('loaded', *(name for name in {HEAVY!r} if name in sys.modules))"
+    done = cli(*words, program=("-c", shown))
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_the_command_line_itself_loads_nothing_heavy(cli: Cli) -> None:
+    """Parsing a command line, and importing every verb, costs no library that the verb does not use."""
+    every = (
+        "import importlib\nfrom sparkwright.cli.main import VERBS\nfor verb in VERBS: importlib.import_module('sparkwright.cli.' + verb)"
+    )
+
+    assert loaded(cli, "from sparkwright.cli.main import parser\nparser()") == set()
+    assert loaded(cli, every) == set()
+
+
+def test_a_build_of_which_nothing_changed_loads_nothing_heavy(cli: Cli, mini: Mini) -> None:
+    """That a wheel is there already is known without git, a network library or torch."""
+    script = (
+        "import sys\nfrom sparkwright.build import wheel\nfrom sparkwright.cli.main import parser, session_of\n"
+        "run = session_of(parser().parse_args(sys.argv[1:]))\nprint(wheel.build(run, 'cutlass').filename)"
+    )
+    first = loaded(cli, script, "build", *mini.words)
+
+    assert "git" in first
+    assert loaded(cli, script, "build", *mini.words) <= {"filelock"}
+
+
+def test_a_second_apply_asks_no_network(cli: Cli, mini: Mini) -> None:
+    """With everything in the store, neither the index nor a host is asked, and no network library is loaded."""
+    words = ("apply", "--json", *mini.words)
+    cli(*words)
+
+    script = "import sys\nfrom sparkwright.cli.main import main\nassert main(sys.argv[1:]) == 0"
+    assert loaded(cli, script, *words).isdisjoint({"requests", "pypi_simple", "torch", "docker", "tree_sitter"})
+
+
+def test_the_environment_of_the_caller_is_not_needed(mini: Mini) -> None:
+    """With hardly any variables, as cron and systemd start programs, the same work is done."""
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    command = [sys.executable, "-m", "sparkwright", "apply", "--json", *mini.words]
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
