@@ -9,12 +9,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from sparkwright.cli.main import parser, session_of
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.session import Session
+
+# A busy disk is no finding; what must be quick is in ci/bench.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 #: What every patch of ours must say.
 TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"

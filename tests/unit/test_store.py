@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkwright import digest
@@ -146,6 +146,7 @@ def test_a_store_is_marked_as_a_cache(store: Store) -> None:
 # Records.
 
 
+@settings(max_examples=20)
 @given(st.text(), st.integers(-(2**63), 2**63 - 1))
 def test_a_record_is_read_back(tmp_path_factory: pytest.TempPathFactory, name: str, count: int) -> None:
     """What was put under a key is what is got from it."""

@@ -231,7 +231,7 @@ NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs
 PATHS = st.lists(NAMES.filter(lambda part: part not in (".", "..")), min_size=1, max_size=3).map(lambda parts: "/".join(["mini", *parts]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.dictionaries(PATHS, st.binary(max_size=400), max_size=6),
     st.dictionaries(PATHS, st.binary(max_size=100), max_size=2),
