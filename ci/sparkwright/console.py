@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-
     from sparkwright.errors import SparkwrightError
 
 
@@ -92,7 +90,7 @@ class Console:
         self.verbose = False
         self.github = os.environ.get("GITHUB_ACTIONS") == "true"
         self._depth = 0
-        self._rich: RichConsole | None = None
+        self._document: dict[str, Any] = {}
 
     @property
     def terminal(self) -> bool:
@@ -182,13 +180,19 @@ class Console:
         width = None if stream.isatty() else 200
         RichConsole(file=stream, width=width, highlight=False, markup=False, soft_wrap=False).print(table)
 
-    def document(self, data: Any) -> None:
-        """Print the one JSON document of ``--json``; without ``--json``, nothing."""
+    def document(self, data: dict[str, Any]) -> None:
+        """Set what the one JSON document of ``--json`` will hold; `finish` prints it."""
+        self._document = data
+
+    def finish(self, error: dict[str, object] | None = None) -> None:
+        """Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing."""
         if self.json:
             import msgspec
 
+            data = {**self._document, "error": error} if error else self._document
             sys.stdout.write(msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n")
             sys.stdout.flush()
+        self._document = {}
 
     def result(self, text: str) -> None:
         """Print a line that the verb was asked for."""

@@ -93,6 +93,12 @@ class DiskFull(SparkwrightError):
     todo = "Make room, or choose another place with --cache-dir. Nothing finished is lost; the next run goes on from here."
 
 
+class CacheUnusable(SparkwrightError):
+    reference = "cache-unusable"
+    means = "The cache directory is a file, or cannot be made or written by this user."
+    todo = "Choose another place with --cache-dir or SPARKWRIGHT_CACHE_DIR, or mend its permissions."
+
+
 class StoreBusy(SparkwrightError):
     reference = "store-busy"
     means = "Another sparkwright works on the same thing in the same cache directory."

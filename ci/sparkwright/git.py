@@ -207,7 +207,15 @@ class Objects:
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(self.path)}
         if index.exists() and self._run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1:
             index.unlink()
+        pending = Path(f"{index}.pending")
+        left = pending.read_text() if pending.exists() else ""
+        pending.write_text(tree)
         self._run(["read-tree", "--reset", "-u", tree], env=env)
+        if left and left != tree and self.has(f"{left}^{{tree}}"):
+            # A killed checkout of another tree wrote files that its index never came to know.
+            for path in self.paths(left).keys() - self.paths(tree).keys():
+                (folder / path).unlink(missing_ok=True)
+        pending.unlink()
 
     def archive(self, tree: str, folder: Path) -> None:
         """Write the files of *tree* to the empty *folder*, remembering nothing."""

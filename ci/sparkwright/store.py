@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sparkwright.errors import DiskFull, StoreBusy
+from sparkwright.errors import CacheUnusable, DiskFull, StoreBusy
 
 T = TypeVar("T")
 
@@ -54,12 +54,15 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        with room_guard(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            if not (self.root / "CACHEDIR.TAG").exists():
-                # The signature that backup programs look for (bford.info/cachedir).
-                self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
-                self.write("README", README.encode())
+        try:
+            with room_guard(self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+                if not (self.root / "CACHEDIR.TAG").exists():
+                    # The signature that backup programs look for (bford.info/cachedir).
+                    self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
+                    self.write("README", README.encode())
+        except OSError as error:
+            raise CacheUnusable(f"{self.root} cannot be used as the cache directory.", details=[str(error)]) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""

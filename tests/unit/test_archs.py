@@ -121,7 +121,7 @@ def test_bytes_outside_of_the_site_stay(before: str, after: str) -> None:
     done = rewrite(head + TEXT + tail, RULE)
     assert done == rewrite(head + TEXT + tail, RULE)
     old, new = (head + TEXT + tail).encode(), done.files["CMakeLists.txt"]
-    place = new.index(b";12.1\")\nelse()")
+    place = new.index(b';12.1")\nelse()')
     assert new[:place] + new[place + len(b";12.1") :] == old
 
 

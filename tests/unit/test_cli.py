@@ -108,6 +108,27 @@ def test_wrong_usage_gives_2(cli: Cli, words: list[str], said: str) -> None:
     assert said in done.stderr
 
 
+def test_wrong_usage_is_a_document_too(cli: Cli) -> None:
+    """A program that asked for JSON gets one document, also when its words cannot be read."""
+    done = cli("build", "--json", "--jobs", "none")
+
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["reference"] == "usage"
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file"])
+def test_an_unusable_cache_directory_is_an_expected_failure(cli: Cli, mini: Mini, tmp_path: Path, kind: str) -> None:
+    """A cache directory that cannot be one is named, with what to do; nothing is written elsewhere."""
+    file = tmp_path / "in-the-way"
+    file.write_text("kept")
+    done = cli("apply", "--json", *mini.words, "--cache-dir", str(file if kind == "file" else file / "cache"))
+    error = json.loads(done.stdout)["error"]
+
+    assert (done.returncode, error["reference"]) == (1, "cache-unusable")
+    assert str(file) in error["what"]
+    assert file.read_text() == "kept"
+
+
 @pytest.mark.parametrize("value", ["https://a.example", "=x", "x="])
 def test_a_malformed_mirror_gives_2(cli: Cli, mini: Mini, value: str) -> None:
     """A mirror without both sides is wrong usage."""

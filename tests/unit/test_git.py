@@ -182,6 +182,19 @@ def test_an_interrupted_checkout_is_finished(objects: Objects, tmp_path: Path) -
     assert stat.S_IMODE((folder / "run.sh").stat().st_mode) & 0o100
 
 
+def test_a_checkout_that_was_killed_on_the_way_to_another_tree_leaves_nothing_of_it(objects: Objects, tmp_path: Path) -> None:
+    """Files that only the abandoned tree has are removed, although no index knows them; a build's own files stay."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects), folder, index)
+    abandoned = stored(objects, new_txt=b"new\n")
+    Path(f"{index}.pending").write_text(abandoned)
+    (folder / "new.txt").write_bytes(b"ne")
+    (folder / "generated.cu").write_bytes(b"made by a build\n")
+    objects.checkout(stored(objects, a_txt=b"two\n"), folder, index)
+
+    assert content(folder) == FILES | {"a.txt": b"two\n", "generated.cu": b"made by a build\n"}
+
+
 @pytest.mark.parametrize("damage", [b"", b"DIRC", b"\0" * 200])
 def test_a_damaged_index_is_made_anew(objects: Objects, tmp_path: Path, damage: bytes) -> None:
     """What remembers the folder may be lost; the folder is right all the same."""

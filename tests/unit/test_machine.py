@@ -247,6 +247,7 @@ def test_doctor_prints_one_document_as_json(
     """Under --json standard output is one document with machine and advice."""
     monkeypatch.setattr(console, "json", True)
     doctor.run(Session(project, Store(tmp_path), offline=True), argparse.Namespace())
+    console.finish()
 
     document = msgspec.json.decode(capsys.readouterr().out)
     assert {"machine", "stack", "advice"} == document.keys()

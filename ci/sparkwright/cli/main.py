@@ -12,6 +12,7 @@ import importlib
 import os
 import platform
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from pathlib import Path
 
 from sparkwright import __version__
 from sparkwright.console import console
-from sparkwright.errors import NotProvided, SparkwrightError
+from sparkwright.errors import NotProvided, SparkwrightError, UsageError
 from sparkwright.forks.session import Session, mirror_map
 from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.store import Store, room_guard
 
 #: Verb → what it does; each is a module of this package with a function ``run(session, arguments) -> int``.
 VERBS = {
@@ -148,29 +149,39 @@ def run(words: Sequence[str]) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line, print the one document of ``--json``, and return the exit code."""
     words = sys.argv[1:] if words is None else words
+    # The parser may end before it has said so, and a program that asked for JSON wants it then, too.
+    console.json = "--json" in words
     try:
-        return run(words)
+        with room_guard(Path(tempfile.gettempdir())):
+            code = run(words)
+        console.finish()
     except SparkwrightError as error:
         console.failure(error)
-        console.document({"error": error.document()})
+        console.finish(error.document())
         return error.exit_code
+    except SystemExit as end:
+        if end.code:
+            console.finish({"reference": UsageError.reference, "what": "The command line cannot be read.", "todo": UsageError.todo})
+        return int(end.code or 0)
     except KeyboardInterrupt:
         console.note("interrupted; what is finished is kept, and the next run goes on from here")
+        console.finish({"reference": "interrupted"})
         return 130
     except BrokenPipeError:
         return 1
     except Exception:  # a fault of ours must say so and leave what is needed to find it
         return _fault(words)
+    return code
 
 
 def _fault(words: Sequence[str]) -> int:
-    folder = default_cache() / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     versions = f"sparkwright {__version__}\nPython {platform.python_version()}\n{platform.platform()}\n"
-    log.write_text(f"{versions}verb: {words[0] if words else '-'}\n\n{traceback.format_exc()}", "utf-8")
+    # Not in the cache directory, which may be what is wrong.
+    handle, log = tempfile.mkstemp(prefix=f"sparkwright-fault-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(f"{versions}verb: {words[0] if words else '-'}\n\n{traceback.format_exc()}")
     console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {log}")
-    console.document({"error": {"reference": "fault", "log": str(log)}})
+    console.finish({"reference": "fault", "log": log})
     return 3
