@@ -41,14 +41,20 @@ def planned(session: Session, tools: Toolchain, source: SourceTree, *, configure
     known = session.store.get("plan", key, Planned)
     if known and not configured:
         return known
-    after = _examine(session, tools, source, "build")
     if known:
+        _examine(session, tools, source, "build")
         return known
-    bare = msgspec.structs.replace(source, tree=source.patched, sites=())
-    before = _examine(session, tools, bare, "before") if source.sites else after
+    after, before = examine_both(session, tools, source)
     made = Planned(key, after, before)
     session.store.put("plan", key, made)
     return made
+
+
+def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
+    """Configure *source* and return its plan, and that of the same tree without the rules; callers hold the workspace's lock."""
+    after = _examine(session, tools, source, "build")
+    bare = msgspec.structs.replace(source, tree=source.patched, sites=())
+    return after, _examine(session, tools, bare, "before") if source.sites else after
 
 
 def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str, object]:

@@ -1,0 +1,32 @@
+"""The plan of vLLM, before and after the rules, against one bare CMake configure. Needs installed tools and fetched sources."""
+
+from __future__ import annotations
+
+import shutil
+
+import measure
+from sparkwright.build import planning, sourcetree, toolchain
+from sparkwright.build.workspace import Workspace
+
+options = measure.arguments(__doc__ or "")
+session = measure.session(options)
+tools = toolchain.obtain(session)
+settings = toolchain.spec(session.project).forks["vllm"]
+source = sourcetree.make(session, "vllm")
+
+
+def ours() -> None:
+    """Configure twice and judge every unit, past the store's record."""
+    planning.examine_both(session, tools, source)
+
+
+def theirs() -> None:
+    """Configure once, into an empty folder, as a user would."""
+    bare = Workspace(session, tools, settings, "vllm", "bench")
+    bare.fill(source.tree)
+    bare.configure(None)
+    shutil.rmtree(bare.folder)
+
+
+with session.store.lock(Workspace.name(session, "vllm")):
+    measure.compare("plan vLLM", {"plan, before and after": ours, "one configure, no judgement": theirs}, options, budget=180.0)
