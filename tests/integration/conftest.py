@@ -1,0 +1,189 @@
+"""The demo's project driven as people drive it: by the command line, as a process that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from sparkwright import digest
+from sparkwright.build.compile import Event
+from sparkwright.demo import upstreams
+from sparkwright.forks.session import Session
+
+NOWHERE = "http://127.0.0.1:9/simple/"
+#: A program that says nothing for so long hangs.
+PATIENCE = 240
+
+
+class Demo:
+    """
+    A locked copy of the demo.
+
+    Attributes:
+        folder: Holds project, upstreams and store; the output goes to its ``dist``.
+        work: Where vllm is configured and compiled.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.series = folder / "project" / "forks" / "demo" / "vllm" / "series"
+        self.work = folder / "store" / "work" / "demo" / "vllm" / "build"
+
+    def command(self, verb: str, *words: str, python: tuple[str, ...] = ()) -> list[str]:
+        """Return the command line of *verb*; *python* are options of the interpreter."""
+        mirror = f"{upstreams.HOST}={self.folder / 'upstreams'}{os.sep}"
+        return [
+            sys.executable, *python, "-m", "sparkwright", verb, "--root", str(self.folder / "project"), "--stack", "demo",
+            "--cache-dir", str(self.folder / "store"), "--source", "git", "--mirror", mirror, *words,
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return variables with which the package index cannot be asked; all that a locked demo needs is in its store."""
+        return {**os.environ, "SPARKWRIGHT_INDEX_URL": NOWHERE, "HOME": str(self.folder)}
+
+    def run(self, verb: str, *words: str, status: int = 0, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """Run *verb* to its end and return what it said; it must end with *status*."""
+        done = subprocess.run(
+            self.command(verb, *words, python=python), env=self.environment(), cwd=self.folder, capture_output=True, text=True,
+            timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        return done
+
+    def build(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Build vllm, the fork that compiles, into ``dist``."""
+        return self.run("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words, status=status)
+
+    @contextlib.contextmanager
+    def building(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Yield a build of vllm that runs as the leader of a group of its own, as a shell starts it; what is left at the end is killed."""
+        child = subprocess.Popen(
+            self.command("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words),
+            env=self.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+            # A job that a script put into the background ignores interruptions, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call, no lock
+        )  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.communicate()
+
+    def events(self) -> list[Event]:
+        """Return what the launcher wrote down during the last run that compiled."""
+        file = self.work / "launch" / "events.jsonl"
+        return [msgspec.json.decode(line, type=Event) for line in file.read_bytes().splitlines()] if file.exists() else []
+
+    def compiled(self) -> list[str]:
+        """Return the units that the last run that compiled has finished, sorted."""
+        return sorted(event.unit for event in self.events() if event.event == "end" and event.status == 0)
+
+    def units(self) -> list[str]:
+        """Return all units of the two libraries, as CMake wrote them down, sorted."""
+        commands = json.loads((self.work / "build" / "compile_commands.json").read_bytes())
+        return sorted(str(Path(command["file"]).relative_to(self.work / "src")) for command in commands)
+
+    def wheel(self) -> Path:
+        """Return the one wheel of vllm in ``dist``."""
+        (path,) = (self.folder / "dist").glob("mini_vllm-*.whl")
+        return path
+
+    def sha256(self) -> str:
+        """Return the hash of that wheel."""
+        return digest.sha256_file(self.wheel())
+
+    def members(self) -> dict[str, bytes]:
+        """Return the files of that wheel by name."""
+        with zipfile.ZipFile(self.wheel()) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    def processes(self) -> list[str]:
+        """Return the command lines of processes that work on this demo: those that name its folder or stand in it."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if process.pid != os.getpid() and (str(self.folder) in " ".join(words) or Path(process.cwd()).is_relative_to(self.folder)):
+                    found.append(" ".join(words)[:200])
+        return found
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+        """Return the first true value of *condition*, asked every few milliseconds."""
+        end = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < end, f"it does not happen within {seconds:g} s; running: {self.processes()}"
+            time.sleep(0.01)
+        return value
+
+    def add_patch(self, name: str, path: str, old: str, new: str) -> None:
+        """Append to the series of vllm a patch that replaces *old*, which the file at *path* of the patched tree holds once, by *new*."""
+        tree = json.loads(self.run("apply", "--fork", "vllm", "--json").stdout)["trees"][0]["patched"]
+        objects, work, index = self.folder / "store" / "objects.git", self.folder / f"edit-{name}", self.folder / f"index-{name}"
+        work.mkdir()
+        plain = {**os.environ, "GIT_DIR": str(objects), "GIT_WORK_TREE": str(work), "GIT_INDEX_FILE": str(index), "HOME": str(self.folder)}
+
+        def git(*arguments: str) -> bytes:
+            return subprocess.run(["git", *arguments], cwd=work, env=plain, capture_output=True, check=True).stdout
+
+        git("-c", "core.bare=false", "read-tree", "-m", "-u", tree)
+        text = (work / path).read_text("utf-8")
+        assert text.count(old) == 1
+        (work / path).write_text(text.replace(old, new), "utf-8")
+        git("-c", "core.bare=false", "add", "--all", "--force")
+        diff = git("diff", "--cached", "-U1", "--full-index", tree)
+        head = (
+            f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: Test <test@sparkwright.example>\nDate: Fri, 20 Nov 2026 12:00:00 +0000\n"
+            f"Subject: [PATCH] {name.capitalize()}\n\nAs the test wants it.\n\n"
+            "Upstream-Status: Pending\nReason: the test needs a change\nDrop-When: the test ends\n---\n\n"
+        )
+        (self.series.parent / f"{name}.patch").write_bytes(head.encode() + diff)
+        with self.series.open("a") as listing:
+            listing.write(f"{name}.patch\n")
+        shutil.rmtree(work)
+
+
+@pytest.fixture
+def demo(demo_session: Session) -> Demo:
+    """Return a locked demo of which nothing is built yet."""
+    return Demo(demo_session.project.root.parent)
+
+
+@pytest.fixture(scope="session")
+def both(locked_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, Demo]:
+    """Return a demo whose forks were all built in one go, in a store of its own, and a copy of it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shutil.copytree(locked_demo, folder / "demo", symlinks=True)
+    made = Demo(folder / "demo")
+    made.run("build", "--output", str(made.folder / "dist"))
+    shutil.copytree(made.folder, folder / "copy", symlinks=True)
+    return made, Demo(folder / "copy")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(both: tuple[Demo, Demo]) -> Demo:
+    """Return what a build that nobody disturbed left: to be read, never to be worked on."""
+    return both[1]
+
+
+@pytest.fixture
+def built_demo(both: tuple[Demo, Demo]) -> Demo:
+    """Return a demo of which everything is built, as it was right after that; CMake's folders cannot move, so it is put back in place."""
+    made, copy = both
+    shutil.rmtree(made.folder)
+    # Times come along, which ninja compares.
+    shutil.copytree(copy.folder, made.folder, symlinks=True)
+    return made

@@ -1,0 +1,78 @@
+"""A small change costs a small build: what is compiled again is what includes the changed file, and the build says what changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Demo
+
+pytestmark = pytest.mark.toolchain
+
+
+def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> None:
+    """The build names the series as the reviewed file that changed, compiles one unit, and only that unit's library differs."""
+    before = built_demo.members()
+    built_demo.add_patch("first-of-equals", "csrc/moe/topk.cu", "int best = 0;", "int best = experts - 1;")
+
+    said = built_demo.build().stderr
+
+    assert "vllm: rebuilding: forks/demo/vllm/series changed\n" in said
+    assert built_demo.compiled() == ["csrc/moe/topk.cu"]
+    after = built_demo.members()
+    changed = {name for name in after if after[name] != before.get(name)}
+    info = "mini_vllm-0.33.0+spark.demo.dist-info"
+    assert changed == {"mini_vllm/_moe_C_stable_libtorch.abi3.so", f"{info}/sparkwright.json", f"{info}/RECORD"}
+
+
+def test_a_patch_to_a_header_compiles_those_that_include_it(built_demo: Demo) -> None:
+    """A header of the tree is included by its CUDA units but not by the bindings, which are not compiled again."""
+    units = built_demo.units()
+    built_demo.add_patch("smaller-blocks", "csrc/launch.cuh", "kThreads = 256;", "kThreads = 128;")
+
+    built_demo.build()
+
+    assert built_demo.compiled() == [unit for unit in units if unit.endswith(".cu")]
+    assert [unit for unit in units if unit not in built_demo.compiled()] == ["csrc/bindings.cpp", "csrc/moe/bindings.cpp"]
+
+
+def test_a_patch_to_python_compiles_nothing(built_demo: Demo) -> None:
+    """The changed module is in the wheel, and the libraries are those of the last build."""
+    before = built_demo.members()
+    built_demo.add_patch("more-experts", "mini_vllm/envs.py", '"512"', '"1024"')
+
+    said = built_demo.build().stderr
+
+    assert "0 units compiled" in said
+    assert built_demo.compiled() == []
+    after = built_demo.members()
+    assert after["mini_vllm/envs.py"] == before["mini_vllm/envs.py"].replace(b'"512"', b'"1024"')
+    assert all(after[name] == before[name] for name in before if name.endswith(".so"))
+
+
+def test_a_build_with_nothing_changed_reuses_every_wheel(built_demo: Demo) -> None:
+    """The second build says so for each fork, starts no stage, and leaves the files in the output folder as they are."""
+    before = {path: path.stat().st_mtime_ns for path in (built_demo.folder / "dist").iterdir()}
+
+    said = built_demo.run("build", "--output", str(built_demo.folder / "dist")).stderr
+
+    assert said.count("reused: nothing changed") == len(before) == 3
+    assert not any(word in said for word in ("fetch ", "apply ", "configure ", "compile "))
+    assert {path: path.stat().st_mtime_ns for path in (built_demo.folder / "dist").iterdir()} == before
+
+
+def test_a_change_that_is_taken_back_costs_nothing(built_demo: Demo) -> None:
+    """After a rule's reason was edited, and edited back, the first wheel is there still."""
+    before, rules = built_demo.sha256(), built_demo.folder / "project" / "build" / "demo" / "archs.yaml"
+    text = rules.read_text("utf-8")
+    rules.write_text(text.replace("the unit is plain CUDA C++;", "The unit is plain CUDA C++;"), "utf-8")
+    assert "vllm: rebuilding: build/demo/archs.yaml changed\n" in built_demo.build().stderr
+    assert built_demo.compiled() == [], "a reason is no input of a compiler"
+    rules.write_text(text, "utf-8")
+
+    said = built_demo.build().stderr
+
+    assert "reused: nothing changed" in said
+    assert built_demo.sha256() == before
