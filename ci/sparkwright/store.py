@@ -96,9 +96,15 @@ class Store:
 
     @contextlib.contextmanager
     def building(self, path: Path) -> Iterator[Path]:
-        """Yield an empty temporary folder beside *path* that takes its place when the block ends without an error."""
+        """
+        Yield an empty temporary folder beside *path* that takes its place when the block ends without an error.
+
+        Callers hold the lock of that place, so what lies half-made beside it is a killed run's, and is removed.
+        """
         with room_guard(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
+            for left in path.parent.glob(f".{path.name}.*"):
+                shutil.rmtree(left, ignore_errors=True)
             temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
             try:
                 yield temporary
