@@ -143,6 +143,9 @@ def _place(session: Session, built: BuiltWheel) -> None:
     """Make the store's wheel appear in the output folder; a hard link where that is possible, so that it costs no room."""
     kept, shown = _kept(session, built), path_of(session, built)
     session.output.mkdir(parents=True, exist_ok=True)
+    # The caller holds the fork's lock, so a temporary name there is a killed run's.
+    for left in session.output.glob(f".{built.filename}.*"):
+        left.unlink(missing_ok=True)
     if shown.exists() and (shown.samefile(kept) or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)):
         return
     with room_guard(session.output), session.store.replacing(shown) as temporary:
