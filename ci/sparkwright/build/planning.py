@@ -42,7 +42,7 @@ def planned(session: Session, tools: Toolchain, source: SourceTree, *, configure
     if known and not configured:
         return known
     if known:
-        _examine(session, tools, source, "build")
+        _examine(session, tools, source)
         return known
     after, before = examine_both(session, tools, source)
     made = Planned(key, after, before)
@@ -52,7 +52,7 @@ def planned(session: Session, tools: Toolchain, source: SourceTree, *, configure
 
 def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
     """Configure *source* and return its plan, and that of the same tree without the rules; callers hold the workspace's lock."""
-    after = _examine(session, tools, source, "build")
+    after = _examine(session, tools, source)
     bare = msgspec.structs.replace(source, tree=source.patched, sites=())
     return after, _examine(session, tools, bare, "before") if source.sites else after
 
@@ -72,10 +72,10 @@ def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str,
     }
 
 
-def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str) -> Plan:
+def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "") -> Plan:
     settings = toolchain.spec(session.project).forks[source.fork]
     workspace = Workspace(session, tools, settings, source.fork, variant)
-    with console.step(f"plan {source.fork} ({'with' if variant == 'build' else 'without'} the rules)"):
+    with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
         configured = workspace.configure(compiling.launcher(workspace.folder))
     return plan.examine(

@@ -21,13 +21,14 @@ class Workspace:
     The folder of one fork; callers hold its lock (`Store.lock` of `name`).
 
     Args:
-        variant: Tells apart the folder that is built (``build``) and those that are only configured.
+        variant: Tells apart the folders of a fork; empty for the one that is built. A run that leaves rules out has one of its own,
+            since CMake writes sources that depend on the arch, and the real build would have to compile those again.
     """
 
-    def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "build") -> None:
+    def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
         self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
-        self.variant = variant
-        self.folder = session.store.folder("work", session.project.stack, fork, variant)
+        self.variant = variant or ("trial" if session.without else "build")
+        self.folder = session.store.folder("work", session.project.stack, fork, self.variant)
         self.source, self.build = self.folder / "src", self.folder / "build"
 
     @staticmethod
