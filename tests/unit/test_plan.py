@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkwright import digest, process
 from sparkwright.build import archs, configure, plan
-from sparkwright.build.archs import ArchRules, Kept, Rule
+from sparkwright.build.archs import ArchRules, Dropped, Kept, Rule
 from sparkwright.build.configure import Call, Configured, Unit
 from sparkwright.build.plan import Plan
 from sparkwright.errors import ArchMismatch
@@ -215,11 +215,25 @@ def test_the_plan_is_deterministic_and_has_no_unit_twice(units: list[tuple[str, 
     assert msgspec.json.decode(msgspec.json.encode(one), type=Plan) == one
 
 
-def test_units_that_are_gone_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    plan.show(plans(NATIVE), plans(NATIVE, PTX80))
+def test_units_that_are_dropped_are_shown_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    rules = ArchRules(dropped=(Dropped("mini", "b.cu", "a trap on this device"),))
+    plan.show(plans(NATIVE, rules=rules), plans(NATIVE, PTX80, rules=rules))
+    plan.check(plans(NATIVE, rules=rules), plans(NATIVE, PTX80, rules=rules))
     shown = capsys.readouterr().err
     assert "b.cu" in shown
-    assert "was compute_80:compute_80 compute_80:sm_80 before the rules" in shown
+    assert "a trap on this device" in shown
+
+
+def test_a_unit_that_goes_without_a_reason_fails_the_plan() -> None:
+    with pytest.raises(ArchMismatch, match=r"1 unit of mini would no longer be compiled, and nothing says why") as caught:
+        plan.check(plans(NATIVE), plans(NATIVE, PTX80))
+    assert caught.value.details == ("b.cu (compute_80:compute_80 compute_80:sm_80)",)
+
+
+def test_a_dropped_unit_that_is_compiled_fails_the_plan() -> None:
+    rules = ArchRules(dropped=(Dropped("mini", "a.cu", "no longer true"),))
+    with pytest.raises(ArchMismatch, match=r"1 entries under dropped are not true"):
+        plan.check(plans(NATIVE, rules=rules), plans(NATIVE, rules=rules))
 
 
 class Tree:

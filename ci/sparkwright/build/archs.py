@@ -72,6 +72,22 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return fnmatchcase(source, self.unit)
 
 
+class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Units that are not compiled although upstream compiles them for this request, because a rule empties their list.
+
+    Attributes:
+        unit: As in `Kept`.
+    """
+
+    fork: str
+    unit: str
+    reason: Prose
+
+    def covers(self, source: str) -> bool:
+        return fnmatchcase(source, self.unit)
+
+
 class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     What ``build/<stack>/archs.yaml`` holds.
@@ -82,6 +98,7 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rules: tuple[Rule, ...] = ()
     kept: tuple[Kept, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
     expect_units: dict[str, Count] = {}
 
     def of(self, fork: str) -> ArchRules:
@@ -89,6 +106,7 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ArchRules(
             rules=tuple(rule for rule in self.rules if rule.fork == fork),
             kept=tuple(entry for entry in self.kept if entry.fork == fork),
+            dropped=tuple(entry for entry in self.dropped if entry.fork == fork),
             expect_units={name: count for name, count in self.expect_units.items() if name == fork},
         )
 

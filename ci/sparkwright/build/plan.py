@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.build.archs import ArchRules, Kept, Site
+from sparkwright.build.archs import ArchRules, Dropped, Kept, Site
 from sparkwright.build.cause import Cause, Causes, generation, spell
 from sparkwright.build.configure import Configured, Unit
 from sparkwright.console import console
@@ -51,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
         counts: Units by verdict.
         stale: Entries of ``kept`` that are not true, a line each.
         sites: Where the rules were applied.
+        dropped: The reviewed reasons for units that the rules leave out.
     """
 
     fork: str
@@ -61,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     units: tuple[PlannedUnit, ...]
     stale: tuple[str, ...]
     sites: tuple[Site, ...]
+    dropped: tuple[Dropped, ...] = ()
 
     @property
     def failing(self) -> tuple[PlannedUnit, ...]:
@@ -89,15 +91,26 @@ def examine(
         fork=fork, arch=arch, gencode=_target(arch), expected=rules.expect_units.get(fork, 0),
         counts={verdict: counts[verdict] for verdict in VERDICTS}, units=units,
         stale=tuple(line for entry in kept for line in _stale(entry, units)), sites=tuple(sites),
+        dropped=tuple(entry for entry in rules.dropped if entry.fork == fork),
     )  # fmt: skip
 
 
-def check(plan: Plan) -> None:
+def gone(plan: Plan, before: Plan) -> list[PlannedUnit]:
+    """Return the units of *before* that *plan* does not compile; a rule can empty a list."""
+    present = {(unit.target, unit.source) for unit in plan.units}
+    return [unit for unit in before.units if (unit.target, unit.source) not in present]
+
+
+def check(plan: Plan, before: Plan | None = None) -> None:
     """
-    Raise unless every unit of *plan* is native or kept.
+    Raise unless every unit of *plan* is native or kept, and every unit that it lost has a reason.
+
+    Args:
+        before: The plan of the same tree without the rules.
 
     Raises:
-        ArchMismatch: A unit is at another arch, an entry of ``kept`` is not true, or there are fewer native units than expected.
+        ArchMismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true, a unit is gone without a reason,
+            or there are fewer native units than expected.
     """
     native, total = plan.counts["native"], len(plan.units)
     if plan.failing:
@@ -106,10 +119,27 @@ def check(plan: Plan) -> None:
     if plan.stale:
         todo = "Correct the entries under `kept` in archs.yaml: what they say is no longer so."
         raise ArchMismatch(f"{len(plan.stale)} entries under kept are not true for {plan.fork}.", details=plan.stale, todo=todo)
+    _check_gone(plan, gone(plan, before) if before else [])
     if native < plan.expected:
         todo = "Find the units that are no longer compiled; if upstream dropped them for good, lower `expect_units` in archs.yaml."
         what = f"Only {native} CUDA units of {plan.fork} are compiled for {plan.arch}; archs.yaml expects {plan.expected} or more."
         raise ArchMismatch(what, details=[f"CUDA units in all: {total}"], todo=todo)
+
+
+def _check_gone(plan: Plan, lost: Sequence[PlannedUnit]) -> None:
+    silent = [f"{unit.source} ({unit.code})" for unit in lost if not _dropped(plan, unit)]
+    if silent:
+        todo = "Find the rule that empties their list; mend it, or list them under `dropped` in archs.yaml with the reason."
+        what = f"{_units(len(silent))} of {plan.fork} would no longer be compiled, and nothing says why."
+        raise ArchMismatch(what, details=silent, todo=todo)
+    compiled = [f"{entry.unit} is compiled" for entry in plan.dropped for unit in plan.units if entry.covers(unit.source)]
+    if compiled:
+        todo = "Correct the entries under `dropped` in archs.yaml: what they say is no longer so."
+        raise ArchMismatch(f"{len(compiled)} entries under dropped are not true for {plan.fork}.", details=compiled, todo=todo)
+
+
+def _dropped(plan: Plan, unit: PlannedUnit) -> str:
+    return next((entry.reason for entry in plan.dropped if entry.covers(unit.source)), "")
 
 
 def judge(
@@ -134,15 +164,14 @@ def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> Non
         (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict) for unit in plan.units
     )
     # A rule can also empty a list, and the unit is gone: that is an effect to see, not a difference to guess.
-    present = {(unit.target, unit.source) for unit in plan.units}
-    gone = [unit for unit in before.units if (unit.target, unit.source) not in present] if before else []
-    groups.update((unit.code, "(not compiled)", "gone") for unit in gone)
+    lost = gone(plan, before) if before else []
+    groups.update((unit.code, "(not compiled)", "dropped") for unit in lost)
     rows = [(old, new, verdict, str(count)) for (old, new, verdict), count in sorted(groups.items(), key=lambda item: (-item[1], item[0]))]
     skip = 0 if before else 1
     columns = ["before the rules", "after", "verdict", ">units"][skip:]
     console.table(f"{plan.fork}: CUDA units for {plan.arch}", columns, [row[skip:] for row in rows], result=result)
     kept = [(unit.source, unit.code, unit.reason) for unit in plan.units if unit.verdict == "kept"]
-    kept += [(unit.source, "(not compiled)", f"was {unit.code} before the rules") for unit in gone]
+    kept += [(unit.source, "(not compiled)", _dropped(plan, unit) or "nobody wrote it down") for unit in lost]
     if kept:
         console.table("", ["not native", "gencode", "reason"], kept, result=result)
 

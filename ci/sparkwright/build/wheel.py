@@ -193,7 +193,7 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, key: str, fol
         graft.compare(session, source, base, settings)
         made = planning.planned(session, tools, source, configured=True)
         plan.show(made.after, made.before)
-        plan.check(made.after)
+        plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
         compiling.compile_targets(session, tools, settings, fork, workspace.folder, workspace.environment())
         changes, done = graft.transplant(session, source, base, workspace.build, settings)

@@ -147,7 +147,7 @@ def _plan_without(session: Session) -> str:
 def _plan(session: Session) -> str:
     made = planning.planned(session, toolchain.obtain(session), sourcetree.make(session, "vllm"))
     plan.show(made.after, made.before)
-    plan.check(made.after)
+    plan.check(made.after, made.before)
     return ", ".join(f"{count} {verdict}" for verdict, count in made.after.counts.items() if count)
 
 

@@ -24,6 +24,6 @@ def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001
         if fork not in compiled:
             console.note(f"{fork}: nothing is compiled")
     for one in made:
-        plan.check(one.after)
+        plan.check(one.after, one.before)
     console.document({"plans": made})
     return 0
