@@ -1,0 +1,118 @@
+"""Kill it anywhere: the next run finishes the work, and the wheel is the one of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Demo
+
+pytestmark = pytest.mark.toolchain
+
+#: What the build says when it enters a stage, in order; the last one is said when all is compiled and the wheel gets packed.
+STAGES = ("fetch vllm", "apply 2 patches", "rewrite vllm", "plan vllm (with ", "plan vllm (without", "compile vllm", "units compiled")
+
+
+def finished(demo: Demo) -> list[str]:
+    """Return the objects that ninja knows as made, from the log that it continues."""
+    log = demo.work / "build" / ".ninja_log"
+    rows = [line.split("\t") for line in log.read_text().splitlines()[1:]] if log.exists() else []
+    return sorted({row[3] for row in rows if len(row) == 5 and row[3].endswith(".o")})
+
+
+def killed_at(demo: Demo, stage: str) -> str:
+    """Start a build, kill it without warning when it says *stage*, and return what it said."""
+    said = ""
+    with demo.building() as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            said += line
+            if stage in line:
+                break
+        else:
+            pytest.fail(f"the build never came to {stage!r}:\n{said}")
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+    demo.wait_for(lambda: not demo.processes(), 20)
+    return said
+
+
+def test_units_compiled_before_a_kill_are_not_compiled_again(demo: Demo, undisturbed: Demo) -> None:
+    """Compilers die with a killed build, the next run compiles the other units alone, and the wheel has the usual bytes."""
+    with demo.building("--jobs", "2") as child:
+        before = demo.wait_for(lambda: finished(demo))
+        child.kill()
+        child.wait()
+    demo.wait_for(lambda: not demo.processes(), 20)
+    before = finished(demo)
+    units = demo.units()
+
+    demo.build()
+
+    assert 0 < len(before) < len(units)
+    made_before = [unit for unit in units if any(made.endswith(f"{unit}.o") for made in before)]
+    assert demo.compiled() == [unit for unit in units if unit not in made_before]
+    assert demo.sha256() == undisturbed.sha256()
+
+
+def test_a_build_that_is_killed_in_every_stage_ends_with_the_same_wheel(demo: Demo, undisturbed: Demo) -> None:
+    """A kill on entry to each stage, one after the other, leaves nothing that a later run would take for whole."""
+    for stage in STAGES:
+        killed_at(demo, stage)
+
+    demo.build()
+
+    assert demo.sha256() == undisturbed.sha256()
+    assert not demo.compiled(), "everything was compiled before the last kill"
+
+
+def test_a_build_that_is_killed_again_and_again_ends_with_the_same_wheel(demo: Demo, undisturbed: Demo) -> None:
+    """Kills after delays that grow from a fifth of a second until one build lives long enough to finish."""
+    delay, kills = 0.2, 0
+    while True:
+        with demo.building() as child:
+            try:
+                status = child.wait(timeout=delay)
+                break
+            except subprocess.TimeoutExpired:
+                child.kill()
+        delay, kills = delay * 1.8, kills + 1
+
+    assert status == 0
+    assert kills > 3
+    assert demo.sha256() == undisturbed.sha256()
+    left = [path.name for path in demo.folder.rglob(".*") if path.name.startswith(".out.")]
+    assert not left, "what a killed build left half-made is removed by the next"
+
+
+def test_an_interruption_ends_the_build_and_says_that_nothing_is_lost(demo: Demo) -> None:
+    """Ctrl-C ends with 130 and one sentence, stops the compilers, and what was compiled counts in the next run."""
+    with demo.building("--jobs", "2") as child:
+        demo.wait_for(lambda: finished(demo))
+        # As a terminal does: to the whole group. The compilers are in groups of their own.
+        os.killpg(child.pid, signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+
+    assert child.returncode == 130
+    assert said.splitlines()[-1] == "interrupted; what is finished is kept, and the next run goes on from here"
+    assert "Traceback" not in said
+    assert not demo.processes()
+    before = finished(demo)
+    demo.build()
+    assert 0 < len(demo.compiled()) <= len(demo.units()) - len(before)
+
+
+def test_two_builds_at_once_compile_each_unit_once(demo: Demo) -> None:
+    """The second of two builds on one store waits for the first, takes its wheel, and both succeed."""
+    with demo.building() as one, demo.building() as other:
+        said = [child.communicate(timeout=240)[1] for child in (one, other)]
+
+    assert (one.returncode, other.returncode) == (0, 0), said
+    assert demo.compiled() == demo.units()
+    assert sorted("reused: nothing changed" in text for text in said) == [False, True]
+    assert sorted("another sparkwright works on" in text for text in said) == [False, True]
