@@ -1,0 +1,192 @@
+"""Arch rules that upstream outgrew, a base wheel of another release, and what is in a grafted wheel."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkwright import digest, yamlfile
+from sparkwright.build import wheelfile
+from sparkwright.forks.lock import FileLock, Lock
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Demo
+
+pytestmark = pytest.mark.toolchain
+
+LIST = 'set(CUDA_SUPPORTED_ARCHS "8.0;9.0;10.0;12.0")'
+COMPILED = {"mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so"}
+UNTOUCHED = "mini_vllm/_big_C.abi3.so"
+
+
+def failure(stdout: str) -> dict[str, Any]:
+    """Return the error in the one JSON document that *stdout* is."""
+    error: dict[str, Any] = json.loads(stdout)["error"]
+    return error
+
+
+def locked_base(demo: Demo) -> FileLock:
+    """Return what the demo's lock says of the base wheel of this machine."""
+    (base,) = yamlfile.load(demo.folder / "project" / "forks" / "demo" / "lock.yaml", Lock).forks["vllm"].bases.values()
+    return base
+
+
+def base_of(demo: Demo) -> Path:
+    """Return the official wheel that the demo's lock names."""
+    base = locked_base(demo)
+    return demo.folder / "store" / "downloads" / base.sha256 / base.filename
+
+
+@pytest.mark.parametrize(
+    ("count", "old", "new"),
+    [
+        (0, LIST, 'set(CUDA_SUPPORTED_ARCHS "8.0;9.0;10.0;11.0;12.0")'),
+        (2, "  # Family targets", f"  {LIST}\n  # Family targets"),
+    ],
+)
+def test_a_rule_whose_list_upstream_changed_fails_before_anything_is_configured(demo: Demo, count: int, old: str, new: str) -> None:
+    """The error names the rule, how many sites it found instead of one, and each place that comes near, with what it holds."""
+    demo.add_patch("as-upstream-may", "CMakeLists.txt", old, new)
+
+    done = demo.run("build", "--fork", "vllm", "--json", status=1)
+
+    error = failure(done.stdout)
+    assert error["reference"] == "rule-mismatch"
+    assert error["what"] == f"Rule supported-12.1 matches {count} places in CMakeLists.txt instead of 1."
+    matches = [line for line in error["details"] if line.endswith(": matches")]
+    assert len(matches) == count
+    assert count or any("holds '8.0;9.0;10.0;11.0;12.0', the rule expects '8.0;9.0;10.0;12.0'" in line for line in error["details"])
+    assert not (demo.work / "build").exists()
+
+
+def test_plan_without_the_rule_for_this_card_says_what_is_missing(built_demo: Demo) -> None:
+    """Exit code 1, one JSON document, and in its details the units, the CMake variable that decided for them, and the rule."""
+    done = built_demo.run("plan", "--fork", "vllm", "--without-rule", "supported-12.1", "--json", status=1)
+
+    error = failure(done.stdout)
+    details = "\n".join(error["details"])
+    assert error["reference"] == "arch-mismatch"
+    assert "error: arch-mismatch: " in done.stderr
+    assert 'CUDA_SUPPORTED_ARCHS = "8.0;9.0;10.0;12.0" (CMakeLists.txt:' in details
+    assert "apply rule supported-12.1 of archs.yaml" in details
+    assert all(f"csrc/{unit}.cu" in details for unit in ("activation_kernels", "quantization/fp4/nvfp4_quant_kernels", "moe/topk"))
+    assert "hadamard" not in details, "it is kept, so nothing is wrong with it"
+
+
+def test_a_trial_without_a_rule_costs_the_real_build_nothing(built_demo: Demo) -> None:
+    """After such a plan, a build that has to go through every stage again compiles no unit and makes the same wheel."""
+    before = built_demo.sha256()
+    built_demo.run("plan", "--fork", "vllm", "--without-rule", "supported-12.1", status=1)
+    shutil.rmtree(built_demo.folder / "store" / "wheels" / before)
+
+    said = built_demo.build().stderr
+
+    assert "vllm: rebuilding: its wheel is gone from the store\n" in said
+    assert built_demo.compiled() == []
+    assert built_demo.sha256() == before
+
+
+def test_a_base_wheel_of_another_release_is_refused(demo: Demo) -> None:
+    """A wheel that is what the lock names, but was built from other sources, is refused before anything is compiled; the file is named."""
+    base, locked = base_of(demo), locked_base(demo)
+    with zipfile.ZipFile(base) as archive:
+        other = archive.read("mini_vllm/envs.py").replace(b'"512"', b'"256"')
+    fresh = demo.folder / "other"
+    fresh.mkdir()
+    made = wheelfile.remake(base, fresh, version=locked.version, replace={"mini_vllm/envs.py": other})
+    sha256 = digest.sha256_file(made)
+    # The folder of downloads is shared with the user's store, which this wheel must not get into.
+    downloads = demo.folder / "store" / "downloads"
+    downloads.unlink()
+    (downloads / sha256).mkdir(parents=True)
+    made.rename(downloads / sha256 / made.name)
+    lock = demo.folder / "project" / "forks" / "demo" / "lock.yaml"
+    lock.write_text(lock.read_text("utf-8").replace(locked.sha256, sha256), "utf-8")
+
+    done = demo.run("build", "--fork", "vllm", "--json", status=1)
+
+    error = failure(done.stdout)
+    assert error["reference"] == "base-mismatch"
+    assert locked.filename in error["what"]
+    assert error["details"][1:] == ["mini_vllm/envs.py"]
+    assert not demo.events()
+
+
+def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
+    """Libraries that are not compiled here, and files that no patch touches, are the base's to the byte; all others differ from it."""
+    ours = undisturbed.members()
+    with zipfile.ZipFile(base_of(undisturbed)) as archive:
+        base = {name.replace("-0.33.0.", "-0.33.0+spark.demo."): archive.read(name) for name in archive.namelist()}
+
+    info = "mini_vllm-0.33.0+spark.demo.dist-info"
+    assert set(ours) - set(base) == {f"{info}/sparkwright.json"}
+    assert not set(base) - set(ours)
+    patched, restated = {"mini_vllm/quantization/nvfp4_scales.py"}, {"mini_vllm/_version.py", f"{info}/METADATA"}
+    assert {name for name in base if base[name] != ours[name]} == COMPILED | patched | restated | {f"{info}/WHEEL", f"{info}/RECORD"}
+    assert ours[UNTOUCHED] == base[UNTOUCHED]
+
+
+def test_a_grafted_wheel_says_where_each_library_came_from(undisturbed: Demo) -> None:
+    """``sparkwright.json`` tells those compiled here from those of the base, each with its hash, and names the base."""
+    members = undisturbed.members()
+    record = json.loads(members["mini_vllm-0.33.0+spark.demo.dist-info/sparkwright.json"])
+    done = record["transplant"]
+
+    assert done["libraries"] == {name: hashlib.sha256(members[name]).hexdigest() for name in COMPILED}
+    assert done["base"] == {UNTOUCHED: recorded(members[UNTOUCHED])}
+    assert done["replaced"] == ["mini_vllm/quantization/nvfp4_scales.py"]
+    assert record["base"] == digest.sha256_file(base_of(undisturbed))
+    assert str(undisturbed.folder.parent) not in json.dumps(record)
+
+
+def recorded(data: bytes) -> str:
+    """Return the hash of *data* as RECORD writes it (PEP 376)."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def test_record_of_every_wheel_is_true(undisturbed: Demo) -> None:
+    """RECORD, computed anew from the members, lists each file once, with its hash and size, and itself without."""
+    wheels = sorted((undisturbed.folder / "dist").glob("*.whl"))
+
+    assert len(wheels) == 3
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+            rows = sorted(csv.reader(io.StringIO(archive.read(name).decode())))
+            data = {member: archive.read(member) for member in archive.namelist() if member != name}
+        assert rows == sorted([[member, recorded(text), str(len(text))] for member, text in data.items()] + [[name, "", ""]])
+
+
+def test_units_that_do_not_fit_into_memory_together_never_run_together(demo: Demo) -> None:
+    """With one gigabyte for four jobs, what runs at once was expected to fit, a unit that never fits runs alone, and the build finishes."""
+    settings = demo.folder / "project" / "build" / "demo" / "environment.yaml"
+    sizes = {"csrc/moe/*": 200, "csrc/*.cpp": 200, "csrc/*.cu": 700}  # the others: 1200, as where nothing is known
+    patterns = "".join(f'      "{pattern}": {size}\n' for pattern, size in sizes.items())
+    settings.write_text(
+        settings.read_text("utf-8").replace("    package: mini_vllm\n", f"    memory:\n{patterns}    package: mini_vllm\n"), "utf-8"
+    )
+
+    demo.build("--memory", "1", "--jobs", "4")
+
+    plan = json.loads((demo.work / "launch" / "plan.json").read_bytes())
+    assert (plan["budget"], plan["units"], dict(plan["patterns"])) == (1000, {}, sizes)
+    running: dict[str, int] = {}
+    most = 0
+    for event in demo.events():
+        if event.event == "end":
+            del running[event.unit]
+            continue
+        running[event.unit] = next((size for pattern, size in sizes.items() if Path(event.unit).match(pattern)), 1200)
+        assert len(running) == 1 or sum(running.values()) <= 1000, running
+        most = max(most, len(running))
+    assert demo.compiled() == demo.units()
+    assert most > 1, "a budget that serialises everything would pass as well"
