@@ -6,15 +6,19 @@ import subprocess
 import sys
 
 import measure
-from sparkwright.build import toolchain
+from sparkwright.build import toolchain, wheel
 from sparkwright.build.workspace import Workspace
 
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
+# A build that is not finished would be made by the first run: an hour of compiling, timed as a build with nothing to do.
+if missing := [fork for fork in session.forks if not wheel.is_built(session, fork)]:
+    sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {session.project.stack} is not built in {session.store.root}.")
 tools = toolchain.obtain(session)
 settings = toolchain.spec(session.project).forks["vllm"]
 folder = Workspace(session, tools, settings, "vllm").build
-ours = [sys.executable, "-m", "sparkwright", "build", "--root", str(session.project.root), "--cache-dir", str(session.store.root)]
+places = ["--root", str(session.project.root), "--cache-dir", str(session.store.root)]
+ours = [sys.executable, "-m", "sparkwright", "build", *places, "--offline"]
 theirs = [str(tools.tool("cmake")), "--build", str(folder), "--target", *settings.targets]
 
 
