@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uv import find_uv_bin
 
+from sparkwright.build import version as versions
 from sparkwright.build import wheelfile
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.errors import SparkwrightError, WheelInvalid
@@ -340,7 +341,7 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path, out: Path) -> None:
 )
 def test_a_version_is_restated_where_python_sets_it(text: str, expected: str) -> None:
     """Only the value of the assignment changes, wherever Python's parser says that it stands."""
-    assert wheelfile.restate_version(text, "1.0", "1.0+a", "x.py") == expected
+    assert versions.restate(text, "1.0", "1.0+a", "x.py") == expected
 
 
 LINES = st.sampled_from(
@@ -352,7 +353,7 @@ LINES = st.sampled_from(
 def test_restating_changes_one_value_anywhere(before: list[str], after: list[str], end: str) -> None:
     """Whatever stands around it, the parsed module differs in that one value."""
     text = end.join([*before, "__version__ = '1.0'", *after]) + end
-    made = wheelfile.restate_version(text, "1.0", "2.0", "x.py")
+    made = versions.restate(text, "1.0", "2.0", "x.py")
 
     assert ast.dump(ast.parse(made)) == ast.dump(ast.parse(text)).replace(
         "targets=[Name(id='__version__', ctx=Store())], value=Constant(value='1.0')",
@@ -365,7 +366,7 @@ def test_restating_changes_one_value_anywhere(before: list[str], after: list[str
 )
 def test_a_label_replaces_the_one_that_is_there(version: str, expected: str) -> None:
     """A version has one local label: ours."""
-    assert wheelfile.labelled(version, "spark.1") == expected
+    assert versions.labelled(version, "spark.1") == expected
 
 
 # Real installers.

@@ -7,6 +7,7 @@ from pathlib import Path
 from sparkwright import process
 from sparkwright.build import wheelfile
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
+from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
 from sparkwright.errors import BuildFailed
@@ -53,5 +54,5 @@ def build(session: Session, tools: Toolchain, settings: ForkEnvironment, fork: s
         wheels = list(made.glob("*.whl"))
         if len(wheels) != 1:
             raise BuildFailed(f"{fork}'s build backend made {len(wheels)} wheels instead of one.", details=[f"full log: {log}"])
-        version = wheelfile.labelled(WheelName.of(wheels[0].name).version, session.project.spec.label)
+        version = labelled(WheelName.of(wheels[0].name).version, session.project.spec.label)
         return wheelfile.remake(wheels[0], folder, version=version, version_files=settings.version_files)

@@ -18,6 +18,7 @@ import msgspec
 from sparkwright.build import wheelfile
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import ForkEnvironment
+from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
 from sparkwright.errors import BaseMismatch, CompileFailed
@@ -101,7 +102,7 @@ def write(
     base: Path, folder: Path, label: str, changes: Mapping[str, bytes], done: Transplant, settings: ForkEnvironment, record: bytes
 ) -> Path:
     """Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled here want a newer system."""
-    version = wheelfile.labelled(WheelName.of(base.name).version, label)
+    version = labelled(WheelName.of(base.name).version, label)
     return wheelfile.remake(
         base, folder, version=version, platform=platform_tag(base.name, [changes[name] for name in done.libraries]),
         replace=changes, remove=frozenset(done.removed), version_files=settings.version_files, build_record=record,

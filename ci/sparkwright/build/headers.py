@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from sparkwright.build import wheelfile
+from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.errors import WheelInvalid
 from sparkwright.forks.session import Session
@@ -58,7 +59,7 @@ def version(session: Session, tree: str) -> str:
 def build(session: Session, tree: str, distribution: str, folder: Path) -> Path:
     """Write the wheel of *tree* to *folder* and return its path."""
     label = session.project.spec.label
-    name = WheelName(distribution.replace("-", "_"), wheelfile.labelled(version(session, tree), label), "py3-none-any")
+    name = WheelName(distribution.replace("-", "_"), labelled(version(session, tree), label), "py3-none-any")
     package = name.distribution
     files: dict[str, bytes] = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for source in (*FOLDERS, LIBRARY):

@@ -7,21 +7,20 @@ stay are copied as they lie, compressed, so that a graft onto a 330 MB wheel tak
 
 from __future__ import annotations
 
-import ast
 import base64
 import csv
 import hashlib
 import io
-import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from email.parser import BytesParser
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from sparkwright.build.version import restate
 from sparkwright.errors import WheelInvalid
 from sparkwright.forks.archive import MOST_FILES, damage_guard, safe_path
 
@@ -179,13 +178,6 @@ def records(wheel: zipfile.ZipFile, info: str, origin: str) -> dict[str, tuple[s
         raise WheelInvalid(f"{origin} has no readable RECORD.", details=[str(error)]) from error
 
 
-def labelled(version: str, label: str) -> str:
-    """Return *version* with the local version *label* (PEP 440), which replaces one that is there."""
-    from packaging.version import Version
-
-    return str(Version(f"{Version(version).public}+{label}"))
-
-
 def remake(
     base: Path,
     folder: Path,
@@ -221,7 +213,7 @@ def remake(
         record = records(source, old.info, base.name)
         for name in version_files:
             text = changed.get(name) or source.read(name)
-            changed[name] = restate_version(text.decode(), old.version, version, name).encode()
+            changed[name] = restate(text.decode(), old.version, version, name).encode()
         writer = WheelWriter(path, new)
         for name in sorted({*found, *changed} - remove, key=lambda name: (name.startswith(old.info), name)):
             target = _renamed(name, old, new)
@@ -258,37 +250,3 @@ def _metadata(text: bytes, old: str, new: str) -> bytes:
         raise WheelInvalid(f"METADATA does not state version {old} once.")
     lines = [f"Version: {new}".encode() if line.startswith(b"Version:") else line for line in head.split(b"\n")]
     return b"\n".join(lines) + gap + body
-
-
-def restate_version(text: str, old: str, new: str, name: str) -> str:
-    """
-    Return the Python file *text* with *new* wherever ``__version__`` or ``version`` is set to the string *old*.
-
-    Raises:
-        WheelInvalid: No such assignment; a wheel whose program and metadata disagree on the version misleads both.
-    """
-    # Lines as Python's own parser counts them; str.splitlines would also split at a form feed.
-    lines = [line.encode() for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)]
-    try:
-        sites = list(_version_sites(ast.parse(text), old))
-    except SyntaxError as error:
-        raise WheelInvalid(f"{name} is not a Python file.", details=[str(error)]) from error
-    if not sites:
-        raise WheelInvalid(f"{name} does not set __version__ to {old!r}.")
-    for node in reversed(sites):
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-        lines[first : last + 1] = [before + repr(new).encode() + after]
-    return b"".join(lines).decode()
-
-
-def _version_sites(module: ast.Module, old: str) -> Iterator[ast.Constant]:
-    for node in module.body:
-        names = {target.id for target in node.targets if isinstance(target, ast.Name)} if isinstance(node, ast.Assign) else set()
-        if (
-            names & {"__version__", "version"}
-            and isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Constant)
-            and node.value.value == old
-        ):
-            yield node.value

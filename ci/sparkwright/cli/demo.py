@@ -20,7 +20,7 @@ import msgspec
 
 from sparkwright import demo, process
 from sparkwright.audit import report
-from sparkwright.build import plan, planning, sourcetree, toolchain, wheel
+from sparkwright.build import plan, planning, pylock, sourcetree, toolchain, wheel
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.cli import audit
 from sparkwright.console import console
@@ -73,7 +73,7 @@ def prepare(session: Session, output: Path | None) -> Session:
 def _stages(session: Session) -> Iterator[Stage]:
     began = time.monotonic()
     tools = toolchain.obtain(session)
-    yield Stage("tools", f"{len(toolchain.locked_wheels(session.project))} wheels by hash, nvcc among them", time.monotonic() - began)
+    yield Stage("tools", f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them", time.monotonic() - began)
     with official(session, tools) as wheel_path:
         stages: dict[str, Callable[[], str]] = {
             "lock": lambda: _lock(session), "fetch": lambda: _fetch(session), "apply": lambda: _apply(session),

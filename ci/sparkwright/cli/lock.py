@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.build import toolchain
+from sparkwright.build import pylock
 from sparkwright.console import console
 from sparkwright.errors import Offline
 from sparkwright.forks import lock, resolve
@@ -17,7 +17,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001
         raise Offline("lock asks the index and the upstream hosts, which --offline forbids.")
     made = resolve.resolve(session)
     with console.step("lock the tools"):
-        tools = toolchain.lock(session)
+        tools = pylock.lock(session)
     session.project.lock_file.write_text(lock.render(made), "utf-8")
     (session.project.build_folder / "pylock.toml").write_text(tools, "utf-8")
     unresolved = resolve.unresolved(session, made)

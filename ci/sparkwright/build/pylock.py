@@ -1,0 +1,110 @@
+"""
+``pylock.toml``: the tools of a build, locked (PEP 751).
+
+Wheels are named by file and hash, not by address: they come from whatever index the user has.
+"""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright import process
+from sparkwright.errors import CommandFailed, FileInvalid, NotProvided, SourceUnreachable
+from sparkwright.forks import packageindex
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+
+if TYPE_CHECKING:
+    from packaging.pylock import Package
+
+#: Wheels of these machines and of no machine are locked; the others are never installed by us.
+MACHINES = ("x86_64", "aarch64")
+PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
+
+
+def wheels(project: Project) -> tuple[tuple[str, str, str], ...]:
+    """
+    Return what ``pylock.toml`` selects for this Python and machine: (project, file name, sha256), sorted.
+
+    Raises:
+        FileInvalid: The file is missing, is no PEP 751 lock, or has nothing for this machine.
+    """
+    from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
+
+    path = project.build_folder / "pylock.toml"
+    try:
+        lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
+        chosen = [_wheel(package, wheel) for package, wheel in lock.select()]
+    except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
+        raise FileInvalid(
+            f"{path} does not lock the tools for Python {platform.python_version()} on {platform.machine()}.", details=[str(error)]
+        ) from error
+    return tuple(sorted(chosen))
+
+
+def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:
+    if not hasattr(wheel, "path") or not wheel.path or not wheel.path.endswith(".whl"):
+        raise FileInvalid(f"pylock.toml has no wheel of {package.name} for this machine.")
+    return str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]
+
+
+def lock(session: Session) -> str:
+    """
+    Resolve ``requirements.in`` and return the text of ``pylock.toml``.
+
+    Raises:
+        SourceUnreachable: The requirements cannot be resolved on the index.
+    """
+    from uv import find_uv_bin
+
+    source = session.project.build_folder / "requirements.in"
+    options = ["--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml", "--no-header", "--no-annotate"]
+    command = [find_uv_bin(), "pip", "compile", *options, "--default-index", packageindex.index_url(), str(source)]
+    env = process.clean_environment(
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX=""
+    )
+    try:
+        resolved = tomllib.loads(process.output(command, env=env))
+    except CommandFailed as error:
+        raise SourceUnreachable(f"{source} cannot be resolved.", details=error.details) from error
+    return "".join(_render(resolved))
+
+
+def _render(resolved: dict[str, Any]) -> Iterator[str]:
+    yield "# Written by `sparkwright lock`; review it, do not edit it.\n"
+    yield 'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"\n'
+    for package in resolved["packages"]:
+        wheels = sorted(
+            (wheel["url"].rpartition("/")[2].partition("#")[0], wheel["hashes"]["sha256"])
+            for wheel in package.get("wheels", [])
+            if _usable(wheel["url"])
+        )
+        if not wheels:
+            raise NotProvided(f"{package['name']} {package['version']} has no wheel for Linux on {' or '.join(MACHINES)}.")
+        yield f'\n[[packages]]\nname = "{package["name"]}"\nversion = "{package["version"]}"\n'
+        if marker := package.get("marker"):
+            yield f"marker = {_toml_string(marker)}\n"
+        yield "wheels = [\n"
+        for filename, sha256 in wheels:
+            yield f'  {{ path = "wheels/{filename}", hashes = {{ sha256 = "{sha256}" }} }},\n'
+        yield "]\n"
+
+
+def _toml_string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _usable(url: str) -> bool:
+    """Is the wheel at *url* for a machine and a Python that sparkwright builds on?"""
+    from packaging.utils import parse_wheel_filename
+
+    _, _, _, tags = parse_wheel_filename(url.rpartition("/")[2].partition("#")[0])
+    return any(
+        (tag.platform == "any" or ("manylinux" in tag.platform and tag.platform.endswith(MACHINES)))
+        and (tag.abi in PYTHONS and (tag.interpreter in PYTHONS or tag.interpreter.startswith(("py3", "py2", "cp3"))))
+        for tag in tags
+    )
