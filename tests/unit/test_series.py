@@ -275,7 +275,7 @@ def test_the_header_is_read(made: bytes) -> None:
 
 def test_a_subject_reads_as_it_was_written(repository: Repository) -> None:
     """Long subjects and those beyond ASCII, which git encodes and folds, are shown as their author wrote them."""
-    subject = "Größe der Blöcke: nimm die kleinste, die für alle Ebenen und für jede Anzahl von Experten genügt – immer"
+    subject = "Größe der Blöcke: nimm die kleinste, die für jede Ebene und für jede Anzahl von Experten genügt – immer"
     repository.commit({"a": b""})
 
     assert patch.parse("x.patch", repository.change({"b": b"x\n"}, subject)).subject == subject

@@ -67,7 +67,7 @@ def refused(text: str, kind: Any = Pin) -> str:
 
 def test_an_unknown_field_is_refused_by_its_name() -> None:
     """A typo in a field's name is an error that quotes it."""
-    assert "`comit`" in refused('commit: "1234567"\ncomit: x\n')
+    assert "`xcommit`" in refused('commit: "1234567"\nxcommit: x\n')
 
 
 def test_a_missing_field_is_refused_by_its_name() -> None:
