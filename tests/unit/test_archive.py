@@ -305,8 +305,8 @@ def test_a_stored_archive_is_the_tree_of_its_files(tmp_path: Path, repository: R
     entries.append(entry("m/sub/link", kind=tarfile.SYMTYPE, link="../crlf.txt"))
     stored = Objects(tmp_path / "objects.git").store_files((one.path, one.mode, one.data) for one in members(tmp_path, packed(*entries)))
 
-    with tarfile.open(fileobj=io.BytesIO(packed(*entries))) as tar:
-        tar.extractall(tmp_path / "unpacked", filter="data")
+    (tmp_path / "unpacked").mkdir()
+    subprocess.run(["tar", "-xz", "-C", str(tmp_path / "unpacked")], input=packed(*entries), check=True)
     for path in sorted((tmp_path / "unpacked" / "m").iterdir()):
         path.rename(repository.path / path.name)
     # git must be told to take bytes as they are; .gitattributes asks for the contrary.

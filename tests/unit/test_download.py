@@ -388,15 +388,17 @@ def _small_disk(tmp_path: Path) -> SmallDisk:
     disk.mkdir()
     script.write_text(RUN)
     (tmp_path / "content").write_bytes(CONTENT)
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    tried = subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", str(disk)], capture_output=True, text=True, check=False)
+    # In a chroot the root folder is no mount, so its propagation cannot be changed; what is mounted is unmounted here instead.
+    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "--propagation", "unchanged", "sh", "-c"]
+    trial = f'mount -t tmpfs none "{disk}" && umount "{disk}"'
+    tried = subprocess.run([*unshare, trial], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.fail(f"This machine lets nobody mount a small disk, so a full one cannot be shown: {tried.stderr.strip()}")
 
     def run(what: str) -> list[str]:
         once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256} {what}'
-        steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && mount -o remount,size=40m "{disk}" && {once}'
-        done = subprocess.run([*unshare, "sh", "-c", steps], capture_output=True, text=True, check=False, timeout=100)
+        steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && mount -o remount,size=40m "{disk}" && {once} && umount "{disk}"'
+        done = subprocess.run([*unshare, steps], capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
