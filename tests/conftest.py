@@ -67,13 +67,13 @@ def tools(user_store: Store) -> Toolchain:
     return toolchain.obtain(Session(project, user_store, (), ROOT / "dist"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cuda_bin(tools: Toolchain) -> Path:
     """Return the folder of nvcc, cuobjdump and nvdisasm."""
     return tools.cuda / "bin"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cuda_env(tools: Toolchain) -> Path:
     """Return the environment whose ``bin`` holds cmake and ninja."""
     return tools.root
