@@ -17,6 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from sparkwright.errors import CommandFailed, DiskFull, ToolMissing
+from sparkwright.process import die_with_parent
 from sparkwright.store import room_guard
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
@@ -90,6 +91,8 @@ def run(
                 command, istream=spool if stdin is None or isinstance(stdin, bytes) else stdin, env=environment,
                 with_extended_output=True, with_exceptions=False, stdout_as_string=False, strip_newline_in_stdout=False,
                 kill_after_timeout=timeout,
+                # A git that outlived a killed run would write under the lock of the next one.
+                preexec_fn=die_with_parent,
             )  # fmt: skip
         except Exception as error:
             if type(error).__name__ == "GitCommandNotFound":

@@ -18,7 +18,8 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ask, in a child before it runs its program, for a signal when the parent dies."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -63,7 +64,7 @@ def run(
         try:
             child = subprocess.Popen(
                 arguments, cwd=cwd, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=_die_with_parent,  # noqa: PLW1509  runs one prctl, takes no lock
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=die_with_parent,  # noqa: PLW1509  runs one prctl, takes no lock
             )  # fmt: skip
         except FileNotFoundError as error:
             raise ToolMissing(f"{arguments[0]} is not installed.") from error
