@@ -9,7 +9,7 @@ from sparkwright.console import console
 from sparkwright.forks.session import Session
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+def run(session: Session, arguments: argparse.Namespace) -> int:
     """Show each fork's way from the locked tree to the tree that is built."""
     trees = [sourcetree.make(session, fork) for fork in session.forks]
     for tree in trees:

@@ -22,7 +22,7 @@ _HOW = {
 }
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+def run(session: Session, arguments: argparse.Namespace) -> int:
     """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
     announce(session)
     pairs = []

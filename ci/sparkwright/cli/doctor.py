@@ -52,7 +52,7 @@ class Session(Protocol):
     def offline(self) -> bool: ...
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+def run(session: Session, arguments: argparse.Namespace) -> int:
     """Print the facts and the advice; missing things are not an error of this verb."""
     from sparkwright.forks.packageindex import index_url
 

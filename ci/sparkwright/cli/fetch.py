@@ -10,7 +10,7 @@ from sparkwright.forks import download, sources
 from sparkwright.forks.session import Session
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+def run(session: Session, arguments: argparse.Namespace) -> int:
     """Bring the sources and the bases for this machine into the store, and install the tools."""
     fetched = [sources.fetch(session, fork) for fork in session.forks]
     bases = []

@@ -11,7 +11,7 @@ from sparkwright.forks import lock, resolve
 from sparkwright.forks.session import Session
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+def run(session: Session, arguments: argparse.Namespace) -> int:
     """Write ``lock.yaml`` and ``pylock.toml``; what stays unresolved is reported."""
     if session.offline:
         raise Offline("lock asks the index and the upstream hosts, which --offline forbids.")

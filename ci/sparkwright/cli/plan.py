@@ -10,7 +10,7 @@ from sparkwright.console import console
 from sparkwright.forks.session import Session
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:  # noqa: ARG001  every verb has this form
+def run(session: Session, arguments: argparse.Namespace) -> int:
     """Plan every fork that compiles; fail when a unit would not be native and is not kept with a reason."""
     compiled = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     tools = toolchain.obtain(session) if compiled else None
