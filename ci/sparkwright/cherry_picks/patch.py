@@ -11,7 +11,6 @@ import email.policy
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from email.parser import BytesParser
-from typing import Literal
 
 import msgspec
 
@@ -42,10 +41,6 @@ class Patch(msgspec.Struct, frozen=True):
     drop_when: str
     files: tuple[str, ...]
     data: bytes
-
-    @property
-    def kind(self) -> Literal["ours"]:
-        return "ours"
 
 
 def parse(name: str, data: bytes) -> Patch:
