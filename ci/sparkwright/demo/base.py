@@ -7,18 +7,19 @@ unpatched tree for 12.0f, which is what a release makes for every card of the fa
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
 import http.server
 import platform
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkwright import digest, process
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
 from sparkwright.demo.upstreams import SOURCES
 from sparkwright.errors import CompileFailed
 
@@ -45,6 +46,8 @@ FLAGS = (
     "--compress-mode=size",
 )
 
+#: The earliest time that a zip archive can state.
+_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def tag() -> str:
@@ -80,12 +83,32 @@ def write_base_wheel(folder: Path, tree: Path, headers: Path, *, nvcc: Path, env
         libraries = list(pool.map(build, sources))
     members = {f"{PACKAGE}/{path.relative_to(tree / PACKAGE)}": path.read_bytes() for path in sorted((tree / PACKAGE).rglob("*.py"))}
     members |= {f"{PACKAGE}/{library.name}": library.read_bytes() for library in libraries}
-    name = WheelName(PACKAGE, VERSION, tag())
-    members[f"{name.info}/licenses/LICENSE"] = (tree / "LICENSE").read_bytes()
+    info = f"{PACKAGE}-{VERSION}.dist-info"
+    described = {"Metadata-Version": "2.4", "Name": NAME, "Version": VERSION, "Requires-Python": ">=3.9", "License-File": "LICENSE"}
+    members |= {
+        f"{info}/METADATA": "".join(f"{field}: {value}\n" for field, value in described.items()).encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: false\nTag: {tag()}\n".encode(),
+        f"{info}/licenses/LICENSE": (tree / "LICENSE").read_bytes(),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {VERSION}\nRequires-Python: >=3.9\nLicense-File: LICENSE\n"
-    wheelfile.write(folder / name.filename, name, members, metadata, pure=False)
-    return folder / name.filename
+    wheel = folder / f"{PACKAGE}-{VERSION}-{tag()}.whl"
+    _pack(wheel, members, f"{info}/RECORD")
+    return wheel
+
+
+def _pack(wheel: Path, members: Mapping[str, bytes], record: str) -> None:
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        lines = [f"{name},sha256={_unpadded(data)},{len(data)}\n" for name, data in members.items()]
+        for name, data in {**members, record: "".join([*lines, f"{record},,\n"]).encode()}.items():
+            member = zipfile.ZipInfo(name, _DATE)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            archive.writestr(member, data)
+
+
+def _unpadded(data: bytes) -> str:
+    """Return the sha256 of *data* as RECORD holds it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def write_index(root: Path, wheel: Path) -> None:
