@@ -8,7 +8,7 @@ failure, 2 for wrong usage; 3 and 130 are given by `sparkwright.cli.main` to fau
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -20,6 +20,7 @@ class SparkwrightError(Exception):
         what: What failed, in one sentence that names the thing.
         details: Further lines, such as both hashes of a mismatch or the last lines of a failed command.
         todo: What to do, where the raising code knows better than the class.
+        data: The same as *details* for programs, record by name.
     """
 
     reference: ClassVar[str]
@@ -27,10 +28,11 @@ class SparkwrightError(Exception):
     todo: str = ""
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, *, details: Sequence[str] = (), todo: str = "") -> None:
+    def __init__(self, what: str, *, details: Sequence[str] = (), todo: str = "", data: Mapping[str, object] | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.details = tuple(details)
+        self.data = dict(data or {})
         self.todo = todo or type(self).todo
 
     def document(self) -> dict[str, object]:
@@ -41,6 +43,7 @@ class SparkwrightError(Exception):
             "means": self.means,
             "todo": self.todo,
             "details": list(self.details),
+            **self.data,
         }
 
 
@@ -81,6 +84,30 @@ class Offline(SparkwrightError):
     todo = "Run `sparkwright fetch` once with a connection."
 
 
+class GitHubUnreachable(SparkwrightError):
+    reference = "github-unreachable"
+    means = "The network or a proxy keeps this machine from GitHub, a login page answers in its place, or GitHub has a fault."
+    todo = "Check the connection with `sparkwright doctor` and try again, or give a mirror with --mirror https://api.github.com=REPLACEMENT."
+
+
+class GitHubRefused(SparkwrightError):
+    reference = "github-refused"
+    means = "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has ended, or it may not read this repository."
+    todo = "Renew the token, or give it the right to read; a public repository can be asked without any, so unsetting both does as well."
+
+
+class GitHubLimited(SparkwrightError):
+    reference = "github-limited"
+    means = "GitHub answers only so many questions an hour; without a token, everybody behind the same address shares a small number."
+    todo = "Wait until the limit ends, or set GITHUB_TOKEN to a token, which needs no rights for public repositories and raises the limit."
+
+
+class PullRequestGone(SparkwrightError):
+    reference = "pull-request-gone"
+    means = "The pull request was deleted or never existed, or its repository is private, renamed or gone."
+    todo = "Compare number and repository with the ledger. What was deleted may still be in a mirror, by the commit that the ledger names."
+
+
 class ArchiveUnsafe(SparkwrightError):
     reference = "archive-unsafe"
     means = "The archive has a member that would land outside its folder, a link that leaves it, or more than it admits to."
@@ -114,13 +141,31 @@ class PatchInvalid(SparkwrightError):
 class PatchConflict(SparkwrightError):
     reference = "patch-conflict"
     means = "The pinned source differs from the one that the patch was made for; no fuzz and no 3-way merge are used here."
-    todo = "Check that the base is the locked one; then make the patch anew on the tree named above."
+    todo = "Read the report above; then make the patch anew: `sparkwright rebase`, and `sparkwright export` when it applies."
 
 
 class PatchNoEffect(SparkwrightError):
     reference = "patch-no-effect"
     means = "The patch leaves the tree as it was: upstream has it already, or an earlier patch does the same."
     todo = "Drop the patch, and say in the changelog which upstream release took it."
+
+
+class PatchUpstream(SparkwrightError):
+    reference = "patch-already-upstream"
+    means = "The base has this change already, so the patch has nothing left to do: upstream took it, or an earlier patch does the same."
+    todo = "Drop it, naming the upstream commit or release: remove the stack from the ledger's record, or the file from the series."
+
+
+class PickMismatch(SparkwrightError):
+    reference = "pick-mismatch"
+    means = "The ledger's record and the pull request disagree: edited by hand, a replaced repository, or a record that was never pinned."
+    todo = "Do not build from it. Compare with the pull request, then run `sparkwright pick` for it."
+
+
+class PickMoved(SparkwrightError):
+    reference = "pick-moved"
+    means = "The author pushed to the pull request, perhaps with force. What stacks carry is still the pinned state."
+    todo = "Read the difference above. Take the new state with `sparkwright pick NUMBER --accept`, or leave everything as it is."
 
 
 class RuleMismatch(SparkwrightError):
@@ -133,6 +178,12 @@ class ArchMismatch(SparkwrightError):
     reference = "arch-mismatch"
     means = "CMake folded or dropped the requested architecture for these units; the wheel would not hold the asked-for machine code."
     todo = "Apply the rule named beside each unit, or list the unit under `kept` with a reason."
+
+
+class ArchTrap(SparkwrightError):
+    reference = "arch-trap"
+    means = "The tree holds code that compiles for the requested architecture, and that fails when it runs there."
+    todo = "Do what the guard in archs.yaml says. Do not lift it: no configure and no audit would show what it sees."
 
 
 class ToolMissing(SparkwrightError):
@@ -179,6 +230,18 @@ class AuditFailed(SparkwrightError):
     reference = "audit-failed"
     means = "The machine code inside the wheel is not what the policy in ci/audit.yaml asks for."
     todo = "Do not publish the wheel. Compare the findings with the plan of the same build."
+
+
+class OnsiteMismatch(SparkwrightError):
+    reference = "onsite-mismatch"
+    means = "A file was changed by hand or by another tool, so that an edit made for the pinned wheel would be a guess. Nothing was changed."
+    todo = "Look at the files named above. `sparkwright install --restore` puts the originals in their place; then install again without it."
+
+
+class EnvironmentUnusable(SparkwrightError):
+    reference = "environment-unusable"
+    means = "The folder is no Python environment that this user may change, or it holds other releases of what is to be installed."
+    todo = "Name a virtual environment of your own with --into, such as `uv venv` makes."
 
 
 class NotProvided(SparkwrightError):

@@ -8,9 +8,10 @@ switched off and its variables removed, except those that say how to reach a hos
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,9 @@ _CONFIG = {
     "transfer.fsckObjects": "false",  # historic commits of the upstreams fail it; ids are compared instead
     "advice.detachedHead": "false",
     "init.defaultBranch": "main",
+    # A host that accepts the connection and says nothing.
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
 }
 
 #: In place of the user's own file.
@@ -126,32 +130,51 @@ class Objects:
             # Renamed, since the file's presence says that all of this was done.
             os.replace(fresh, path / "info" / "attributes")
 
-    def _run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
+    def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
+        """Run git in the repository; see `sparkwright.git.run`."""
         return run(arguments, cwd=self.path, **options)
+
+    def borrow(self, others: Iterable[Path]) -> None:
+        """Let the objects of the repositories *others*, and of no one else, count as being here, too (alternates, gitrepository-layout(5))."""
+        objects = self.path / "objects"
+        lines = "".join(sorted(f"{os.path.relpath(other / 'objects', objects)}\n" for other in others))
+        alternates = objects / "info" / "alternates"
+        if lines == (alternates.read_text() if alternates.exists() else ""):
+            return
+        alternates.parent.mkdir(exist_ok=True)
+        fresh = alternates.with_name(f"alternates.{os.getpid()}")
+        fresh.write_text(lines)
+        os.replace(fresh, alternates)
+
+    def missing(self, ids: Collection[str]) -> list[str]:
+        """Return those of the objects *ids* that are not there, sorted."""
+        asked = "".join(f"{one}\n" for one in sorted(ids)).encode()
+        out = self.run(["cat-file", "--batch-check"], stdin=asked)[1].decode() if ids else ""
+        return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
 
     def has(self, name: str) -> bool:
         """Is the object (``<id>^{tree}`` and such allowed) there, with its type as asked?"""
-        return self._run(["cat-file", "-e", name], check=False)[0] == 0
+        return self.run(["cat-file", "-e", name], check=False)[0] == 0
 
     def resolve(self, name: str) -> str:
         """Return the id of the object that *name* means."""
-        return self._run(["rev-parse", "--verify", "--quiet", "--end-of-options", name])[1].decode().strip()
+        return self.run(["rev-parse", "--verify", "--quiet", "--end-of-options", name])[1].decode().strip()
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
-        status, data, _ = self._run(["cat-file", "blob", f"{tree}:{path}"], check=False)
+        status, data, _ = self.run(["cat-file", "blob", f"{tree}:{path}"], check=False)
         return data if status == 0 else None
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        out = self._run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1].decode()
+        out = self.run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1].decode()
         rows = (row.split("\t", 1) for row in out.split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
     def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
         """Yield every regular file below *folder* of *tree* with its bytes, by one call of git for all of them."""
         wanted = [(path, blob) for path, (mode, blob) in self.paths(tree, folder).items() if mode in (REGULAR, EXECUTABLE)]
-        out = self._run(["cat-file", "--batch"], stdin="".join(f"{blob}\n" for _, blob in wanted).encode())[1]
+        out = self.run(["cat-file", "--batch"], stdin="".join(f"{blob}\n" for _, blob in wanted).encode())[1]
         start = 0
         for path, blob in wanted:
             head = out.index(b"\n", start)
@@ -167,7 +190,7 @@ class Objects:
 
     def changes(self, before: str, after: str) -> tuple[Change, ...]:
         """Return the paths that differ between two trees, in order, renames shown as both."""
-        out = self._run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1].decode()
+        out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1].decode()
         parts = out.split("\0")[:-1]
         return tuple(Change(status, path) for status, path in zip(parts[::2], parts[1::2], strict=True))
 
@@ -177,22 +200,33 @@ class Objects:
         with self._index(tree) as env:
             rows = []
             for path, data in files.items():
-                blob = self._run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
+                blob = self.run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
                 rows.append(f"{modes.get(path, (REGULAR, ''))[0]} {blob}\t{path}\0")
-            self._run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode())
+            self.run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode())
             return self._write_tree(env)
 
-    def apply(self, tree: str, patch: bytes) -> tuple[str | None, str]:
-        """
-        Apply *patch* to *tree* exactly: no fuzz, no 3-way, no whitespace repair.
-
-        Returns:
-            The new tree id, or None when the patch does not apply; and what git said, offsets included.
-        """
+    def without_paths(self, tree: str, paths: Iterable[str]) -> str:
+        """Return *tree* less the files and folders *paths*."""
+        gone = tuple(f"{path}/" for path in paths)
+        rows = [f"0 {'0' * 40}\t{path}\0" for path in self.paths(tree) if f"{path}/".startswith(gone)]
         with self._index(tree) as env:
-            arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "-"]
-            status, _, said = self._run(arguments, env=env, stdin=patch, check=False)
-            return (None if status else self._write_tree(env)), said
+            self.run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode())
+            return self._write_tree(env)
+
+    def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
+        """Return *tree* with the trees of *folders* in place of the submodules at their paths."""
+        with self._index(tree) as env:
+            rows = "".join(f"0 {'0' * 40}\t{path}\0" for path in folders)
+            self.run(["update-index", "-z", "--index-info"], env=env, stdin=rows.encode())
+            for path, folder in folders.items():
+                self.run(["read-tree", f"--prefix={path}/", folder], env=env)
+            return self._write_tree(env)
+
+    @contextlib.contextmanager
+    def index(self, tree: str) -> Iterator[Index]:
+        """Yield a temporary index that holds *tree*."""
+        with self._index(tree) as env:
+            yield Index(self, env)
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -208,12 +242,12 @@ class Objects:
         # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git can own it.
         Path(f"{index}.lock").unlink(missing_ok=True)
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(self.path)}
-        if index.exists() and self._run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1:
+        if index.exists() and self.run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1:
             index.unlink()
         pending = Path(f"{index}.pending")
         left = pending.read_text() if pending.exists() else ""
         pending.write_text(tree)
-        self._run(["read-tree", "--reset", "-u", tree], env=env)
+        self.run(["read-tree", "--reset", "-u", tree], env=env)
         if left and left != tree and self.has(f"{left}^{{tree}}"):
             # A killed checkout of another tree wrote files that its index never came to know.
             for path in self.paths(left).keys() - self.paths(tree).keys():
@@ -227,7 +261,7 @@ class Objects:
 
     def fetch(self, url: str, want: str) -> None:
         """Bring the commit, tag or branch *want* from *url*, without its history."""
-        self._run(["fetch", "-q", "--no-tags", "--depth=1", "--no-write-fetch-head", "--", url, want])
+        self.run(["fetch", "-q", "--no-tags", "--depth=1", "--no-write-fetch-head", "--", url, want])
 
     def submodules(self, tree: str) -> dict[str, str]:
         """Return the submodules of *tree*: path → commit."""
@@ -235,13 +269,13 @@ class Objects:
 
     def remote_ref(self, url: str, ref: str, patience: int) -> str | None:
         """
-        Return the commit that the tag or branch *ref* of *url* names, or None when there is none.
+        Return the commit that the tag, branch or full ref *ref* of *url* names, or None when there is none.
 
         Args:
             patience: Seconds after which a host that says nothing counts as not answering.
         """
-        wanted = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-        out = self._run(["ls-remote", "--quiet", "--", url, *wanted], timeout=patience)[1].decode()
+        wanted = (ref,) if ref.startswith("refs/") or ref == "HEAD" else (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
+        out = self.run(["ls-remote", "--quiet", "--", url, *wanted], timeout=patience)[1].decode()
         found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
         return next((found[name] for name in wanted if name in found), None)
 
@@ -256,16 +290,46 @@ class Objects:
                 stream.write(b"\n")
             stream.write(b"done\n")
             stream.seek(0)
-            self._run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force"], stdin=stream)
+            self.run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force"], stdin=stream)
         tree = self.resolve(f"{ref}^{{tree}}")
-        self._run(["update-ref", "-d", ref])
+        self.run(["update-ref", "-d", ref])
         return tree
 
     def _write_tree(self, env: Mapping[str, str]) -> str:
-        return self._run(["write-tree"], env=env)[1].decode().strip()
+        # A tree of which only a few files were brought is still a tree; what a build reads was brought whole (Mirror.tree).
+        return self.run(["write-tree", "--missing-ok"], env=env)[1].decode().strip()
 
     def _index(self, tree: str) -> _TemporaryIndex:
         return _TemporaryIndex(self, tree)
+
+
+class Index:
+    """An index in which patches are applied one after another; nothing else ever sees it half done."""
+
+    def __init__(self, objects: Objects, env: Mapping[str, str]) -> None:
+        self._objects, self._env = objects, env
+
+    def apply(self, patch: bytes, *, reverse: bool = False, check: bool = False) -> tuple[bool, str]:
+        """
+        Apply *patch* exactly: no fuzz, no 3-way, no whitespace repair.
+
+        Args:
+            reverse: Take the patch away instead.
+            check: Only find out whether it would apply.
+
+        Returns:
+            Whether it applied; if not, the index is as it was. And what git said, offsets included.
+        """
+        how = [*(["--reverse"] if reverse else []), *(["--check"] if check else [])]
+        status, _, said = self._objects.run(
+            ["apply", "--cached", "--verbose", "--whitespace=nowarn", *how, "-"], env=self._env, stdin=patch, check=False
+        )
+        # A binary hunk that is cut off gets an error from git, but no status: the rest would be applied.
+        return status == 0 and not any(line.startswith("error:") for line in said.splitlines()), said
+
+    def tree(self) -> str:
+        """Return the tree that the index holds now."""
+        return self._objects.run(["write-tree", "--missing-ok"], env=self._env)[1].decode().strip()
 
 
 class _TemporaryIndex:

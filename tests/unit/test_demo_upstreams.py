@@ -111,7 +111,8 @@ def test_the_series_applies_to_the_tag_as_plain_git_would(tree: Path) -> None:
 
 def test_the_first_patch_does_not_apply_to_main(made: Upstreams) -> None:
     objects = git.Objects(made.forks["vllm"].path)
-    assert objects.apply(objects.resolve("main^{tree}"), PATCHES[0].data)[0] is None
+    with objects.index(objects.resolve("main^{tree}")) as index:
+        assert not index.apply(PATCHES[0].data)[0]
 
 
 def test_the_first_patch_mends_the_maximum(tree: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkwright.cherry_picks import patch, series
 from sparkwright.cherry_picks.series import PatchedTree
-from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect
+from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.git import Objects
 
 if TYPE_CHECKING:
@@ -130,10 +130,10 @@ def test_a_patch_that_fits_at_other_lines_is_a_conflict(objects: Objects, reposi
     repository.git("reset", "--quiet", "--hard", "HEAD~1")
     moved = "added\n" * shift + TEXT if shift > 0 else "".join(TEXT.splitlines(keepends=True)[-shift:])
     repository.commit({"a.txt": moved.encode()})
-    with pytest.raises(PatchConflict, match="only at other lines than it names") as caught:
+    with pytest.raises(PatchConflict, match="does not apply to mini") as caught:
         applied(objects, fetched(objects, repository), made)
 
-    assert f"offset {shift} line" in caught.value.details[0]
+    assert f"offset {shift} line" in caught.value.details[1]
 
 
 def test_no_whitespace_is_repaired(objects: Objects, repository: Repository) -> None:
@@ -174,11 +174,11 @@ def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, reposito
 
 
 def test_a_patch_that_is_there_already_is_no_success(objects: Objects, repository: Repository) -> None:
-    """A patch that upstream took does not apply a second time."""
+    """A patch that upstream took is refused as such, and not as a conflict."""
     repository.commit({"a.txt": TEXT.encode()})
     made = repository.change({"a.txt": edited(("line 7", "line seven"))})
 
-    with pytest.raises(PatchConflict):
+    with pytest.raises(PatchUpstream, match=r"0\.patch is in mini already"):
         applied(objects, fetched(objects, repository), made)
 
 
@@ -193,10 +193,10 @@ def test_a_patch_without_effect_is_an_error(objects: Objects, repository: Reposi
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", ".git/hooks/post-checkout"])
 def test_a_patch_cannot_write_outside(objects: Objects, repository: Repository, tmp_path: Path, path: str) -> None:
-    """A patch that names a path outside of the tree, or inside of a repository's own folder, is a conflict."""
+    """A patch that names a path outside of the tree, or inside of a repository's own folder, is refused."""
     repository.commit({"a": b""})
     made = repository.change({"evil": b"x\n"})
-    with pytest.raises(PatchConflict):
+    with pytest.raises(PatchInvalid, match="outside the tree"):
         applied(
             objects,
             fetched(objects, repository, "HEAD~1"),
@@ -207,14 +207,24 @@ def test_a_patch_cannot_write_outside(objects: Objects, repository: Repository, 
 
 
 def test_a_patch_cannot_write_through_a_link(objects: Objects, repository: Repository) -> None:
-    """A patch that makes a link and then a file behind it is a conflict."""
+    """A patch that makes a link, behind which the next could write, is refused."""
     repository.commit({"a": b""})
     (repository.path / "link").symlink_to("/tmp")
     first = repository.change({})
-    second = repository.change({"evil": b"x\n"}).replace(b"a/evil", b"a/link/evil").replace(b"b/evil", b"b/link/evil")
+
+    with pytest.raises(PatchInvalid, match="makes a link"):
+        applied(objects, fetched(objects, repository, "HEAD~1"), first)
+
+
+def test_a_patch_cannot_write_behind_a_link_of_the_tree(objects: Objects, repository: Repository) -> None:
+    """A patch that names a file behind a link that upstream has is a conflict."""
+    repository.commit({"a": b""})
+    (repository.path / "link").symlink_to("/tmp")
+    repository.commit({})
+    made = repository.change({"evil": b"x\n"}).replace(b"a/evil", b"a/link/evil").replace(b"b/evil", b"b/link/evil")
 
     with pytest.raises(PatchConflict):
-        applied(objects, fetched(objects, repository, "HEAD~2"), first, second)
+        applied(objects, fetched(objects, repository, "HEAD~1"), made)
 
 
 # The list.

@@ -139,7 +139,7 @@ def test_a_commit_that_the_mirror_lacks_is_unreachable(make: Make, repository: R
     """A lock that names nothing reachable is an error with git's words."""
     repository.commit({"a.txt": b"1\n"})
 
-    with pytest.raises(SourceUnreachable, match=f"does not offer commit {'1' * 40} of mini") as caught:
+    with pytest.raises(SourceUnreachable, match=f"does not offer commit {'1' * 40}") as caught:
         sources.fetch(make("1" * 40), "mini")
     assert caught.value.details
 

@@ -1,7 +1,7 @@
 """
-A patch of ours: a mail as ``git format-patch`` writes it, with the smallest context that git accepts.
+Patches: ours, each a mail as ``git format-patch`` writes it, and the diffs of the pull requests that we carry.
 
-Its header says why it exists and until when, in trailers that every patch must have.
+The header of ours says why it exists and until when, in trailers that every patch must have; of a pull request the ledger says it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from email.parser import BytesParser
 
 import msgspec
 
+from sparkwright.cherry_picks import diff
+from sparkwright.cherry_picks.diff import Section
 from sparkwright.digest import sha256_bytes
 from sparkwright.errors import PatchInvalid
 
@@ -27,10 +29,14 @@ class Patch(msgspec.Struct, frozen=True):
     A patch.
 
     Attributes:
-        name: File name inside the series.
-        sha256: Of the file; two patches are the same when this is.
+        name: File name inside the series; ``#35568`` for a pull request.
+        sha256: Of the file, or of the diff that is applied; two patches are the same when this is.
+        author, date: As its header has them.
         status, reason, drop_when: Its trailers.
         files: Paths that it touches, in order.
+        data: The diff.
+        pick: Number of the pull request; 0 for a patch of ours.
+        text: What the header says besides, trailers included.
     """
 
     name: str
@@ -41,6 +47,14 @@ class Patch(msgspec.Struct, frozen=True):
     drop_when: str
     files: tuple[str, ...]
     data: bytes
+    pick: int = 0
+    author: str = ""
+    date: str = ""
+    text: str = ""
+
+    def sections(self) -> tuple[Section, ...]:
+        """Return what it does, file by file."""
+        return diff.sections(self.data)
 
 
 def parse(name: str, data: bytes) -> Patch:
@@ -52,8 +66,8 @@ def parse(name: str, data: bytes) -> Patch:
     """
     message = BytesParser(policy=email.policy.compat32).parsebytes(data)
     body = data.partition(b"\n\n")[2]
-    head, found, diff = body.partition(b"\n---\n")
-    if not found or b"\ndiff --git " not in b"\n" + diff:
+    head, found, rest = body.partition(b"\n---\n")
+    if not found or b"\ndiff --git " not in b"\n" + rest:
         raise PatchInvalid(f"{name} is not a patch as git format-patch writes it.")
     trailers = dict(line.split(": ", 1) for line in head.decode("utf-8", "replace").splitlines() if line.partition(": ")[0] in TRAILERS)
     missing = [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]
@@ -63,6 +77,11 @@ def parse(name: str, data: bytes) -> Patch:
         raise PatchInvalid(
             f"{name} has an unknown Upstream-Status.", details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
         )
+    data_of = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
+    try:
+        touched = diff.sections(data_of)
+    except PatchInvalid as error:
+        raise PatchInvalid(f"{name}: {error.what}", details=error.details) from error
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
@@ -70,23 +89,20 @@ def parse(name: str, data: bytes) -> Patch:
         status=trailers["Upstream-Status"],
         reason=trailers["Reason"],
         drop_when=trailers["Drop-When"],
-        files=_touched(diff),
-        data=diff[diff.index(b"diff --git ") :],
+        files=tuple(dict.fromkeys(path for section in touched for path in (section.old, section.new) if path)),
+        data=data_of,
+        author=_plain(str(message.get("From", ""))),
+        date=str(message.get("Date", "")),
+        text=head.decode("utf-8", "replace"),
     )
 
 
 def _subject(header: str) -> str:
     """Return the subject as its author wrote it: git encodes what is not ASCII (RFC 2047), and folds long lines."""
+    return _plain(header).removeprefix("[PATCH]").strip()
+
+
+def _plain(header: str) -> str:
     with contextlib.suppress(HeaderParseError, LookupError, ValueError):
         header = str(make_header(decode_header(header)))
-    return " ".join(header.split()).removeprefix("[PATCH]").strip()
-
-
-def _touched(diff: bytes) -> tuple[str, ...]:
-    """Return the paths after ``+++ b/`` and ``--- a/``; a deletion names only the latter."""
-    paths: dict[str, None] = {}
-    for line in diff.decode("utf-8", "replace").splitlines():
-        for mark in ("--- a/", "+++ b/"):
-            if line.startswith(mark):
-                paths[line.removeprefix(mark).split("\t")[0]] = None
-    return tuple(paths)
+    return " ".join(header.split())

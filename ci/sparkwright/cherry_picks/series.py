@@ -1,37 +1,52 @@
 """
-The series: our patches in quilt's order, applied strictly.
+The series: the pull requests that a stack picks, then our patches in quilt's order, applied strictly.
 
-Every patch must apply exactly, at the very lines it names, and must change the tree; each step has a tree id.
+Ours must apply at the very lines they name. A pick was made for another commit, so its hunks may stand elsewhere, but then each at the
+one place where its lines occur. Every patch must change the tree, and must not be there already; each step has a tree id.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from sparkwright import digest
-from sparkwright.cherry_picks import patch
+from sparkwright.cherry_picks import conflict, diff, ledger, patch, pick
+from sparkwright.cherry_picks.conflict import ConflictReport
+from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.console import console
-from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect
+from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.forks.session import Session
 from sparkwright.forks.sources import FetchedSource
-from sparkwright.git import Objects
+from sparkwright.git import Index, Objects
 
 #: git says so when it found a hunk's context elsewhere than the patch claims.
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
 
+Status = Literal["applied", "already-upstream", "empty", "conflict"]
+
 
 class AppliedPatch(msgspec.Struct, frozen=True):
-    """A patch that was applied, and the tree after it."""
+    """
+    A patch that was applied, and the tree after it.
+
+    Attributes:
+        pick: Number of the pull request; 0 for a patch of ours.
+        moved: How many of its hunks stand at other lines than they name.
+    """
 
     name: str
     sha256: str
     subject: str
     reason: str
     tree: str
+    pick: int = 0
+    moved: int = 0
 
 
 class PatchedTree(msgspec.Struct, frozen=True):
@@ -49,23 +64,83 @@ class PatchedTree(msgspec.Struct, frozen=True):
     steps: tuple[AppliedPatch, ...]
 
 
-def load(folder: Path) -> tuple[Patch, ...]:
+class Outcome(msgspec.Struct, frozen=True):
     """
-    Return the patches that the file ``series`` in *folder* lists; a fork without one has none.
+    What came of trying one patch.
+
+    Attributes:
+        tree: The tree after it; the one before it, unless it was applied.
+        moved: As in `AppliedPatch`.
+        says: git's words, or why it counts as it does.
+    """
+
+    status: Status
+    tree: str
+    moved: int = 0
+    says: tuple[str, ...] = ()
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What determines an element of a series before anything of it is read: its pin, and what is left out of it."""
+
+    name: str
+    sha256: str
+    left_out: tuple[str, ...] = ()
+
+
+def names(folder: Path) -> list[str]:
+    """
+    Return the file names that the file ``series`` in *folder* lists; a fork without one has none.
 
     Raises:
-        PatchInvalid: A listed patch is missing or unreadable, is listed twice, or a patch in the folder is not listed.
+        PatchInvalid: A listed patch is missing, is listed twice, or a patch in the folder is not listed.
     """
     listing = folder / "series"
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
-    names = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
+    found = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
     present = {path.name for path in folder.glob("*.patch")}
-    wrong = [f"listed twice: {name}" for name in sorted({name for name in names if names.count(name) > 1})]
-    wrong += [f"listed, but not there: {name}" for name in names if name not in present]
-    wrong += [f"there, but not listed: {name}" for name in sorted(present - set(names))]
+    wrong = [f"listed twice: {name}" for name in sorted({name for name in found if found.count(name) > 1})]
+    wrong += [f"listed, but not there: {name}" for name in found if name not in present]
+    wrong += [f"there, but not listed: {name}" for name in sorted(present - set(found))]
     if wrong:
         raise PatchInvalid(f"{listing} and its folder disagree.", details=wrong, todo="List every patch once, in the order of application.")
-    return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names)
+    return found
+
+
+def load(folder: Path) -> tuple[Patch, ...]:
+    """
+    Return our patches in *folder*, in order.
+
+    Raises:
+        PatchInvalid: As `names`; also when a patch cannot be read.
+    """
+    return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
+
+
+def picks(session: Session, fork: str) -> tuple[Patch, ...]:
+    """
+    Return the pull requests that the stack carries, in the ledger's order.
+
+    Raises:
+        PickMismatch, Offline, SourceUnreachable: See `pick.patch_of`.
+    """
+    book = ledger.load(session.project.root, fork)
+    return tuple(pick.patch_of(session, book, one, session.project.stack) for one in book.carried(session.project.stack)) if book else ()
+
+
+def of(session: Session, fork: str) -> tuple[Patch, ...]:
+    """Return the whole series of *fork*: the picks, then ours."""
+    return picks(session, fork) + load(session.project.series_folder(fork))
+
+
+def entries(session: Session, fork: str) -> tuple[Entry, ...]:
+    """Return what determines the series of *fork*, reading no diff."""
+    book, stack, folder = ledger.load(session.project.root, fork), session.project.stack, session.project.series_folder(fork)
+    carried = book.carried(stack) if book else ()
+    return (
+        *(Entry(one.name, one.sha256, tuple(sorted(one.stacks[stack]))) for one in carried),
+        *(Entry(name, digest.sha256_file(folder / name)) for name in names(folder)),
+    )
 
 
 def apply(session: Session, source: FetchedSource) -> PatchedTree:
@@ -73,38 +148,117 @@ def apply(session: Session, source: FetchedSource) -> PatchedTree:
     Apply the series of the source's fork.
 
     Raises:
-        PatchConflict: A patch does not apply at the lines it names.
+        PatchConflict: A patch does not apply; the report is in the failure.
+        PatchUpstream: The base, or an earlier patch, has the change already.
         PatchNoEffect: A patch leaves the tree as it was.
+        PatchInvalid, PickMismatch, Offline, SourceUnreachable: The series cannot be read.
     """
-    patches = load(session.project.series_folder(source.fork))
-    key = digest.key("apply", {"base": source.tree, "patches": [(one.name, one.sha256) for one in patches]})
+    key = digest.key("apply", {"base": source.tree, "series": entries(session, source.fork)})
     known = session.store.get("apply", key, PatchedTree)
     if known and session.objects.has(f"{known.tree}^{{tree}}"):
         return known
-    applied = apply_to(session.objects, source.fork, source.tree, patches)
+    applied = apply_to(
+        session.objects,
+        source.fork,
+        source.tree,
+        of(session, source.fork),
+        explain=explainer(session, source, ledger.load(session.project.root, source.fork)),
+    )
     session.store.put("apply", key, applied)
     return applied
 
 
-def apply_to(objects: Objects, fork: str, base: str, patches: tuple[Patch, ...]) -> PatchedTree:
+Explain = Callable[[str, Patch, Sequence[Patch]], ConflictReport]
+
+
+def apply_to(objects: Objects, fork: str, base: str, patches: Sequence[Patch], *, explain: Explain | None = None) -> PatchedTree:
     """Apply *patches* to the tree *base*, in order; see `apply`."""
-    tree, steps = base, []
-    with console.step(f"apply {len(patches)} patches to {fork}"):
-        for one in patches:
-            after, said = objects.apply(tree, one.data)
-            # A binary hunk that is cut off gets an error from git, but no status: the rest is applied.
-            if after is None or any(line.startswith("error:") for line in said.splitlines()):
-                raise PatchConflict(f"{one.name} does not apply to {fork}.", details=[*_reasons(said), f"tree before it: {tree}"])
-            if offsets := _OFFSET.findall(said):
-                raise PatchConflict(
-                    f"{one.name} applies to {fork} only at other lines than it names.", details=[*offsets, f"tree before it: {tree}"]
-                )
-            if after == tree:
-                raise PatchNoEffect(f"{one.name} changes nothing in {fork}.", details=[f"tree: {tree}"])
-            tree = after
-            steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, tree))
+    tree, steps = base, list[AppliedPatch]()
+    with console.step(f"apply {len(patches)} patches to {fork}"), objects.index(base) as index:
+        for number, one in enumerate(patches):
+            done = attempt(objects, index, tree, one)
+            if done.status != "applied":
+                _refuse(fork, tree, one, done, lambda: explain(tree, one, patches[:number]) if explain else None)  # noqa: B023  called at once
+            tree = done.tree
+            steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, tree, one.pick, done.moved))
             console.note(f"{tree[:12]}  {one.subject}")
     return PatchedTree(fork, base, tree, tuple(steps))
+
+
+def attempt(objects: Objects, index: Index, tree: str, one: Patch) -> Outcome:
+    """Try *one* on *index*, which holds *tree* and holds the result afterwards when that is ``applied``."""
+    if not one.data.strip():
+        return Outcome("empty", tree, says=("its diff is empty",))
+    there, where = index.apply(one.data, reverse=True, check=True)
+    fits, said = index.apply(one.data, check=True)
+    if there and (one.pick or not _OFFSET.search(where)) and not (fits and _same(one)):
+        return Outcome("already-upstream", tree, says=("the whole change can be taken away from this tree, so it is in there",))
+    if not fits:
+        return Outcome("conflict", tree, says=tuple(_reasons(said)))
+    moved = _OFFSET.findall(said)
+    if moved and not one.pick:
+        return Outcome("conflict", tree, says=("it applies only at other lines than it names", *moved))
+    if moved and (double := _ambiguous(objects, tree, one)):
+        return Outcome("conflict", tree, says=("hunks that stand at other lines than they name occur there more than once", *double))
+    index.apply(one.data)
+    after = index.tree()
+    return Outcome("applied" if after != tree else "empty", after, len(moved), ("it changes nothing",) if after == tree else ())
+
+
+def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outcome]:
+    """Try every patch, leaving out those that do not apply; upkeep asks this, no build does."""
+    tree, done = base, []
+    with objects.index(base) as index:
+        for one in patches:
+            done.append(attempt(objects, index, tree, one))
+            tree = done[-1].tree
+    return done
+
+
+def _same(one: Patch) -> bool:
+    """Does the patch replace lines by the same lines?"""
+    return all(hunk.before == hunk.after for section in one.sections() for hunk in section.hunks)
+
+
+def _ambiguous(objects: Objects, tree: str, one: Patch) -> list[str]:
+    """Return the hunks whose lines stand at more than one place, none of them the named one."""
+    found = []
+    for section in one.sections():
+        text = objects.blob(tree, section.old) if section.hunks and section.old else b""
+        for hunk in section.hunks if section.old else ():
+            at = diff.places(text or b"", hunk.before)
+            if len(at) > 1 and hunk.start not in at:
+                found.append(f"{section.path}: {hunk.label} at lines {', '.join(map(str, at[:5]))}")
+    return found
+
+
+def _refuse(fork: str, tree: str, one: Patch, done: Outcome, explain: Callable[[], ConflictReport | None]) -> None:
+    where = [*done.says, f"tree before it: {tree}"]
+    if done.status == "already-upstream":
+        raise PatchUpstream(f"{one.name} is in {fork} already.", details=[one.subject, f"drop it when: {one.drop_when}", *where])
+    if done.status == "empty":
+        raise PatchNoEffect(f"{one.name} changes nothing in {fork}.", details=where)
+    report = explain()
+    if report is None:
+        raise PatchConflict(f"{one.name} does not apply to {fork}.", details=where)
+    error = conflict.error(report)
+    raise PatchConflict(error.what, details=[*where, *error.details], data=error.data)
+
+
+def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> Explain:
+    """Return what makes a conflict report of the source's fork from what is in the store."""
+
+    def explain(tree: str, one: Patch, earlier: Sequence[Patch]) -> ConflictReport:
+        mirror = session.mirror(book.url) if book else None
+        verb = f"--stack {session.project.stack} --fork {source.fork}"
+        aside = f"sparkwright pick {one.pick} {verb} --exclude PATH=REASON    (leave a file out, and carry it as a patch of ours)"
+        return conflict.explain(
+            session.objects, tree, one, fork=source.fork, base=source.origin, earlier=earlier, mirror=mirror,
+            tip=(mirror.known(book.branch) or "") if mirror and book else "", page=book.page(one.pick) if book and one.pick else "",
+            commands=(aside if one.pick else f"sparkwright rebase {verb}", f"sparkwright export {verb}"),
+        )  # fmt: skip
+
+    return explain
 
 
 def _reasons(said: str) -> list[str]:

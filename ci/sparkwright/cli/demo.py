@@ -92,12 +92,11 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
     """Make the official wheel of the mini vLLM and offer it on a loopback index while the block runs."""
     folder = session.project.root.parent / "index"
     with console.step("the mini upstream releases its official wheel"):
-        for fork in ("vllm", "cutlass"):
-            session.objects.fetch(session.mirrored(f"{upstreams.HOST}{fork}.git"), upstreams.TAGS[fork])
         trees = {fork: folder.parent / "released" / fork for fork in ("vllm", "cutlass")}
         for fork, tree in trees.items():
-            pinned = session.objects.remote_ref(session.mirrored(f"{upstreams.HOST}{fork}.git"), upstreams.TAGS[fork], sources.PATIENCE)
-            session.objects.archive(f"{pinned}^{{tree}}", tree)
+            mirror = session.mirror(f"{upstreams.HOST}{fork}.git")
+            released = mirror.history(upstreams.TAGS[fork])
+            session.objects.archive(mirror.tree(session.objects.resolve(f"{released}^{{tree}}")), tree)
         made = base.write_base_wheel(
             folder / "files",
             trees["vllm"],

@@ -34,6 +34,7 @@ VERBS = {
     "plan": "configure for real and show what every CUDA unit will be compiled for",
     "build": "make the wheels, and audit them",
     "audit": "say what a wheel really holds, against ci/audit.yaml",
+    "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
     "demo": "take three miniature upstreams through every stage, in two minutes",
 }
 
@@ -94,6 +95,16 @@ def parser() -> argparse.ArgumentParser:
             help="what compilers may hold together (default: 85 %% of what is available)",
         )
         made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
+    made["pick"].add_argument("pulls", nargs="+", metavar="FORK#NUMBER", help="the pull request")
+    made["pick"].add_argument("--reason", default="", metavar="TEXT", help="why it is carried or watched (needed for a new record)")
+    made["pick"].add_argument("--drop-when", default="", metavar="TEXT", help="what has to be true for it to go (needed for a new record)")
+    made["pick"].add_argument("--carry", action="store_true", help="the stack carries it from now on")
+    made["pick"].add_argument("--drop", action="store_true", help="the stack no longer carries it")
+    made["pick"].add_argument(
+        "--exclude", action="append", default=[], metavar="PATH=REASON", help="a file that the stack leaves out of it; may be repeated"
+    )
+    made["pick"].add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
+    made["pick"].add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
     made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
     return top
 

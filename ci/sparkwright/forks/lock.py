@@ -7,6 +7,7 @@ It names every source by hash. What could not be resolved when it was written sa
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import msgspec
 
@@ -29,12 +30,14 @@ class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ref: The tag or branch that people call it by; never used to choose the bytes.
         commit: 40 hex digits, or a prefix of at least 7 (shown as unresolved), or ``unresolved``.
         tree: The git tree id of the commit, or ``unresolved``.
+        without: Folders and files of it that are not fetched and not part of the source.
     """
 
     url: str
     ref: str
     commit: str
     tree: str
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require(_COMMIT, self.commit, "commit")
@@ -71,13 +74,27 @@ class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"filename {self.filename!r} is a path")
 
 
+class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True):
+    """
+    A source that the fork's tree names and its build would download; found by reading the tree.
+
+    Attributes:
+        kind: ``submodule``, whose path is its name in the lock, or ``fetchcontent``.
+        variable: What hands a local folder to the build in its place.
+    """
+
+    kind: Literal["submodule", "fetchcontent"] = "fetchcontent"
+    variable: str = ""
+
+
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The locked sources of a fork, by kind, and the bases of its graft, by machine."""
+    """The locked sources of a fork, by kind, the bases of its graft, by machine, and the sources that it vendors, by name."""
 
     git: GitLock | None = None
     sdist: FileLock | None = None
     wheel: FileLock | None = None
     bases: dict[str, FileLock] = {}
+    vendored: dict[str, VendoredLock] = {}
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +136,7 @@ def render(lock: Lock) -> str:
     for fork in data["forks"].values():
         for kind in [kind for kind, value in fork.items() if not value]:
             del fork[kind]
-        for entry in [*fork.values(), *fork.get("bases", {}).values()]:
-            for field in [field for field, value in entry.items() if value == ""]:
+        for entry in [*fork.values(), *fork.get("bases", {}).values(), *fork.get("vendored", {}).values()]:
+            for field in [field for field, value in entry.items() if value in ("", [], ())]:
                 del entry[field]
     return "# Written by `sparkwright lock`; review it, do not edit it.\n" + yamlfile.dump(data)

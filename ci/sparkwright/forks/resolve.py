@@ -9,7 +9,6 @@ from sparkwright.forks import download, packageindex, sources
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import ForkSpec, GitSpec, SdistSpec, WheelSpec
-from sparkwright.git import GitFailed
 
 
 def resolve(session: Session) -> Lock:
@@ -59,21 +58,24 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
 
 
 def _git(session: Session, spec: GitSpec) -> GitLock:
-    unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED)
-    url = session.mirrored(spec.url)
-    where = packageindex.shown(url)
+    unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
+    where = packageindex.shown(session.mirrored(spec.url))
+    mirror = session.mirror(spec.url)
     try:
-        named = session.objects.remote_ref(url, spec.ref, sources.PATIENCE)
+        named = mirror.ref(spec.ref)
+        if named is None and len(spec.commit) == 40:
+            # A mirror that was made for a few commits need not have the tags; the commit says it all.
+            named = spec.commit
         if named is None or not named.startswith(spec.commit):
             console.warn(f"{spec.ref} of {where} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
             return unresolved
-        session.objects.fetch(url, named)
-    except GitFailed as error:
+        mirror.commit(named)
+    except SourceUnreachable as error:
         console.warn(f"{where} does not answer ({packageindex.shown(error.details[-1] if error.details else error.what)}): left unresolved")
         return unresolved
     tree = session.objects.resolve(f"{named}^{{tree}}")
     console.note(f"{spec.ref}: commit {named}, tree {tree}")
-    return GitLock(spec.url, spec.ref, named, tree)
+    return GitLock(spec.url, spec.ref, named, tree, spec.without)
 
 
 def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:

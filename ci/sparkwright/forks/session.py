@@ -11,6 +11,7 @@ from typing import Literal
 
 from sparkwright.errors import UsageError
 from sparkwright.forks import lock
+from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.spec import Project, SourceKind
 from sparkwright.git import Objects
 from sparkwright.store import Store
@@ -45,8 +46,14 @@ class Session:
 
     @cached_property
     def objects(self) -> Objects:
-        """The object database of the store."""
-        return Objects(self.store.root / "objects.git")
+        """The object database of the store, which borrows from its mirrors."""
+        objects = Objects(self.store.root / "objects.git")
+        objects.borrow((self.store.root / "mirrors").glob("*.git"))
+        return objects
+
+    def mirror(self, url: str) -> Mirror:
+        """Return the mirror of the upstream repository *url*."""
+        return Mirror(self, url)
 
     @cached_property
     def lock(self) -> lock.Lock:

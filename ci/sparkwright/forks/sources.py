@@ -6,6 +6,7 @@ Whatever the kind, the result is a tree in the object database whose id equals t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -14,14 +15,10 @@ from sparkwright import digest
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved
 from sparkwright.forks import archive, download
-from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock
+from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.packageindex import shown
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import SourceKind
-from sparkwright.git import GitFailed
-
-#: Seconds that a host has to say which commit a ref is.
-PATIENCE = 30
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -83,8 +80,8 @@ def _reachable(session: Session, locked: GitLock) -> bool:
     if session.objects.has(f"{locked.commit}^{{commit}}"):
         return True
     try:
-        return not session.offline and session.objects.remote_ref(session.mirrored(locked.url), locked.ref, PATIENCE) is not None
-    except GitFailed:
+        return not session.offline and session.mirror(locked.url).ref(locked.ref) is not None
+    except SourceUnreachable:
         return False
 
 
@@ -112,31 +109,50 @@ def import_file(session: Session, file: FileLock) -> str:
 
 def _fetch_git(session: Session, fork: str, locked: GitLock) -> FetchedSource:
     commit = full_commit(session, fork, locked)
-    url = session.mirrored(locked.url)
-    if not session.objects.has(f"{commit}^{{commit}}"):
-        if session.offline:
-            raise Offline(f"Commit {commit} of {fork} is not in the store.")
-        try:
-            session.objects.fetch(url, commit)
-        except GitFailed as error:
-            raise SourceUnreachable(f"{shown(url)} does not offer commit {commit} of {fork}.", details=_shown(error)) from error
-    tree = session.objects.resolve(f"{commit}^{{tree}}")
-    if locked.tree not in (UNRESOLVED, tree):
-        raise SourceMismatch(
-            f"Commit {commit} of {fork} has another tree than the lock names.", details=[f"lock:   {locked.tree}", f"commit: {tree}"]
-        )
-    links = session.objects.submodules(tree)
-    if links:
-        raise SourceUnresolved(
-            f"{fork} at {commit[:12]} has submodules that the lock does not name.",
-            details=[f"{path} @ {pin}" for path, pin in links.items()],
-            todo="Take its release archive, which carries them: --source sdist.",
-        )
+    tree = verified_tree(session, locked.url, commit, locked.tree)
+    tree = with_submodules(session, fork, session.mirror(locked.url).tree(tree, locked.without), session.lock.forks[fork].vendored)
     return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
 
 
-def _shown(error: GitFailed) -> list[str]:
-    return [shown(line) for line in error.details]
+def verified_tree(session: Session, url: str, commit: str, expected: str) -> str:
+    """
+    Return the tree of *commit*, brought without its files.
+
+    Raises:
+        SourceMismatch: It is another one than *expected*, which may be `UNRESOLVED`.
+        Offline, SourceUnreachable: See `Mirror.commit`.
+    """
+    session.mirror(url).commit(commit)
+    tree = session.objects.resolve(f"{commit}^{{tree}}")
+    if expected not in (UNRESOLVED, tree):
+        raise SourceMismatch(
+            f"Commit {commit} of {shown(url)} has another tree than the lock names.", details=[f"lock:   {expected}", f"commit: {tree}"]
+        )
+    return tree
+
+
+def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[str, VendoredLock]) -> str:
+    """
+    Return *tree* with the locked sources in place of its submodules.
+
+    Raises:
+        SourceUnresolved: A submodule is not in the lock, or another commit of it is.
+    """
+    links = session.objects.submodules(tree)
+    wrong = [f"{path} @ {pin}" for path, pin in links.items() if path not in vendored or vendored[path].commit != pin]
+    if wrong:
+        raise SourceUnresolved(
+            f"{fork} has submodules that the lock does not name.",
+            details=wrong,
+            todo="Run `sparkwright lock`, or take the release archive, which carries them: --source sdist.",
+        )
+    folders = {}
+    for path, pin in links.items():
+        entry = vendored[path]
+        inner = session.mirror(entry.url).tree(verified_tree(session, entry.url, pin, entry.tree), entry.without)
+        nested = {name.removeprefix(f"{path}/"): one for name, one in vendored.items() if name.startswith(f"{path}/")}
+        folders[path] = with_submodules(session, f"{fork}/{path}", inner, nested)
+    return session.objects.with_folders(tree, folders) if folders else tree
 
 
 def full_commit(session: Session, fork: str, locked: GitLock) -> str:
@@ -153,11 +169,7 @@ def full_commit(session: Session, fork: str, locked: GitLock) -> str:
         raise SourceUnresolved(f"The lock names no commit for {fork} ({locked.ref}).")
     if session.offline:
         raise Offline(f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline forbids asking for the rest.")
-    url = session.mirrored(locked.url)
-    try:
-        named = session.objects.remote_ref(url, locked.ref, PATIENCE)
-    except GitFailed as error:
-        raise SourceUnreachable(f"{shown(url)} does not answer.", details=_shown(error)) from error
+    named = session.mirror(locked.url).ref(locked.ref)
     if named is None or not named.startswith(locked.commit):
         raise SourceMismatch(
             f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"]

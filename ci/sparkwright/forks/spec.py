@@ -26,6 +26,8 @@ class GitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ref: str
     #: The commit where it is known without asking the host: 40 hex digits, or the prefix that a release carries.
     commit: str = ""
+    #: Folders and files that no build reads (pictures, say); they are neither fetched nor part of the source.
+    without: tuple[str, ...] = ()
 
 
 class SdistSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,233 @@
+"""
+The conflict report: why a patch does not fit, in the order in which a maintainer asks.
+
+Which patch of what, on which base; each hunk, and what stands there instead; what upstream did to those lines meanwhile, found by the
+ids of the files in the base and in the patch, so that it works for a release archive, too; whether an earlier patch of ours did it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from sparkwright.cherry_picks import diff, history
+from sparkwright.cherry_picks.diff import Hunk, Section
+from sparkwright.cherry_picks.history import Commit
+from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.upstream import Evidence
+from sparkwright.errors import PatchConflict
+from sparkwright.forks.mirror import Mirror
+from sparkwright.git import REGULAR, Objects
+
+#: Lines of a hunk that a report shows; more help nobody.
+SHOWN = 8
+
+
+class HunkState(msgspec.Struct, frozen=True):
+    """
+    How a hunk meets the tree.
+
+    Attributes:
+        state: ``fits``; ``moved`` (its lines stand at *line* instead); ``ambiguous`` (they stand at several places, none the named
+            one); ``already`` (what it would write stands there); ``gone`` (its lines are nowhere).
+        line: Where, from 1; 0 where there is no such place.
+        expected, found: Of a hunk that is gone, the lines that differ: what it wants, and what stands at the likeliest place.
+    """
+
+    label: str
+    heading: str
+    state: Literal["fits", "moved", "ambiguous", "already", "gone"]
+    line: int = 0
+    expected: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+
+
+class FileConflict(msgspec.Struct, frozen=True):
+    """
+    A file that a patch touches.
+
+    Attributes:
+        state: ``there``, ``missing``, ``exists`` (a new file that is there already), ``binary`` (another content than the patch is for).
+        candidates: Files of the same name elsewhere, where it is missing.
+        base_lacks: Upstream commits that the patch builds on and the base does not have, on the hunks' lines where that is known.
+        base_has: Upstream commits that the base has and the patch was made before.
+        ours: Earlier patches that touched the file.
+        note: What could not be found out.
+    """
+
+    path: str
+    state: Literal["there", "missing", "exists", "binary"]
+    hunks: tuple[HunkState, ...] = ()
+    candidates: tuple[str, ...] = ()
+    base_lacks: tuple[Commit, ...] = ()
+    base_has: tuple[Commit, ...] = ()
+    ours: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.state == "there" and all(hunk.state in ("fits", "moved") for hunk in self.hunks)
+
+
+class ConflictReport(msgspec.Struct, frozen=True):
+    """A patch that does not apply; see the module."""
+
+    fork: str
+    base: str
+    tree: str
+    patch: str
+    subject: str
+    author: str
+    page: str
+    files: tuple[FileConflict, ...]
+    evidence: tuple[Evidence, ...]
+    commands: tuple[str, ...]
+
+
+def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
+    """Return how *hunk* meets the file content *text*, the other hunks left aside."""
+    at = diff.places(text, hunk.before)
+    if hunk.start in at:
+        return HunkState(hunk.label, hunk.heading, "fits", hunk.start)
+    if at:
+        nearest = min(at, key=lambda line: abs(line - hunk.start))
+        return HunkState(hunk.label, hunk.heading, "moved" if len(at) == 1 else "ambiguous", nearest)
+    if done := diff.places(text, hunk.after):
+        return HunkState(hunk.label, hunk.heading, "already", min(done, key=lambda line: abs(line - hunk.new_start)))
+    line = _likeliest(diff.lines_of(text), hunk)
+    have = diff.lines_of(text)[line - 1 : line - 1 + len(hunk.before)]
+    pairs = [one for one in difflib.ndiff(_shown(hunk.before), _shown(have)) if one[0] in "-+"]
+    expected, found = (tuple(one[2:] for one in pairs if one[0] == mark)[:SHOWN] for mark in "-+")
+    return HunkState(hunk.label, hunk.heading, "gone", line, expected, found)
+
+
+def _likeliest(have: list[bytes], hunk: Hunk) -> int:
+    """Return the line at which most of the hunk's lines stand, the named line before others; 1 when none does."""
+    scores: dict[int, int] = {}
+    wanted = [(offset, line) for offset, line in enumerate(hunk.before) if line.strip()]
+    index: dict[bytes, list[int]] = {}
+    for number, line in enumerate(have):
+        index.setdefault(line, []).append(number)
+    for offset, line in wanted:
+        # A line that stands everywhere (a closing bracket) says nothing of the place.
+        for number in index.get(line, [])[:20]:
+            scores[number - offset] = scores.get(number - offset, 0) + 1
+    return (
+        max(scores, key=lambda at: (scores[at], -abs(at + 1 - hunk.start)), default=0) + 1 if scores else min(hunk.start, max(len(have), 1))
+    )
+
+
+def _shown(lines: Sequence[bytes]) -> list[str]:
+    return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
+
+
+def explain(
+    objects: Objects, tree: str, one: Patch, *, fork: str, base: str, earlier: Sequence[Patch] = (), mirror: Mirror | None = None,
+    tip: str = "", page: str = "", evidence: tuple[Evidence, ...] = (), commands: tuple[str, ...] = (),
+) -> ConflictReport:  # fmt: skip
+    """
+    Return why the patch *one* does not apply to *tree*.
+
+    Args:
+        base: What people call what the tree came from.
+        earlier: The patches that were applied before it.
+        mirror, tip: The upstream and the newest commit of its branch, where its history is in the store.
+    """
+    modes = objects.paths(tree)
+    blobs = {path: blob for path, (mode, blob) in modes.items() if mode.startswith(REGULAR[:3])}
+    files = tuple(_file(objects, tree, blobs, section, earlier, mirror, tip) for section in one.sections())
+    return ConflictReport(fork, base, tree, one.name, one.subject, one.author, page, files, evidence, commands)
+
+
+def _file(
+    objects: Objects, tree: str, blobs: dict[str, str], section: Section, earlier: Sequence[Patch], mirror: Mirror | None, tip: str
+) -> FileConflict:
+    path = section.old or section.new
+    ours = tuple(one.name for one in earlier if path in one.files)
+    if not section.old:
+        return FileConflict(path, "exists" if path in blobs else "there", ours=ours)
+    if path not in blobs:
+        name = posixpath.basename(path)
+        return FileConflict(
+            path, "missing", candidates=tuple(sorted(other for other in blobs if posixpath.basename(other) == name)[:3]), ours=ours
+        )
+    if section.binary:
+        return FileConflict(path, "there" if blobs[path].startswith(section.blob) else "binary", ours=ours)
+    text = objects.blob(tree, path) or b""
+    hunks = tuple(hunk_state(text, hunk) for hunk in section.hunks)
+    made = FileConflict(path, "there", hunks, ours=ours)
+    if made.fits:
+        return made
+    wrong = [hunk for hunk, state in zip(section.hunks, hunks, strict=True) if state.state not in ("fits", "moved")]
+    return _with_upstream(objects, made, section, wrong, blobs[path], mirror, tip)
+
+
+def _with_upstream(
+    objects: Objects, made: FileConflict, section: Section, wrong: Sequence[Hunk], blob: str, mirror: Mirror | None, tip: str
+) -> FileConflict:
+    """Place the base's file and the patch's file in upstream's history of it, and list what lies between."""
+    if mirror is None or not tip:
+        return msgspec.structs.replace(made, note="upstream's history is not in the store")
+    states = history.states(objects, made.path, tip)
+    at = next((number for number, (_, one) in enumerate(states) if one == blob), None)
+    of = next((number for number, (_, one) in enumerate(states) if section.blob and one.startswith(section.blob)), None)
+    if at is None or of is None:
+        whose = "base" if at is None else "patch"
+        return msgspec.structs.replace(made, note=f"the {whose}'s {made.path} is no state of upstream's branch")
+    newer, older = min(at, of), max(at, of)
+    between = [commit for commit, _ in states[newer:older]]
+    lines = [line for hunk in wrong for line in hunk.before]
+    touched = [one for one in between if history.touches(mirror, objects, one, made.path, lines)]
+    found = tuple(history.commit(objects, one) for one in touched or between)
+    return msgspec.structs.replace(made, base_lacks=found) if of < at else msgspec.structs.replace(made, base_has=found)
+
+
+def lines(report: ConflictReport) -> list[str]:
+    """Return the report as people read it."""
+    rows = [f"base: {report.base} (tree {report.tree})", f"patch: {report.patch}  {report.subject}"]
+    rows += [f"       {' · '.join(part for part in (report.author, report.page) if part)}"] if report.author or report.page else []
+    for file in report.files:
+        if file.fits:
+            rows.append(f"{file.path}: fits")
+            continue
+        rows += [f"{file.path}: {_FILE[file.state]}", *(f"  is it {name}?" for name in file.candidates)]
+        for hunk in file.hunks:
+            rows.append(f"  {hunk.label} {hunk.heading}".rstrip() + f": {_HUNK[hunk.state].format(line=hunk.line)}")
+            rows += [f"    wants: {line}" for line in hunk.expected] + [f"    finds: {line}" for line in hunk.found]
+        rows += [f"  the patch builds on, and the base lacks: {one.line()}" for one in file.base_lacks]
+        rows += [f"  the base has, and the patch does not know: {one.line()}" for one in file.base_has]
+        rows += [f"  touched by our {name} before" for name in file.ours]
+        rows += [f"  ({file.note})"] if file.note else []
+    for one in report.evidence:
+        mark = "could not be tested" if one.holds is None else "yes" if one.holds else "no"
+        rows.append(f"already upstream by {one.test}: {mark}, {one.says}")
+    return [*rows, *(f"to go on: {command}" for command in report.commands)]
+
+
+_FILE = {
+    "there": "conflict",
+    "missing": "not in the tree",
+    "exists": "is there already",
+    "binary": "has another content than the patch is for",
+}
+_HUNK = {
+    "fits": "fits",
+    "moved": "its lines stand at line {line}",
+    "ambiguous": "its lines stand at several places, the nearest at line {line}",
+    "already": "is there already, at line {line}",
+    "gone": "its lines are not there; the likeliest place is line {line}",
+}
+
+
+def error(report: ConflictReport) -> PatchConflict:
+    """Return the failure that carries *report*."""
+    bad = [file.path for file in report.files if not file.fits]
+    return PatchConflict(
+        f"{report.patch} does not apply to {report.fork}{': ' + ', '.join(bad) if bad else ''}.",
+        details=lines(report),
+        data={"conflict": report},
+    )

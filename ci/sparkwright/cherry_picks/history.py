@@ -1,0 +1,114 @@
+"""Questions to an upstream's history: what is an ancestor, what was merged, which commits touched these lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from sparkwright.cherry_picks import diff
+from sparkwright.console import console
+from sparkwright.errors import SparkwrightError
+from sparkwright.forks.mirror import Mirror
+from sparkwright.git import Objects
+
+_FORMAT = "--format=%H%x00%an%x00%cs%x00%s"
+_NUMBER = re.compile(r"\(#(\d+)\)\s*$")
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """An upstream commit: who, on which day it reached the branch, and its subject."""
+
+    commit: str
+    author: str
+    date: str
+    subject: str
+
+    @property
+    def number(self) -> int:
+        """Number of the pull request that it was, by the habit of squash merges; 0 where the subject has none."""
+        found = _NUMBER.search(self.subject)
+        return int(found[1]) if found else 0
+
+    def line(self) -> str:
+        return f"{self.commit[:12]} {self.date} {self.subject}"
+
+
+def _log(objects: Objects, *arguments: str) -> list[Commit]:
+    out = objects.run(["log", "-z", _FORMAT, *arguments])[1].decode("utf-8", "replace")
+    parts = out.removesuffix("\0").split("\0") if out else []
+    return [Commit(*(part.strip() for part in parts[at : at + 4])) for at in range(0, len(parts) - 3, 4)]
+
+
+def commit(objects: Objects, name: str) -> Commit:
+    """Return the commit that *name* means."""
+    return _log(objects, "-1", name, "--")[0]
+
+
+def is_ancestor(objects: Objects, commit: str, of: str) -> bool:
+    """Is *commit* part of the history of the commit *of*? Both must be there, with their histories."""
+    return objects.run(["merge-base", "--is-ancestor", commit, of], check=False)[0] == 0
+
+
+def merge_base(objects: Objects, one: str, other: str) -> str | None:
+    """Return the best common ancestor of two commits, or None when they have none."""
+    status, out, _ = objects.run(["merge-base", one, other], check=False)
+    return out.decode().split()[0] if status == 0 else None
+
+
+def parent(objects: Objects, commit: str) -> str:
+    """Return the first parent of *commit*, which itself need not be there."""
+    head = objects.run(["cat-file", "commit", commit])[1].decode("utf-8", "replace").partition("\n\n")[0]
+    return next((line.split()[1] for line in head.splitlines() if line.startswith("parent ")), "")
+
+
+def first_parents(objects: Objects, after: str, upto: str) -> list[str]:
+    """Return the commits of the branch that ends in *upto*, from the first that *after* lacks to *upto* itself."""
+    return objects.run(["rev-list", "--first-parent", "--reverse", upto, f"^{after}", "--"])[1].decode().split()
+
+
+def merged_as(objects: Objects, number: int, tip: str) -> Commit | None:
+    """Return the squash that brought pull request *number* into the branch ending in *tip*: its subject ends with the number."""
+    found = _log(objects, "--first-parent", "--extended-regexp", f"--grep=\\(#{number}\\)[[:space:]]*$", tip, "--")
+    return next((one for one in reversed(found) if one.number == number), None)
+
+
+def touching(objects: Objects, paths: Sequence[str], after: str, upto: str) -> list[Commit]:
+    """Return the commits between two points that touched any of *paths*, newest first; trees suffice for that."""
+    return _log(objects, "--first-parent", "--no-renames", upto, f"^{after}", "--", *(f":(literal){path}" for path in paths))
+
+
+def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
+    """Return the states of the file *path* on the branch ending in *tip*, newest first: (commit, blob id); trees suffice for that."""
+    words = ["log", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=%x01%H", tip, "--", f":(literal){path}"]
+    out = objects.run(words)[1].decode("utf-8", "surrogateescape")
+    found = []
+    for entry in out.split("\x01")[1:]:
+        commit, _, raw = entry.partition(":")
+        found.append((commit.strip("\0\n "), raw.split()[3] if raw else ""))
+    return found
+
+
+def touches(mirror: Mirror, objects: Objects, commit: str, path: str, lines: Sequence[bytes]) -> bool:
+    """
+    Does *commit* remove or add one of *lines* in *path*?
+
+    What cannot be read, because the host may not be asked, counts as touched: a report may name too much, not too little.
+    """
+    before = parent(objects, commit)
+    try:
+        mirror.files(diff.blobs(objects, before, commit))
+    except SparkwrightError as error:
+        console.detail(f"{commit[:12]} cannot be read: {error.what}")
+        return True
+    changed = [section for section in diff.sections(diff.render(objects, before, commit, context=0)) if path in (section.old, section.new)]
+    wanted = {line for line in lines if line.strip()}
+    return any(section.binary or any(wanted & {*hunk.before, *hunk.after} for hunk in section.hunks) for section in changed)
+
+
+def range_diff(objects: Objects, old: tuple[str, str], new: tuple[str, str]) -> list[str]:
+    """Return git's comparison of two series of commits, each given as (base, tip); their files must be there."""
+    ranges = [f"{base}..{tip}" for base, tip in (old, new)]
+    out = objects.run(["range-diff", "--no-color", "--creation-factor=80", *ranges])[1].decode("utf-8", "replace")
+    return out.splitlines()

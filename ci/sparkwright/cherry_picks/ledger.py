@@ -1,0 +1,177 @@
+"""
+The ledger: ``cherry_picks/<fork>.yaml``, one record per upstream pull request that we carry or watch.
+
+A record is a pointer and pins, never the diff: which commits, and what their diff hashes to when it is rendered in our one way. What
+nobody has seen is ``unresolved``, and a record that a stack carries must not be.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from sparkwright import yamlfile
+from sparkwright.errors import FileInvalid, NotProvided
+from sparkwright.forks.lock import UNRESOLVED
+
+State = Literal["open", "merged", "closed", "unresolved"]
+
+#: Text that a person wrote.
+Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}|unresolved")
+_SHA256 = re.compile(r"[0-9a-f]{64}|unresolved")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d|never")
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """
+    An upstream pull request.
+
+    Attributes:
+        state: As it was when it was last *seen* (a day, UTC, or ``never``).
+        head: The commit that its author pushed last.
+        base: The commit that the diff is taken against: the parent of *merge*, or where *head* left the target branch.
+        merge: The commit that brought it into the target branch; empty when none did.
+        sha256, patch_id: Of its diff as `diff.render` gives it; the patch-id of an empty diff is empty.
+        files: Paths that the diff touches.
+        reason: Why we carry or watch it.
+        drop_when: What has to be true for the record's patch to go.
+        stacks: The stacks that carry it, each with the paths that it leaves out there, and why.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    title: str
+    author: str
+    state: State
+    seen: str
+    head: str
+    base: str
+    sha256: str
+    patch_id: str
+    reason: Prose
+    drop_when: Prose
+    merge: str = ""
+    files: tuple[str, ...] = ()
+    stacks: dict[str, dict[str, Prose]] = {}
+
+    def __post_init__(self) -> None:
+        for pattern, field in ((_COMMIT, "head"), (_COMMIT, "base"), (_SHA256, "sha256"), (_DAY, "seen")):
+            if not pattern.fullmatch(getattr(self, field)):
+                raise ValueError(f"{field} {getattr(self, field)!r} of #{self.number} is not of the form {pattern.pattern}")
+        if self.merge and (not _COMMIT.fullmatch(self.merge) or self.merge == UNRESOLVED):
+            raise ValueError(f"merge {self.merge!r} of #{self.number} is not a commit")
+        if self.stacks and not self.pinned:
+            raise ValueError(f"#{self.number} is carried by {', '.join(self.stacks)}, but its diff is not pinned")
+
+    @property
+    def name(self) -> str:
+        return f"#{self.number}"
+
+    @property
+    def pinned(self) -> bool:
+        """Do the pins determine its diff beyond doubt?"""
+        return UNRESOLVED not in (self.base, self.sha256, self.merge or self.head)
+
+    @property
+    def tip(self) -> str:
+        """The commit whose tree has the change: *merge* of a merged one, else *head*."""
+        return self.merge or self.head
+
+
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The pull requests of one upstream.
+
+    Attributes:
+        url: The repository, as the stacks' locks call it.
+        branch: The branch that pull requests are merged into.
+        records: In the order in which stacks apply them.
+    """
+
+    url: str
+    records: tuple[Record, ...] = ()
+    branch: str = "main"
+
+    def __post_init__(self) -> None:
+        numbers = [record.number for record in self.records]
+        if twice := {number for number in numbers if numbers.count(number) > 1}:
+            raise ValueError(f"listed twice: {', '.join(f'#{number}' for number in sorted(twice))}")
+
+    def record(self, number: int) -> Record:
+        """
+        Return the record of pull request *number*.
+
+        Raises:
+            NotProvided: There is none.
+        """
+        for record in self.records:
+            if record.number == number:
+                return record
+        raise NotProvided(f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`.")
+
+    def carried(self, stack: str) -> tuple[Record, ...]:
+        """Return the records that *stack* carries, in order."""
+        return tuple(record for record in self.records if stack in record.stacks)
+
+    def with_record(self, record: Record) -> Ledger:
+        """Return the ledger with *record* in its old place, or at the end."""
+        known = any(one.number == record.number for one in self.records)
+        records = tuple(record if one.number == record.number else one for one in self.records)
+        return msgspec.structs.replace(self, records=records if known else (*records, record))
+
+    def page(self, number: int) -> str:
+        """Return the address where people read about pull request *number*."""
+        return f"{self.url.removesuffix('.git')}/pull/{number}"
+
+
+def path_of(root: Path, fork: str) -> Path:
+    """Return the file of the ledger of *fork* in the checkout *root*."""
+    return root / "cherry_picks" / f"{fork}.yaml"
+
+
+def load(root: Path, fork: str) -> Ledger | None:
+    """
+    Return the ledger of *fork*, or None when it has none.
+
+    Raises:
+        FileInvalid: It is damaged, lists a pull request twice, or lets a stack carry one that is not pinned.
+    """
+    path = path_of(root, fork)
+    return yamlfile.load(path, Ledger) if path.exists() else None
+
+
+def require(root: Path, fork: str) -> Ledger:
+    """
+    Return the ledger of *fork*.
+
+    Raises:
+        FileInvalid: As `load`; also when there is none.
+    """
+    found = load(root, fork)
+    if found is None:
+        raise FileInvalid(
+            f"{fork} has no ledger.", details=[f"expected: {path_of(root, fork)}"], todo="Begin one: a file with the field `url`."
+        )
+    return found
+
+
+def render(ledger: Ledger) -> str:
+    """Return the text of the file: records as blocks, defaults left out."""
+    data = msgspec.to_builtins(ledger)
+    head = {key: data[key] for key in ("url", "branch")}
+    body = yamlfile.dump({"records": data["records"]}).replace("\n- ", "\n\n- ") if data["records"] else "records: []\n"
+    return (
+        f"# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, people write reasons.\n{yamlfile.dump(head)}{body}"
+    )
+
+
+def write(root: Path, fork: str, ledger: Ledger) -> None:
+    """Write the ledger of *fork*, whole or not at all."""
+    path = path_of(root, fork)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(render(ledger), "utf-8")
+    fresh.replace(path)

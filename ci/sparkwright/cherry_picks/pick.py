@@ -1,0 +1,246 @@
+"""
+Picks: an upstream pull request as a verified record of the ledger, and from the record back to its diff.
+
+What a pull request is comes from GitHub's API, or from git alone where the API is out of reach; what its diff is comes from git objects
+in either case, and must hash to the pins from then on.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import msgspec
+
+from sparkwright import digest, github
+from sparkwright.cherry_picks import diff, history
+from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.patch import Patch
+from sparkwright.console import console
+from sparkwright.errors import (
+    GitHubLimited,
+    GitHubRefused,
+    GitHubUnreachable,
+    PickMismatch,
+    PickMoved,
+    PullRequestGone,
+    SourceUnreachable,
+    UsageError,
+)
+from sparkwright.forks.lock import UNRESOLVED
+from sparkwright.forks.mirror import Mirror
+from sparkwright.forks.session import Session
+from sparkwright.github import GitHub
+
+API = github.ADDRESS
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """
+    What could be seen of a pull request today.
+
+    Attributes:
+        by: ``api`` or ``git``; git alone tells neither the title of what is not merged, nor open from closed.
+    """
+
+    by: str
+    title: str
+    author: str
+    state: str
+    head: str
+    merge: str
+    branch: str
+
+
+def see(session: Session, ledger: Ledger, number: int) -> Seen:
+    """
+    Return what pull request *number* is today.
+
+    Raises:
+        PullRequestGone: It never was, or is deleted.
+        Offline, SourceUnreachable: Neither the API nor the repository answers.
+    """
+    owner = github.repository_of(ledger.url)
+    if owner and not session.offline:
+        try:
+            found = GitHub.from_environment(session.mirrored(API)).pull(*owner, number)
+            return Seen("api", found.title, found.author, found.state, found.head, found.merge, found.base_ref)
+        except (GitHubUnreachable, GitHubLimited, GitHubRefused) as error:
+            console.note(f"{error.reference}: {error.what} Asking git alone.")
+    return _see_by_git(session, ledger, number)
+
+
+def _see_by_git(session: Session, ledger: Ledger, number: int) -> Seen:
+    mirror = session.mirror(ledger.url)
+    tip = mirror.history(ledger.branch, newest=True)
+    if tip is None:
+        raise SourceUnreachable(f"{ledger.url} has no branch {ledger.branch}.")
+    head = mirror.ref(f"refs/pull/{number}/head")
+    squash = history.merged_as(session.objects, number, tip)
+    if squash:
+        title = squash.subject[: squash.subject.rindex("(#")].strip()
+        return Seen("git", title, squash.author, "merged", head or UNRESOLVED, squash.commit, ledger.branch)
+    if head is None:
+        raise PullRequestGone(f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it.")
+    return Seen("git", UNRESOLVED, UNRESOLVED, UNRESOLVED, head, "", ledger.branch)
+
+
+def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: str, drop_when: str) -> Record:
+    """
+    Return the record of pull request *number* with its pins made now.
+
+    Raises:
+        PickMismatch: What the API calls its merge commit is not part of the branch.
+        SourceUnreachable: The repository does not offer its commits.
+    """
+    base = _base(session, ledger, seen, number)
+    tip = seen.merge or seen.head
+    data = _rendered(session, session.mirror(ledger.url), base, tip)
+    known = next((one for one in ledger.records if one.number == number), None)
+    return Record(
+        number=number,
+        title=seen.title if seen.title != UNRESOLVED or not known else known.title,
+        author=seen.author if seen.author != UNRESOLVED or not known else known.author,
+        state=seen.state if seen.state != UNRESOLVED or not known else known.state,  # type: ignore[arg-type]  # the API's words and ours are the same
+        seen=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}" if seen.state != UNRESOLVED or not known else known.seen,
+        head=seen.head,
+        base=base,
+        merge=seen.merge,
+        sha256=digest.sha256_bytes(data),
+        patch_id=diff.patch_id(session.objects, data),
+        files=tuple(section.path for section in diff.sections(data)),
+        reason=reason or (known.reason if known else ""),
+        drop_when=drop_when or (known.drop_when if known else ""),
+        stacks=known.stacks if known else {},
+    )
+
+
+def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
+    """
+    Return a record of a pull request that nobody could look at from here; no stack can carry it.
+
+    Raises:
+        UsageError: The ledger knows it better already.
+    """
+    if known := next((one for one in ledger.records if one.number == number and one.pinned), None):
+        raise UsageError(f"The ledger pins {known.name} already.")
+    return Record(number, UNRESOLVED, UNRESOLVED, "unresolved", "never", UNRESOLVED, UNRESOLVED, UNRESOLVED, UNRESOLVED, reason, drop_when)
+
+
+def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
+    """Return the commit that the diff is taken against, with the histories that this needs in the store."""
+    mirror = session.mirror(ledger.url)
+    tip = mirror.history(seen.branch, newest=True)
+    if seen.merge:
+        if tip is None or not history.is_ancestor(session.objects, seen.merge, tip):
+            raise PickMismatch(
+                f"The merge commit of #{number} is not part of {seen.branch}.", details=[f"merge: {seen.merge}", f"{seen.branch}: {tip}"]
+            )
+        return history.parent(session.objects, seen.merge)
+    ref = f"refs/pull/{number}/head"
+    if mirror.history(ref, newest=True) != seen.head:
+        raise PickMismatch(f"#{number} moved while it was looked at.", todo="Run the same again.")
+    base = history.merge_base(session.objects, seen.head, tip) if tip else None
+    if base is None:
+        raise PickMismatch(f"#{number} has no common history with {seen.branch}.")
+    return base
+
+
+def check_head(session: Session, ledger: Ledger, old: Record, seen: Seen) -> None:
+    """
+    Compare what is there now with what was pinned.
+
+    Raises:
+        PickMoved: The head is another commit; the details hold both and the difference of the two states.
+    """
+    if UNRESOLVED in (old.head, seen.head) or old.head == seen.head:
+        return
+    raise PickMoved(
+        f"The head of #{old.number} moved since it was pinned.",
+        details=[f"pinned: {old.head}", f"now:    {seen.head}", *_difference(session, ledger, old, seen)],
+    )
+
+
+def _difference(session: Session, ledger: Ledger, old: Record, seen: Seen) -> list[str]:
+    mirror, objects = session.mirror(ledger.url), session.objects
+    try:
+        tip = mirror.history(seen.branch, newest=True)
+        mirror.history(f"refs/pull/{old.number}/head", newest=True)
+        if not objects.has(f"{old.head}^{{commit}}"):
+            mirror.commit(old.head)
+        sides = []
+        for head in (old.head, seen.head):
+            base = history.merge_base(objects, head, tip) if tip else None
+            if base is None:
+                return ["the pinned state is gone from the host; there is nothing to compare with"]
+            for one in history.first_parents(objects, base, head):
+                mirror.files(diff.blobs(objects, history.parent(objects, one), one))
+            sides.append((base, head))
+    except SourceUnreachable as error:
+        return [f"the pinned state cannot be had any more: {error.what}"]
+    return ["range-diff of both states:", *(f"  {line}" for line in history.range_diff(objects, *sides))]
+
+
+def _rendered(session: Session, mirror: Mirror, base: str, tip: str) -> bytes:
+    for commit in (base, tip):
+        mirror.commit(commit)
+    mirror.files(diff.blobs(session.objects, base, tip))
+    return diff.render(session.objects, base, tip)
+
+
+def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
+    """
+    Return the diff that *record* pins, from the store, or rendered from the pinned commits.
+
+    Raises:
+        PickMismatch: The record is not pinned, or the diff does not hash to its pins.
+        Offline, SourceUnreachable: The commits are not in the store, and the repository may not be asked or does not have them.
+    """
+    if not record.pinned:
+        raise PickMismatch(f"The ledger does not pin {record.name} of {ledger.url}.", todo=f"Run `sparkwright pick {record.number}`.")
+    path = session.store.root / "diffs" / record.sha256
+    data = path.read_bytes() if path.exists() else b""
+    if digest.sha256_bytes(data) == record.sha256:
+        return data
+    data = _rendered(session, session.mirror(ledger.url), record.base, record.tip)
+    found = (digest.sha256_bytes(data), diff.patch_id(session.objects, data))
+    if found != (record.sha256, record.patch_id):
+        raise PickMismatch(
+            f"The diff of {record.name} is not the one that the ledger pins.",
+            details=[f"ledger: sha256 {record.sha256}, patch-id {record.patch_id}", f"now:    sha256 {found[0]}, patch-id {found[1]}"],
+        )
+    session.store.write(f"diffs/{record.sha256}", data)
+    return data
+
+
+def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Patch:
+    """
+    Return what *stack* applies of *record*: its diff less the paths that the stack leaves out.
+
+    Raises:
+        PickMismatch: As `diff_of`; also when a path to leave out is not part of the diff.
+    """
+    whole = diff_of(session, ledger, record)
+    left_out = record.stacks.get(stack, {})
+    if unknown := sorted(set(left_out) - set(record.files)):
+        raise PickMismatch(
+            f"{record.name} does not touch what {stack} leaves out of it.", details=unknown, todo="Mend `stacks` in the ledger."
+        )
+    data = diff.without(whole, left_out)
+    return Patch(
+        name=record.name, sha256=digest.sha256_bytes(data), subject=record.title, status="Backport", reason=record.reason,
+        drop_when=record.drop_when, files=tuple(path for path in record.files if path not in left_out), data=data, pick=record.number,
+        author=record.author,
+    )  # fmt: skip
+
+
+def left_out(words: list[str]) -> dict[str, str]:
+    """
+    Return what the ``--exclude PATH=REASON`` options say.
+
+    Raises:
+        UsageError: One has no reason.
+    """
+    pairs = [word.partition("=") for word in words]
+    if bad := [path for path, _, reason in pairs if not path or not reason.strip()]:
+        raise UsageError(f"--exclude {bad[0]!r} is not of the form PATH=REASON.")
+    return {path: reason.strip() for path, _, reason in pairs}

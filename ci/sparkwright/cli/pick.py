@@ -1,0 +1,95 @@
+"""``sparkwright pick``: an upstream pull request as a verified record of the ledger, carried by a stack or watched."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from sparkwright.cherry_picks import conflict, ledger, pick, series
+from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.console import console
+from sparkwright.errors import PatchUpstream, UsageError
+from sparkwright.forks import sources
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Look at each pull request, pin it, and write the ledger."""
+    excluded = pick.left_out(arguments.exclude)
+    if excluded and len(arguments.pulls) > 1:
+        raise UsageError("--exclude goes with one pull request.")
+    made = []
+    for word in arguments.pulls:
+        fork, number = _named(session, word)
+        with console.step(f"pick {fork}#{number}"):
+            made.append((fork, _pick(session, arguments, fork, number, excluded)))
+    rows = [
+        [
+            f"{fork}{one.name}",
+            one.state,
+            one.seen,
+            (one.merge or one.head)[:12],
+            one.patch_id[:12] or "empty diff",
+            ", ".join(one.stacks) or "watched",
+        ]
+        for fork, one in made
+    ]
+    console.table("ledger", ["pull request", "state", "seen", "commit", "patch-id", "stacks"], rows, result=True)
+    console.document({"records": [{"fork": fork, "record": one} for fork, one in made]})
+    return 0
+
+
+def _named(session: Session, word: str) -> tuple[str, int]:
+    """Return fork and number of ``vllm#35568``, or of ``35568`` where --fork says the rest."""
+    fork, _, number = word.rpartition("#")
+    if not fork and len(session.forks) == 1:
+        fork = session.forks[0]
+    if not number.isascii() or not number.isdigit() or not fork or int(number) < 1:
+        raise UsageError(f"{word!r} names no pull request.", todo="Say FORK#NUMBER, or NUMBER with --fork FORK.")
+    session.project.fork(fork)
+    return fork, int(number)
+
+
+def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: int, excluded: dict[str, str]) -> Record:
+    book = ledger.require(session.project.root, fork)
+    known = next((one for one in book.records if one.number == number), None)
+    reason, drop_when = (getattr(arguments, field) or (getattr(known, field) if known else "") for field in ("reason", "drop_when"))
+    if not reason.strip() or not drop_when.strip():
+        raise UsageError(
+            f"{fork}#{number} needs a reason and a condition for dropping it.", todo="Give both: --reason TEXT --drop-when TEXT."
+        )
+    if arguments.unseen:
+        made = pick.unseen(book, number, reason, drop_when)
+        ledger.write(session.project.root, fork, book.with_record(made))
+        return made
+    seen = pick.see(session, book, number)
+    if known and not arguments.accept:
+        pick.check_head(session, book, known, seen)
+    made = _carried(pick.record(session, book, seen, number, reason, drop_when), session.project.stack, arguments, excluded)
+    if session.project.stack in made.stacks:
+        _try(session, book.with_record(made), fork, made)
+    ledger.write(session.project.root, fork, book.with_record(made))
+    console.note(f"{made.title} ({made.state}); {len(made.files)} files")
+    return made
+
+
+def _carried(record: Record, stack: str, arguments: argparse.Namespace, excluded: dict[str, str]) -> Record:
+    stacks = dict(record.stacks)
+    if arguments.carry or excluded:
+        stacks[stack] = {**stacks.get(stack, {}), **excluded}
+    if arguments.drop:
+        stacks.pop(stack, None)
+    return msgspec.structs.replace(record, stacks=stacks)
+
+
+def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
+    """See that the stack can carry the record before the ledger says so; the picks before it count."""
+    source = sources.fetch(session, fork)
+    carried = book.carried(session.project.stack)
+    patches = [pick.patch_of(session, book, one, session.project.stack) for one in carried[: carried.index(record) + 1]]
+    done = series.evaluate(session.objects, source.tree, patches)[-1]
+    if done.status == "conflict":
+        raise conflict.error(series.explainer(session, source, book)(done.tree, patches[-1], patches[:-1]))
+    if done.status != "applied":
+        raise PatchUpstream(f"{fork}{record.name} has nothing to do in {session.project.stack}.", details=[done.status, *done.says])

@@ -1,0 +1,174 @@
+"""
+Mirrors: a bare copy of each upstream repository, in the store, shared by all stacks.
+
+A mirror holds commits and trees; file contents come only where something reads them, where the server allows that ("blobless").
+The object database of the store borrows from every mirror, so that a tree is addressed in the same way wherever it came from, and
+nothing but the methods here ever asks a host: a missing object is an error there, not a download.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sparkwright import git
+from sparkwright.console import console
+from sparkwright.digest import sha256_bytes
+from sparkwright.errors import Offline, SourceUnreachable
+from sparkwright.forks.packageindex import shown
+from sparkwright.git import GitFailed
+
+if TYPE_CHECKING:
+    from sparkwright.forks.session import Session
+
+#: Seconds that a host has to say which commit a ref is.
+PATIENCE = 30
+
+#: What makes a repository one whose missing files are no fault (git-clone(1), --filter). It has no address of its own.
+_BLOBLESS = {"core.repositoryFormatVersion": "1", "extensions.partialClone": "upstream", "remote.upstream.promisor": "true"}
+
+#: Where the history of a branch or pull request is kept, by its name at the host.
+_FETCHED = "refs/fetched/"
+
+
+class Mirror:
+    """
+    The copy of one upstream repository.
+
+    Args:
+        url: What the lock or the ledger calls it; the mirror map says where it is reached.
+    """
+
+    def __init__(self, session: Session, url: str) -> None:
+        self._session, self.url = session, url
+        self._objects = session.objects
+        self.path = session.store.root / "mirrors" / _folder(url)
+
+    @property
+    def address(self) -> str:
+        """Where the repository is reached."""
+        return self._session.mirrored(self.url)
+
+    def ref(self, name: str) -> str | None:
+        """
+        Return the commit that the tag, the branch, or the full ref *name* is at the host now, or None when there is none.
+
+        Raises:
+            Offline, SourceUnreachable: The host may not be asked, or does not answer.
+        """
+        self._online(f"{name} of {shown(self.url)}")
+        try:
+            return self._objects.remote_ref(self.address, name, PATIENCE)
+        except GitFailed as error:
+            raise self._unreachable("does not answer", error) from error
+
+    def commit(self, commit: str) -> None:
+        """
+        Bring *commit* with its trees, but without its history and its files.
+
+        Raises:
+            Offline, SourceUnreachable: As `ref`; the latter, too, where the host does not have the commit.
+        """
+        if self._objects.has(f"{commit}^{{commit}}"):
+            return
+        with self._held():
+            # In a mirror that has histories, a shallow fetch would cut them off.
+            depth = () if self._histories() else ("--depth=1",)
+            self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
+
+    def history(self, name: str, *, newest: bool = False) -> str | None:
+        """
+        Bring the whole history of the branch, tag or full ref *name*, and return its commit as the host had it then.
+
+        Args:
+            newest: Ask the host even when the store has some state of it.
+
+        Returns:
+            None when the host has no such ref.
+        """
+        known = self.known(name)
+        if known and not newest:
+            return known
+        named = self.ref(name)
+        if named is None or (named == known):
+            return named
+        with self._held():
+            self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *(("--unshallow",) if (self.path / "shallow").exists() else ()))
+        return named
+
+    def known(self, name: str) -> str | None:
+        """Return the commit of *name* as of the last `history`, without asking the host; None when there was none."""
+        if not (self.path / "HEAD").exists():
+            return None
+        status, out, _ = git.run(["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], cwd=self.path, check=False)
+        return out.decode().strip() if status == 0 else None
+
+    def files(self, ids: Collection[str]) -> None:
+        """
+        Bring the file contents (blobs) *ids*, those that the store lacks in one request.
+
+        Raises:
+            Offline, SourceUnreachable: As `commit`.
+        """
+        missing = self._objects.missing(ids)
+        if not missing:
+            return
+        with self._held():
+            self._fetch(
+                [], f"offer {len(missing)} files of its own commits", "--stdin", stdin="".join(f"{one}\n" for one in missing).encode()
+            )
+
+    def tree(self, tree: str, without: Sequence[str] = ()) -> str:
+        """
+        Bring every file of *tree* and return the tree less the folders and files *without*.
+
+        Raises:
+            SourceUnreachable: As `commit`; the folders left out need not exist at the host.
+        """
+        reduced = self._objects.without_paths(tree, without) if without else tree
+        self.files({blob for mode, blob in self._objects.paths(reduced).values() if mode != git.SUBMODULE})
+        return reduced
+
+    def _histories(self) -> bool:
+        return bool(git.run(["for-each-ref", "--count=1", _FETCHED], cwd=self.path)[1])
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the mirror's lock; make the mirror when it is not there."""
+        self._online(f"a part of {shown(self.url)}")
+        with self._session.store.lock(f"mirror-{self.path.name}"):
+            if not (self.path / "HEAD").exists():
+                with self._session.store.building(self.path) as folder:
+                    git.run(["init", "-q", "--bare", "."], cwd=folder)
+                    for name, value in _BLOBLESS.items():
+                        git.run(["config", name, value], cwd=folder)
+                self._objects.borrow(self.path.parent.glob("*.git"))
+            yield
+
+    def _fetch(self, refs: Sequence[str], what: str, *options: str, stdin: bytes | None = None) -> None:
+        # The address is given each time: it follows the mirror map of the run, and no other git command may find it.
+        where = ["-c", f"remote.upstream.url={self.address}", "-c", "fetch.unpackLimit=1"]
+        if stdin is not None:
+            where += ["-c", "fetch.negotiationAlgorithm=noop"]
+        words = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--filter=blob:none", *options, "upstream", *refs]
+        try:
+            with console.step(f"mirror {shown(self.url)}"):
+                git.run([*where, *words], cwd=self.path, stdin=stdin)
+        except GitFailed as error:
+            raise self._unreachable(f"does not {what}", error) from error
+
+    def _online(self, what: str) -> None:
+        if self._session.offline:
+            raise Offline(f"{what} is not in the store.")
+
+    def _unreachable(self, what: str, error: GitFailed) -> SourceUnreachable:
+        return SourceUnreachable(f"{shown(self.address)} {what}.", details=[shown(line) for line in error.details])
+
+
+def _folder(url: str) -> str:
+    """Return the name of the mirror's folder: readable, and never two for one url or one for two."""
+    place = url.removesuffix(".git").rsplit("://", maxsplit=1)[-1].rsplit("@", maxsplit=1)[-1]
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "+", place)[-80:].strip("+.")
+    return f"{plain}-{sha256_bytes(url.encode())[:8]}.git"

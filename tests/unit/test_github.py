@@ -1,0 +1,730 @@
+"""GitHub's API, played by a real server that misbehaves on request: no reply hangs, floods, misleads, or learns the token."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import email.utils
+import http.server
+import json
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import __version__, github
+from sparkwright.console import console
+from sparkwright.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, PullRequestGone, SparkwrightError
+from sparkwright.github import GitHub, PullRequest, one_line, repository_of
+
+HEAD, MERGE = "0123456789" * 4, "abcdef0123" * 4
+TOKEN = "github_pat_11SECRETSECRETSECRET"
+PULL: dict[str, Any] = {
+    "number": 7,
+    "title": "Teach the kernel to count",
+    "state": "open",
+    "merged": False,
+    "merge_commit_sha": MERGE,
+    "user": {"login": "octocat", "id": 1},
+    "head": {"sha": HEAD, "ref": "count", "repo": None},
+    "base": {"ref": "main", "sha": MERGE},
+    "updated_at": "2026-05-06T23:59:59Z",
+    "body": "Field that nobody reads",
+}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Api
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; the test's output is for the test."""
+
+    def do_GET(self) -> None:
+        api = self.server
+        api.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        answer = api.answers[min(len(api.asked), len(api.answers)) - 1]
+        with contextlib.suppress(OSError):  # the client has heard enough
+            answer(self)
+        self.close_connection = True
+
+
+Answer = Callable[[Handler], None]
+
+
+class Api(http.server.ThreadingHTTPServer):
+    """
+    A server that gives *answers* in their order, and the last one for ever.
+
+    Attributes:
+        asked: Path and headers of each request.
+        over: Set when the test ends; until then an answer may take its time.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[Answer] = [record()]
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.over = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def tokens(self) -> set[str]:
+        return {headers.get("authorization", "") for _, headers in self.asked}
+
+
+def reply(status: int, body: bytes | str = b"", **headers: str) -> Answer:
+    """Return an answer with *status*; underscores in the names of *headers* stand for hyphens."""
+    data = body.encode() if isinstance(body, str) else body
+
+    def answer(handler: Handler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return answer
+
+
+def record(**changes: Any) -> Answer:
+    """Return an answer with the pull request above, *changes* made to it."""
+    return reply(200, json.dumps({**PULL, **changes}))
+
+
+def hang(handler: Handler) -> None:
+    handler.server.over.wait()
+
+
+def drip(beginning: bytes) -> Answer:
+    """Return an answer that sends *beginning*, and from then on a byte in a while, each within the limit of one wait."""
+
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(beginning)
+        while not handler.server.over.wait(0.02):
+            handler.wfile.write(b" ")
+
+    return answer
+
+
+def endless(beginning: bytes) -> Answer:
+    """Return an answer that sends *beginning*, and from then on as much as the client takes."""
+
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(beginning)
+        while not handler.server.over.is_set():
+            handler.wfile.write(b" " * 65536)
+
+    return answer
+
+
+def mirror_back(handler: Handler) -> None:
+    """Answer with the client's own Authorization header in every place that a message might quote."""
+    secret = handler.headers.get("Authorization", "")
+    words = f"\x1b[1m{secret} {secret.removeprefix('Bearer ') * 40}"
+    reply(int(handler.path.rpartition("/")[2]), json.dumps({"message": words, "state": words}), Retry_After=secret)(handler)
+
+
+def shout_back(handler: Handler) -> None:
+    """Answer with the client's own Authorization header where the status belongs."""
+    handler.wfile.write(f"{handler.headers.get('Authorization')}\r\n\r\n".encode())
+
+
+def move_back(handler: Handler) -> None:
+    """Send the client to a host that is named like its token."""
+    reply(302, Location=f"http://{(handler.headers.get('Authorization') or '').removeprefix('Bearer ')}.example/")(handler)
+
+
+@pytest.fixture(name="start")
+def _start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Api]]:
+    """Return a function that starts a server; the environment has neither token nor proxy."""
+    for name in ("GITHUB_TOKEN", "GH_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "PIP_CERT", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    servers: list[Api] = []
+
+    def start() -> Api:
+        servers.append(Api())
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.over.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(name="api")
+def _api(start: Callable[[], Api]) -> Api:
+    return start()
+
+
+def pull(api: Api, token: str = "", *, patience: float = 20, longest_wait: float = 10) -> PullRequest:
+    return GitHub(api.url, token, patience=patience, longest_wait=longest_wait).pull("vllm-project", "vllm", 7)
+
+
+def said(error: SparkwrightError) -> str:
+    """Return everything that anybody can learn from *error*, its causes among them."""
+    return "\n".join([*traceback.format_exception(error), repr(error), json.dumps(error.document(), ensure_ascii=False)])
+
+
+def test_an_open_pull_request_has_no_merge_commit(api: Api) -> None:
+    """GitHub's merge_commit_sha of an open pull request is a trial merge that no branch holds, and is left out."""
+    assert pull(api) == PullRequest(7, "Teach the kernel to count", "octocat", "open", HEAD, "main", "", "2026-05-06")
+
+
+def test_a_merged_pull_request_names_its_commit(api: Api) -> None:
+    """What GitHub calls closed and merged is merged, as the commit that it names."""
+    api.answers = [record(state="closed", merged=True)]
+
+    assert (pull(api).state, pull(api).merge) == ("merged", MERGE)
+
+
+@pytest.mark.parametrize("trial", [MERGE, None])
+def test_a_closed_pull_request_was_not_merged(api: Api, trial: str | None) -> None:
+    """What was closed without a merge is closed, whatever trial merge is left of it."""
+    api.answers = [record(state="closed", merge_commit_sha=trial)]
+
+    assert (pull(api).state, pull(api).merge) == ("closed", "")
+
+
+def test_the_author_may_be_gone(api: Api) -> None:
+    """GitHub shows the pull requests of deleted accounts as those of ghost, and so does the record."""
+    api.answers = [record(user=None), record(user={"login": "dependabot[bot]"})]
+
+    assert [pull(api).author, pull(api).author] == ["ghost", "dependabot[bot]"]
+
+
+def test_the_day_is_that_of_utc(api: Api) -> None:
+    """A time with an offset is brought to UTC before its day is taken."""
+    api.answers = [record(updated_at="2026-05-06T23:30:00-02:00")]
+
+    assert pull(api).updated == "2026-05-07"
+
+
+def test_the_request_says_who_asks_for_what(api: Api) -> None:
+    """The request has the path and the headers that GitHub's documentation asks for, and no token where none is set."""
+    pull(api)
+    [(path, headers)] = api.asked
+
+    assert path == "/repos/vllm-project/vllm/pulls/7"
+    assert headers["user-agent"] == f"sparkwright/{__version__}"
+    assert headers["accept"] == "application/vnd.github+json"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", headers["x-github-api-version"])
+    assert api.tokens == {""}
+
+
+@pytest.mark.parametrize(
+    ("environment", "sent"),
+    [
+        ({}, ""),
+        ({"GITHUB_TOKEN": TOKEN}, f"Bearer {TOKEN}"),
+        ({"GH_TOKEN": TOKEN}, f"Bearer {TOKEN}"),
+        ({"GITHUB_TOKEN": "first", "GH_TOKEN": "second"}, "Bearer first"),
+        ({"GITHUB_TOKEN": " \n", "GH_TOKEN": f"{TOKEN}\n"}, f"Bearer {TOKEN}"),
+    ],
+)
+def test_the_token_comes_from_the_environment(
+    api: Api, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], sent: str
+) -> None:
+    """GITHUB_TOKEN comes before GH_TOKEN, and an empty variable is none."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    GitHub.from_environment(f"{api.url}/").pull("vllm-project", "vllm", 7)
+
+    assert api.tokens == {sent}
+
+
+@pytest.mark.parametrize("token", ["two words", f"{TOKEN}\r\nX-Other: 1", "schlüssel"])
+def test_a_token_that_cannot_be_one_is_refused_unseen(token: str) -> None:
+    """A token that would end or break the header is refused before it is sent, and is not shown."""
+    with pytest.raises(GitHubRefused) as caught:
+        GitHub(token=token)
+
+    assert token not in said(caught.value)
+
+
+def test_passwords_of_netrc_are_not_sent(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user keeps for that host in ~/.netrc stays there, with a token and without."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password hush\n", "utf-8")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    pull(api)
+    pull(api, TOKEN)
+
+    assert [headers.get("authorization") for _, headers in api.asked] == [None, f"Bearer {TOKEN}"]
+
+
+def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that reaches the network through a proxy reaches GitHub as well."""
+    monkeypatch.setenv("http_proxy", api.url)
+    monkeypatch.setenv("no_proxy", "")
+    GitHub("http://api.github.example").pull("vllm-project", "vllm", 7)
+
+    assert api.asked[0][0] == "http://api.github.example/repos/vllm-project/vllm/pulls/7"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [hang, drip(b""), drip(b"HTTP/1.1 200 OK\r\nX-Long: "), drip(b"HTTP/1.1 200 OK\r\n\r\n{"), drip(b"HTTP/1.1 503 No\r\n\r\n")],
+    ids=["hangs", "drips", "drips-headers", "drips-body", "drips-error"],
+)
+def test_a_server_that_never_ends_is_left(api: Api, answer: Answer) -> None:
+    """However slowly a server answers, and in whatever part, the question has an end."""
+    api.answers = [answer]
+
+    with pytest.raises(GitHubUnreachable, match="does not tell of vllm-project/vllm#7") as caught:
+        pull(api, patience=0.6)
+    assert "time" in caught.value.details[0] or "within 0.6 s" in caught.value.details[0]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "asked"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", 1),
+        (b"HTTP/1.1 500 No\r\n\r\n", github.ATTEMPTS),
+        (b"HTTP/1.1 302 No\r\nLocation: /\r\n\r\n", 1 + github.REDIRECTS),
+    ],
+    ids=["answer", "error", "redirect"],
+)
+def test_a_server_that_floods_is_left(api: Api, beginning: bytes, asked: int) -> None:
+    """No more than the ceiling is read of any reply, whatever it says it is."""
+    api.answers = [endless(beginning)]
+
+    with pytest.raises(GitHubUnreachable):
+        pull(api)
+    assert len(api.asked) == asked
+
+
+def test_a_body_that_is_too_large_is_refused(api: Api) -> None:
+    """A valid answer that is larger than any pull request is an error that says so."""
+    api.answers = [record(body="x" * github.LARGEST)]
+
+    with pytest.raises(GitHubUnreachable, match=f"larger than {github.LARGEST} bytes"):
+        pull(api)
+
+
+def test_an_answer_is_not_unpacked(api: Api) -> None:
+    """A packed reply, which nobody asked for, may be a bomb, and is no JSON."""
+    api.answers = [reply(200, b"\x1f\x8b\x08\x00" + b"\x00" * 100, Content_Encoding="gzip")]
+
+    with pytest.raises(GitHubUnreachable, match="is no pull request"):
+        pull(api)
+    assert api.asked[0][1]["accept-encoding"] == "identity"
+
+
+def close(handler: Handler) -> None:
+    """Answer nothing."""
+
+
+def cut(handler: Handler) -> None:
+    """Answer with less than was announced."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+
+
+def babble(handler: Handler) -> None:
+    """Answer with something that is no HTTP."""
+    handler.wfile.write(b"HELLO\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "passing", [reply(500), reply(502, "<html>"), close, cut, babble], ids=["500", "502", "closed", "cut", "no-http"]
+)
+def test_a_passing_fault_is_asked_again(api: Api, passing: Answer) -> None:
+    """A fault of the server's and a broken connection, even in the middle of the body, do not stand for an answer."""
+    api.answers = [passing, passing, record()]
+
+    assert pull(api).number == 7
+    assert len(api.asked) == 3
+
+
+def test_a_fault_that_stays_is_an_error(api: Api) -> None:
+    """After some attempts the question fails, and says with what."""
+    api.answers = [reply(503, "down")]
+
+    with pytest.raises(GitHubUnreachable) as caught:
+        pull(api)
+    assert caught.value.details == ("GitHub answered 503", f"attempts: {github.ATTEMPTS}")
+    assert len(api.asked) == github.ATTEMPTS
+
+
+def test_nobody_answers(start: Callable[[], Api]) -> None:
+    """A closed port is unreachable; so is what is no address at all, without a second attempt."""
+    api = start()
+    api.server_close()
+    with pytest.raises(GitHubUnreachable, match="vllm-project/vllm#7") as caught:
+        pull(api, patience=2)
+    assert caught.value.details[1] == f"attempts: {github.ATTEMPTS}"
+
+    for address in ("somewhere", "file:///mirror", "http://", "http://[::1", "http://a..b"):
+        with pytest.raises(GitHubUnreachable) as caught:
+            GitHub(address).pull("vllm-project", "vllm", 7)
+        assert caught.value.details[1] == "attempts: 1"
+
+
+def test_a_password_in_the_address_is_not_shown(api: Api) -> None:
+    """Whoever maps the API to a mirror with a password does not find it in a log."""
+    api.answers = [close]
+    password = "".join(["hu", "sh"])  # the traceback shows these lines
+    for address in (f"http://me:{password}@127.0.0.1:{api.server_port}", f"git://me:{password}@127.0.0.1", f"http://me:{password}@["):
+        with pytest.raises(GitHubUnreachable) as caught:
+            GitHub(address, patience=1).pull("a", "b", 1)
+        assert password not in said(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_is_the_token_s(api: Api, status: int) -> None:
+    """Without a word of limits, 401 and 403 mean the token; GitHub's own reason is shown."""
+    api.answers = [reply(status, '{"message": "Bad\\ncredentials"}', X_RateLimit_Remaining="41")]
+
+    with pytest.raises(GitHubRefused) as caught:
+        pull(api, TOKEN)
+    assert caught.value.details == (f"answered {status}, asked with a token", "GitHub says: Bad credentials")
+    assert len(api.asked) == 1
+
+    with pytest.raises(GitHubRefused) as caught:
+        pull(api)
+    assert caught.value.todo == "Set GITHUB_TOKEN to a token that may read the repository."
+
+
+@pytest.mark.parametrize("status", [403, 429])
+def test_a_used_up_limit_says_when_it_ends(api: Api, status: int) -> None:
+    """The error names the time in UTC, and that a token raises the limit."""
+    api.answers = [reply(status, '{"message": "API rate limit exceeded"}', X_RateLimit_Remaining="0", X_RateLimit_Reset="1794999600")]
+
+    with pytest.raises(GitHubLimited) as caught:
+        pull(api)
+    assert caught.value.details[0] == "the limit ends: 2026-11-18 11:00:00 UTC"
+    assert caught.value.details[1] == "asked without a token"
+    assert "GITHUB_TOKEN" in caught.value.todo
+    assert len(api.asked) == 1
+
+
+def test_a_used_up_token_is_not_told_to_become_one(api: Api) -> None:
+    """Who has a token already reads that only time helps."""
+    api.answers = [reply(403, X_RateLimit_Remaining="0")]
+
+    with pytest.raises(GitHubLimited) as caught:
+        pull(api, TOKEN)
+    assert caught.value.details[:2] == ("the limit ends: GitHub does not say", "asked with a token")
+    assert "GITHUB_TOKEN" not in caught.value.todo
+
+
+@pytest.mark.parametrize("answer", [reply(429), reply(403, '{"message": "You have exceeded a secondary rate limit."}')], ids=["429", "403"])
+def test_a_limit_without_a_time_is_a_limit(api: Api, answer: Answer) -> None:
+    """GitHub's secondary limits may come without any header, and are no fault of the token."""
+    api.answers = [answer]
+
+    with pytest.raises(GitHubLimited):
+        pull(api)
+
+
+@pytest.mark.parametrize("status", [403, 429])
+def test_a_short_pause_is_waited_for(api: Api, capsys: pytest.CaptureFixture[str], status: int) -> None:
+    """A pause of some seconds is made and announced, and then the answer counts."""
+    api.answers = [reply(status, Retry_After="1"), record()]
+    began = time.monotonic()
+
+    assert pull(api).number == 7
+    assert time.monotonic() - began >= 1
+    assert "GitHub asks to wait 1 s before it tells of vllm-project/vllm#7" in capsys.readouterr().err
+
+
+def test_a_long_pause_is_an_error(api: Api) -> None:
+    """A pause longer than the caller's patience for it is not made, and its end is named, also where the server gives a date."""
+    then = time.time() + 3600
+    stated = ["3600", email.utils.formatdate(then, usegmt=True), "5"]
+    api.answers = [reply(429, Retry_After=one) for one in stated]
+    for _ in range(2):
+        with pytest.raises(GitHubLimited) as caught:
+            pull(api)
+        ends = datetime.datetime.strptime(caught.value.details[0], "the limit ends: %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=datetime.UTC)
+        assert abs(ends.timestamp() - then) < 60
+
+    with pytest.raises(GitHubLimited):
+        pull(api, longest_wait=0)
+    assert len(api.asked) == 3
+
+
+def test_pauses_have_an_end(api: Api) -> None:
+    """A server that asks for one short pause after the other is limited in the end, not waited for for ever."""
+    api.answers = [reply(429, Retry_After="0")]
+
+    with pytest.raises(GitHubLimited):
+        pull(api)
+    assert len(api.asked) == github.ATTEMPTS
+
+
+@pytest.mark.parametrize("stated", ["-1", "soon", "9" * 400, "Fri, 99 Xyz 99999 99:99:99 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"])
+def test_a_pause_that_nobody_understands_is_none(api: Api, stated: str) -> None:
+    """A Retry-After that is no number and no date leaves a limit whose end is not known, or is over."""
+    api.answers = [reply(429, Retry_After=stated, X_RateLimit_Reset=stated)]
+
+    with pytest.raises(GitHubLimited):
+        pull(api, longest_wait=0)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_pull_request_may_be_gone(api: Api, status: int) -> None:
+    """What was deleted, never existed or must not be seen is gone; nothing is asked twice."""
+    api.answers = [reply(status, '{"message": "Not Found"}')]
+
+    with pytest.raises(PullRequestGone, match="vllm-project/vllm#7") as caught:
+        pull(api)
+    assert caught.value.details[-1] == "GitHub says: Not Found"
+    assert len(api.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number"), [("..", "vllm", 1), ("a", "..", 1), ("a", "b/c", 1), ("a\nb", "c", 1), ("a", "b?", 1), ("a", "b", 0)]
+)
+def test_what_no_repository_is_called_is_not_asked_for(api: Api, owner: str, name: str, number: int) -> None:
+    """A name that would become another path of the API is gone without a question."""
+    with pytest.raises(PullRequestGone):
+        GitHub(api.url).pull(owner, name, number)
+
+    assert not api.asked
+
+
+@pytest.mark.parametrize("status", [204, 304, 400, 418, 451])
+def test_any_other_status_is_no_answer(api: Api, status: int) -> None:
+    """A status that the API has no use for here is named."""
+    api.answers = [reply(status)]
+
+    with pytest.raises(GitHubUnreachable) as caught:
+        pull(api)
+    assert f"answered {status}" in caught.value.details[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "begins"),
+    [
+        (b"", ""),
+        (b"<!DOCTYPE html>\n<title>Log in</title>", "<!DOCTYPE html> <title>Log in</title>"),
+        (b"null", "null"),
+        (b"[]", "[]"),
+        (b"{}", "{}"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"[" * 100_000, "[" * 79 + "…"),
+        (b'{"x":' * 100_000, '{"x":' * 15 + '{"x"…'),
+    ],
+    ids=["empty", "page", "null", "list", "object", "bytes", "deep-lists", "deep-objects"],
+)
+def test_what_is_no_pull_request_is_shown_by_its_beginning(api: Api, body: bytes, begins: str) -> None:
+    """A login page, or any other JSON, is an error that shows what came instead."""
+    api.answers = [reply(200, body)]
+
+    with pytest.raises(GitHubUnreachable, match="What came for vllm-project/vllm#7 is no pull request") as caught:
+        pull(api)
+    assert caught.value.details[1] == f"it begins: {begins}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"number": "7"},
+        {"number": 8},
+        {"title": None},
+        {"state": "merged"},
+        {"merged": 1},
+        {"merged": True},
+        {"state": "closed", "merged": True, "merge_commit_sha": None},
+        {"merge_commit_sha": MERGE[:-1]},
+        {"head": {"sha": HEAD.upper().replace("0", "G")}},
+        {"head": {"sha": HEAD + "\n"}},
+        {"head": {"sha": "--upload-pack=touch".ljust(40, "a")}},
+        {"head": None},
+        {"base": {"ref": "--output=x"}},
+        {"base": {"ref": "main..x"}},
+        {"base": {"ref": "main\nx"}},
+        {"user": {"login": "\x1b[2J"}},
+        {"user": []},
+        {"updated_at": "2026-05-06"},
+        {"updated_at": "2026-05-06T00:00:00"},
+        {"updated_at": "0001-01-01T00:00:00+23:00"},
+    ],
+    ids=str,
+)
+def test_a_pull_request_of_another_shape_is_no_answer(api: Api, changes: dict[str, Any]) -> None:
+    """A field of the wrong type, or that contradicts another, is never guessed at."""
+    api.answers = [record(**changes)]
+
+    with pytest.raises(GitHubUnreachable, match="is no pull request"):
+        pull(api)
+
+
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        ("Fix\r\n::error::the build\ttoday", "Fix ::error::the build today"),
+        ("\x1b[31mred\x1b[0m and \x1b]0;pwned\x07done", "red and done"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2Jgone\x1bc", "link gone"),
+        ("a\u202egnp.exe\u200b b\u2028c\x00d\u00a0e", "a gnp.exe b c d e"),
+        ("Größe für 日本語 🚀", "Größe für 日本語 🚀"),
+        ("x" * 301, "x" * 299 + "…"),
+        ("x" * 300, "x" * 300),
+        ("\x1b", ""),
+    ],
+)
+def test_a_title_is_one_printable_line(api: Api, title: str, shown: str) -> None:
+    """Whatever stands in a title, it cannot colour, move, rename or break what it is printed into."""
+    api.answers = [record(title=title)]
+
+    assert pull(api).title == shown
+
+
+def test_a_renamed_repository_is_followed(api: Api) -> None:
+    """GitHub answers for a renamed repository with a redirect on its own host, which the token goes along with."""
+    api.answers = [reply(301, Location="/repositories/1/pulls/7"), reply(307, Location=f"{api.url}/there"), record()]
+
+    assert pull(api, TOKEN).number == 7
+    assert [path for path, _ in api.asked] == ["/repos/vllm-project/vllm/pulls/7", "/repositories/1/pulls/7", "/there"]
+    assert api.tokens == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("location", [{"Location": "/"}, {"Location": "?"}, {}], ids=["self", "query", "none"])
+def test_a_circle_of_redirects_ends(api: Api, location: dict[str, str]) -> None:
+    """Some redirects are followed, and no more."""
+    api.answers = [reply(302, **location)]
+
+    with pytest.raises(GitHubUnreachable, match="in a circle"):
+        pull(api)
+    assert len(api.asked) == 1 + github.REDIRECTS
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://127.0.0.1:{other}/x",
+        "//127.0.0.1:{other}/x",
+        "http://localhost:{other}/x",
+        "http://localhost:{own}/x",
+        "https://127.0.0.1:{own}/x",
+        "http://127.0.0.1:{other}\\@127.0.0.1:{own}/x",
+        "http://127.0.0.1:{own}@127.0.0.1:{other}/x",
+        "http://127.0.0.1:{own}\\@127.0.0.1:{other}/x",
+        " http://127.0.0.1:{other}/x",
+        "file:///etc/passwd",
+        "http://[",
+        "http://127.0.0.1:{own}9999/",
+    ],
+)
+def test_no_other_host_is_asked(start: Callable[[], Api], location: str) -> None:
+    """A redirect to another host, port or scheme is an error, however it is written; neither token nor request goes there."""
+    api, other = start(), start()
+    api.answers = [reply(302, Location=location.format(own=api.server_port, other=other.server_port)), reply(404)]
+
+    with pytest.raises((GitHubUnreachable, PullRequestGone)) as caught:
+        pull(api, TOKEN)
+    assert not other.asked
+    assert TOKEN not in said(caught.value)
+
+
+@pytest.mark.parametrize("number", [200, 301, 401, 403, 404, 418, 429, 500])
+def test_a_server_cannot_make_messages_hold_the_token(api: Api, capsys: pytest.CaptureFixture[str], number: int) -> None:
+    """A server that sends the token back, with any status, does not bring it into an error or a log."""
+    api.answers = [mirror_back]
+    console.verbose = True
+    try:
+        with pytest.raises(SparkwrightError) as caught:
+            GitHub(api.url, TOKEN, patience=2).pull("vllm-project", "vllm", number)
+    finally:
+        console.verbose = False
+
+    assert api.tokens == {f"Bearer {TOKEN}"}
+    assert "SECRET" not in said(caught.value) + "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("answer", [shout_back, move_back])
+def test_what_is_no_reply_cannot_hold_the_token_either(api: Api, caplog: pytest.LogCaptureFixture, answer: Answer) -> None:
+    """Nor does one that has it in the status line, or as the name of a host; nor do the libraries log it."""
+    caplog.set_level(0)
+    api.answers = [answer]
+
+    with pytest.raises(GitHubUnreachable) as caught:
+        pull(api, TOKEN, patience=2)
+    assert "secret" not in (said(caught.value) + caplog.text).lower()
+
+
+def test_a_title_cannot_hold_the_token(api: Api) -> None:
+    """The title is written into reviewed files, so the token is taken out there as well."""
+    api.answers = [record(title=f"See {TOKEN}!")]
+
+    assert pull(api, TOKEN).title == "See ***!"
+    assert TOKEN not in repr(GitHub(api.url, TOKEN))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*PULL, "sha", "ref", "login"]), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def test_every_document_is_a_pull_request_or_an_error(api: Api) -> None:
+    """Any JSON, alone or in place of some fields, gives a record that keeps its word or an expected error."""
+
+    @given(JSON | st.dictionaries(st.sampled_from(list(PULL)), JSON, max_size=2).map(lambda changes: {**PULL, **changes}))
+    def holds(document: object) -> None:
+        api.answers = [reply(200, json.dumps(document))]
+        try:
+            found = pull(api)
+        except SparkwrightError:
+            return
+        assert found.number == 7
+        assert re.fullmatch(r"[0-9a-f]{40}", found.head)
+        assert (found.state == "merged") == bool(found.merge)
+        assert datetime.date.fromisoformat(found.updated)
+        assert found.title.isprintable()
+
+    holds()
+
+
+@given(st.text(st.characters() | st.sampled_from("\x1b[]\x07\x9b\x9d\\m;"), max_size=60), st.integers(1, 40))
+def test_one_line_is_one_line(text: str, limit: int) -> None:
+    """Any text becomes one printable line within the limit, and what is one already stays as it is."""
+    line = one_line(text, limit)
+
+    assert line.isprintable()
+    assert len(line) <= limit
+    assert one_line(line, limit) == line
+
+
+@pytest.mark.parametrize(
+    ("url", "repository"),
+    [
+        ("https://github.com/vllm-project/vllm.git", ("vllm-project", "vllm")),
+        ("https://github.com/vllm-project/vllm", ("vllm-project", "vllm")),
+        ("https://GitHub.com/NVIDIA/cutlass/", ("NVIDIA", "cutlass")),
+        ("https://user:word@github.com/a/b.c.git/", ("a", "b.c")),
+        ("ssh://git@github.com:22/a/.github.git", ("a", ".github")),
+        ("git@github.com:flashinfer-ai/flashinfer.git", ("flashinfer-ai", "flashinfer")),
+        ("https://github.com/a/b/pull/7", None),
+        ("https://github.com/a", None),
+        ("https://github.com/a/..", None),
+        ("https://github.com/a/...git", None),
+        ("https://github.com/-a/b", None),
+        ("https://github.com/a/b\n", None),
+        ("https://github.com/a/b?x", None),
+        ("https://github.com.example/a/b", None),
+        ("https://github.com@example.org/a/b", None),
+        ("https://example.org/github.com/a/b", None),
+        ("https://notgithub.com/a/b", None),
+        ("https://gitlab.com/a/b.git", None),
+        ("file:///mirrors/vllm", None),
+        ("https://[", None),
+        ("", None),
+    ],
+)
+def test_a_repository_is_read_from_its_url(url: str, repository: tuple[str, str] | None) -> None:
+    """GitHub's repositories are known by all forms that git takes; another host, or another page, has none."""
+    assert repository_of(url) == repository
