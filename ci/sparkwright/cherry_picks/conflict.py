@@ -90,13 +90,13 @@ class ConflictReport(msgspec.Struct, frozen=True):
 
 def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     """Return how *hunk* meets the file content *text*, the other hunks left aside."""
-    at = diff.places(text, hunk.before)
+    at = diff.places(text, hunk)
     if hunk.start in at:
         return HunkState(hunk.label, hunk.heading, "fits", hunk.start)
     if at:
         nearest = min(at, key=lambda line: abs(line - hunk.start))
         return HunkState(hunk.label, hunk.heading, "moved" if len(at) == 1 else "ambiguous", nearest)
-    if done := diff.places(text, hunk.after):
+    if done := diff.places(text, hunk, done=True):
         return HunkState(hunk.label, hunk.heading, "already", min(done, key=lambda line: abs(line - hunk.new_start)))
     line = _likeliest(diff.lines_of(text), hunk)
     have = diff.lines_of(text)[line - 1 : line - 1 + len(hunk.before)]

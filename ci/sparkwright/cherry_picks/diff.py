@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -36,6 +37,7 @@ class Hunk(msgspec.Struct, frozen=True):
         new_start: The line at which they stand afterwards.
         heading: What git shows of the surrounding function.
         before, after: The lines that it replaces and their replacement, context included, with their line ends.
+        last: No context follows the change, so git takes the hunk for the end of the file.
     """
 
     start: int
@@ -43,6 +45,7 @@ class Hunk(msgspec.Struct, frozen=True):
     heading: str
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
+    last: bool = False
 
     @property
     def label(self) -> str:
@@ -186,7 +189,9 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
             at += 1
         if (len(before), len(after)) != (count, new_count):
             raise PatchInvalid(f"A hunk of {path} is cut off.", details=[f"at its line {start}: {count} and {new_count} lines announced"])
-        yield Hunk(start, new_start, match[5].decode("utf-8", "replace").strip(), tuple(before), tuple(after))
+        end = lines[at - 2] if lines[at - 1].startswith(b"\\") else lines[at - 1]
+        last = end.startswith((b"-", b"+"))
+        yield Hunk(start, new_start, match[5].decode("utf-8", "replace").strip(), tuple(before), tuple(after), last)
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -194,8 +199,27 @@ def lines_of(text: bytes) -> list[bytes]:
     return re.findall(rb"[^\n]*\n|[^\n]+", text)
 
 
-def places(text: bytes, lines: tuple[bytes, ...]) -> list[int]:
-    """Return every line number, from 1, at which *lines* stand in *text*."""
-    have = lines_of(text)
+def standing(objects: Objects, tree: str, parts: Collection[Section]) -> tuple[int, int]:
+    """Return how many of the lines that a diff adds stand in the same files of *tree*, and how many it adds; blank ones do not count."""
+    there = total = 0
+    for part in parts:
+        added = Counter(line for hunk in part.hunks for line in (Counter(hunk.after) - Counter(hunk.before)).elements() if line.strip())
+        have = Counter(lines_of(objects.blob(tree, part.new) or b"")) if added else Counter[bytes]()
+        there += (added & have).total()
+        total += added.total()
+    return there, total
+
+
+def places(text: bytes, hunk: Hunk, *, done: bool = False) -> list[int]:
+    """
+    Return every line number, from 1, at which git could apply *hunk* to *text* (apply.c: its rules for both ends of a file).
+
+    Args:
+        done: Look for the lines that it would write, instead.
+    """
+    have, lines = lines_of(text), hunk.after if done else hunk.before
     found = (number for number in range(len(have) - len(lines) + 1) if lines and have[number] == lines[0])
-    return [number + 1 for number in found if tuple(have[number : number + len(lines)]) == lines]
+    fits = [number + 1 for number in found if tuple(have[number : number + len(lines)]) == lines]
+    if hunk.start == 1:
+        fits = [number for number in fits if number == 1]
+    return [number for number in fits if number - 1 + len(lines) == len(have)] if hunk.last else fits

@@ -13,7 +13,7 @@ from sparkwright.errors import SparkwrightError
 from sparkwright.forks.mirror import Mirror
 from sparkwright.git import Objects
 
-_FORMAT = "--format=%H%x00%an%x00%cs%x00%s"
+_FORMAT = "--format=%H%x00%an%x00%cd%x00%s"
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")
 
 
@@ -36,7 +36,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 def _log(objects: Objects, *arguments: str) -> list[Commit]:
-    out = objects.run(["log", "-z", _FORMAT, *arguments])[1].decode("utf-8", "replace")
+    out = objects.run(["log", "-z", "--date=format-local:%Y-%m-%d", _FORMAT, *arguments])[1].decode("utf-8", "replace")
     parts = out.removesuffix("\0").split("\0") if out else []
     return [Commit(*(part.strip() for part in parts[at : at + 4])) for at in range(0, len(parts) - 3, 4)]
 

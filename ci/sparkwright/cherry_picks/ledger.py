@@ -24,7 +24,7 @@ Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|unresolved")
 _SHA256 = re.compile(r"[0-9a-f]{64}|unresolved")
-_DAY = re.compile(r"\d{4}-\d\d-\d\d|never")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d|never|unresolved")
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,6 +33,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     Attributes:
         state: As it was when it was last *seen* (a day, UTC, or ``never``).
+        date: The day (UTC) of the commit whose tree has it: of *merge*, else of *head*.
         head: The commit that its author pushed last.
         base: The commit that the diff is taken against: the parent of *merge*, or where *head* left the target branch.
         merge: The commit that brought it into the target branch; empty when none did.
@@ -48,6 +49,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     author: str
     state: State
     seen: str
+    date: str
     head: str
     base: str
     sha256: str
@@ -59,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     stacks: dict[str, dict[str, Prose]] = {}
 
     def __post_init__(self) -> None:
-        for pattern, field in ((_COMMIT, "head"), (_COMMIT, "base"), (_SHA256, "sha256"), (_DAY, "seen")):
+        for pattern, field in ((_COMMIT, "head"), (_COMMIT, "base"), (_SHA256, "sha256"), (_DAY, "seen"), (_DAY, "date")):
             if not pattern.fullmatch(getattr(self, field)):
                 raise ValueError(f"{field} {getattr(self, field)!r} of #{self.number} is not of the form {pattern.pattern}")
         if self.merge and (not _COMMIT.fullmatch(self.merge) or self.merge == UNRESOLVED):

@@ -102,6 +102,7 @@ def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: st
         author=seen.author if seen.author != UNRESOLVED or not known else known.author,
         state=seen.state if seen.state != UNRESOLVED or not known else known.state,  # type: ignore[arg-type]  # the API's words and ours are the same
         seen=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}" if seen.state != UNRESOLVED or not known else known.seen,
+        date=history.commit(session.objects, tip).date,
         head=seen.head,
         base=base,
         merge=seen.merge,
@@ -123,7 +124,10 @@ def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
     """
     if known := next((one for one in ledger.records if one.number == number and one.pinned), None):
         raise UsageError(f"The ledger pins {known.name} already.")
-    return Record(number, UNRESOLVED, UNRESOLVED, "unresolved", "never", UNRESOLVED, UNRESOLVED, UNRESOLVED, UNRESOLVED, reason, drop_when)
+    return Record(
+        number=number, title=UNRESOLVED, author=UNRESOLVED, state="unresolved", seen="never", date=UNRESOLVED, head=UNRESOLVED,
+        base=UNRESOLVED, sha256=UNRESOLVED, patch_id=UNRESOLVED, reason=reason, drop_when=drop_when,
+    )  # fmt: skip
 
 
 def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:

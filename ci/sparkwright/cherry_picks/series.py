@@ -226,7 +226,7 @@ def _ambiguous(objects: Objects, tree: str, one: Patch) -> list[str]:
     for section in one.sections():
         text = objects.blob(tree, section.old) if section.hunks and section.old else b""
         for hunk in section.hunks if section.old else ():
-            at = diff.places(text or b"", hunk.before)
+            at = diff.places(text or b"", hunk)
             if len(at) > 1 and hunk.start not in at:
                 found.append(f"{section.path}: {hunk.label} at lines {', '.join(map(str, at[:5]))}")
     return found

@@ -34,7 +34,9 @@ VERBS = {
     "plan": "configure for real and show what every CUDA unit will be compiled for",
     "build": "make the wheels, and audit them",
     "audit": "say what a wheel really holds, against ci/audit.yaml",
+    "install": "install and edit in the user's environment what may not be shipped as a wheel",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
+    "drift": "try the series on later releases and on upstream's newest commit, writing nothing",
     "demo": "take three miniature upstreams through every stage, in two minutes",
 }
 
@@ -105,7 +107,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made["pick"].add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
     made["pick"].add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
+    made["drift"].add_argument("--releases", action="store_true", help="every release after the locked one (default: the newest)")
+    made["drift"].add_argument("--to", action="append", default=[], metavar="NAME", help="this release, branch, tag or commit; may be repeated")
     made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
+    made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
+    made["install"].add_argument("--restore", action="store_true", help="put the unedited files of the pinned wheels back")
     return top
 
 

@@ -1,0 +1,67 @@
+"""``sparkwright drift``: the series against later releases and upstream's newest commit, writing nothing."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Iterable
+
+from sparkwright.cherry_picks import bases, drift, ledger, series
+from sparkwright.cherry_picks.drift import Drift, Trial
+from sparkwright.cherry_picks.upstream import Base
+from sparkwright.console import console
+from sparkwright.forks.session import Session
+
+#: How a state is written in the table.
+MARKS = {"applies": "applies", "already-upstream": "upstream", "likely-upstream": "upstream?", "empty": "empty", "conflict": "conflict"}
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Show, for each fork, what becomes of every patch on every base."""
+    made = [_drift(session, fork, arguments) for fork in session.forks]
+    for one in made:
+        show(one)
+    console.document({"drift": [{"of": one, "absorbed": [drift.absorbed(one, name) for name in _names(one)]} for one in made]})
+    return 0
+
+
+def _drift(session: Session, fork: str, arguments: argparse.Namespace) -> Drift:
+    book = ledger.load(session.project.root, fork)
+    patches = series.of(session, fork)
+    mirror = session.mirror(book.url) if book else None
+    found: list[Trial] = []
+    names = []
+    with console.step(f"drift of {fork}: {len(patches)} patches"):
+        candidates: Iterable[Base] = ()
+        if not patches:
+            console.note("there is nothing to try")
+        elif arguments.to:
+            candidates = [bases.named(session, fork, mirror, name, patches) for name in arguments.to]
+        else:
+            candidates = bases.later(session, fork, mirror, book.branch if book else "", patches, every=arguments.releases)
+        for base in candidates:
+            tried = drift.trials(session, fork, book, patches, base)
+            found += tried
+            names.append(base.name)
+            console.note(f"{base.name}: {sum(one.state == 'applies' for one in tried)} of {len(tried)} apply")
+    made = Drift(fork, session.project.stack, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", tuple(names), tuple(found))
+    if found:
+        drift.save(session, made)
+    return made
+
+
+def _names(one: Drift) -> list[str]:
+    return list(dict.fromkeys(trial.patch for trial in one.trials))
+
+
+def show(one: Drift) -> None:
+    """Print the table of one fork: a line per patch, a column per base, and where it ended."""
+    if not one.trials:
+        console.result(f"{one.fork}: no patches, or nothing later than the locked source")
+        return
+    rows = []
+    for name in _names(one):
+        ended = drift.absorbed(one, name)
+        cells = [MARKS[trial.state] for trial in one.of(name)]
+        rows.append([name, *cells, ended.first or "-", ended.proof])
+    console.table(f"{one.fork} of {one.stack}, {one.day}", ["patch", *one.bases, "in upstream from", "because"], rows, result=True)
