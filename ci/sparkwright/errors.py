@@ -108,6 +108,18 @@ class PullRequestGone(SparkwrightError):
     todo = "Compare number and repository with the ledger. What was deleted may still be in a mirror, by the commit that the ledger names."
 
 
+class SourceUnlocked(SparkwrightError):
+    reference = "source-unlocked"
+    means = "The build would download something whose bytes the lock does not pin, or another state of it than the lock names."
+    todo = "Run `sparkwright lock`; what the build does not reach goes under `ignored` in stack.yaml, with the reason."
+
+
+class DeclarationUnsafe(SparkwrightError):
+    reference = "declaration-unsafe"
+    means = "A file of the tree names a source in a way that no project needs: an option or a program as its address, or two at once."
+    todo = "Do not fetch it by other means. Look at the file, and at who changed it, with the upstream project."
+
+
 class ArchiveUnsafe(SparkwrightError):
     reference = "archive-unsafe"
     means = "The archive has a member that would land outside its folder, a link that leaves it, or more than it admits to."
@@ -154,6 +166,24 @@ class PatchUpstream(SparkwrightError):
     reference = "patch-already-upstream"
     means = "The base has this change already, so the patch has nothing left to do: upstream took it, or an earlier patch does the same."
     todo = "Drop it, naming the upstream commit or release: remove the stack from the ledger's record, or the file from the series."
+
+
+class PatchLost(SparkwrightError):
+    reference = "patch-lost"
+    means = "The worktree has no commit for a patch of the series: it was dropped while rebasing, perhaps by git itself and without a word."
+    todo = "If it is to go, say so with --drop NAME; if not, put its commit back in the worktree."
+
+
+class RebaseUnfinished(SparkwrightError):
+    reference = "rebase-unfinished"
+    means = "A rebase is under way in the worktree: a patch conflicts and waits for you, or changes are not committed."
+    todo = "Finish it with git in the worktree (git am --continue), then `sparkwright export`; or give it up: `sparkwright rebase --abort`."
+
+
+class ExportMismatch(SparkwrightError):
+    reference = "export-mismatch"
+    means = "The files of the series are not what its commits give: edited by hand, or made by another tool."
+    todo = "Run `sparkwright export`, read the difference that it makes, and commit it."
 
 
 class PickMismatch(SparkwrightError):

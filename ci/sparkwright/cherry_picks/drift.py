@@ -19,7 +19,7 @@ from sparkwright.forks.session import Session
 #: Share of a patch's added lines that stand in a base on which it conflicts, from which on the base most likely has it.
 LIKELY = 0.8
 
-State = Literal["applies", "already-upstream", "likely-upstream", "empty", "conflict"]
+State = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     Attributes:
         sha256: Of what was tried.
-        state: ``likely-upstream`` is a conflict with most of the added lines in place: taken, and changed since. No test proves it.
+        state: ``moves`` is a patch of ours that applies at other lines than it names; ``likely-upstream`` is a conflict with most of the added lines in place: taken, and changed since. No test proves it.
         moved: Hunks that stand at other lines than they name.
         standing: Added lines that stand in the base, of how many.
         evidence: What the three tests found; empty where the patch applies.
@@ -98,10 +98,11 @@ def _trial(
 ) -> Trial:
     standing = diff.standing(session.objects, base.tree, one.sections())
     if outcome.status == "applied":
-        return Trial(one.name, one.sha256, base.name, "applies", outcome.moved, standing, ())
+        state: State = "moves" if outcome.moved and not one.pick else "applies"
+        return Trial(one.name, one.sha256, base.name, state, outcome.moved, standing, ())
     found = upstream.evidence(session, mirror, base, one, upstream.record_of(book, one), taken)
     if outcome.status == "already-upstream" or any(test.holds for test in found):
-        state: State = "already-upstream"
+        state = "already-upstream"
     elif outcome.status == "empty":
         state = "empty"
     else:
@@ -114,14 +115,15 @@ def absorbed(drift: Drift, patch: str) -> Absorbed:
     found = drift.of(patch)
     last = ""
     for one in found:
-        if one.state != "applies":
+        if one.state not in ("applies", "moves"):
             break
         last = one.base
     first = next((one for one in found if one.state in ("already-upstream", "likely-upstream")), None)
-    return Absorbed(patch, last, first.base if first else "", found[-1].state if found else "conflict", _proof(first) if first else "")
+    return Absorbed(patch, last, first.base if first else "", found[-1].state if found else "conflict", proof(first) if first else "")
 
 
-def _proof(one: Trial) -> str:
+def proof(one: Trial) -> str:
+    """Return why upstream counts as having the patch of the trial *one*."""
     proved = [test for test in one.evidence if test.holds]
     if proved:
         return "; ".join(f"{test.test}: {test.says}" for test in proved)

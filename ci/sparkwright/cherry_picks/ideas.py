@@ -183,10 +183,13 @@ def needed_up_to(findings: Sequence[Finding]) -> NeededUpTo:
 
 
 def _ask(objects: Objects, tree: str, probe: Probe) -> tuple[State, str]:
-    found = [path for path in probe.paths if objects.has(f"{tree}:{path}")]
-    for path in found:
-        text = (objects.blob(tree, path) or b"").decode("utf-8", "replace")
-        if judged := [_judge(place, probe) for place in _places(path, text, probe.within)]:
+    found = []
+    for path in probe.paths:
+        data = objects.blob(tree, path)
+        if data is None:
+            continue
+        found.append(path)
+        if judged := [_judge(place, probe) for place in _places(path, data.decode("utf-8", "replace"), probe.within)]:
             return next((("needed", evidence) for holds, evidence in judged if holds), ("absorbed", judged[0][1]))
     if found:
         return "unknown", f"{' and '.join(found)}: no {' or '.join(probe.within)}"

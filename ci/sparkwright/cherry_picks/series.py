@@ -185,18 +185,24 @@ def apply_to(objects: Objects, fork: str, base: str, patches: Sequence[Patch], *
     return PatchedTree(fork, base, tree, tuple(steps))
 
 
-def attempt(objects: Objects, index: Index, tree: str, one: Patch) -> Outcome:
-    """Try *one* on *index*, which holds *tree* and holds the result afterwards when that is ``applied``."""
+def attempt(objects: Objects, index: Index, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
+    """
+    Try *one* on *index*, which holds *tree* and holds the result afterwards when that is ``applied``.
+
+    Args:
+        movable: Let a patch of ours stand at other lines than it names, as a pick may; upkeep writes it anew there.
+    """
+    movable = movable or bool(one.pick)
     if not one.data.strip():
         return Outcome("empty", tree, says=("its diff is empty",))
     there, where = index.apply(one.data, reverse=True, check=True)
     fits, said = index.apply(one.data, check=True)
-    if there and (one.pick or not _OFFSET.search(where)) and not (fits and _same(one)):
+    if there and (movable or not _OFFSET.search(where)) and not (fits and _same(one)):
         return Outcome("already-upstream", tree, says=("the whole change can be taken away from this tree, so it is in there",))
     if not fits:
         return Outcome("conflict", tree, says=tuple(_reasons(said)))
     moved = _OFFSET.findall(said)
-    if moved and not one.pick:
+    if moved and not movable:
         return Outcome("conflict", tree, says=("it applies only at other lines than it names", *moved))
     if moved and (double := _ambiguous(objects, tree, one)):
         return Outcome("conflict", tree, says=("hunks that stand at other lines than they name occur there more than once", *double))
@@ -206,11 +212,11 @@ def attempt(objects: Objects, index: Index, tree: str, one: Patch) -> Outcome:
 
 
 def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outcome]:
-    """Try every patch, leaving out those that do not apply; upkeep asks this, no build does."""
+    """Try every patch, each movable, leaving out those that do not apply; upkeep asks this, no build does."""
     tree, done = base, []
     with objects.index(base) as index:
         for one in patches:
-            done.append(attempt(objects, index, tree, one))
+            done.append(attempt(objects, index, tree, one, movable=True))
             tree = done[-1].tree
     return done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 from collections.abc import Iterable
 
 from sparkwright.cherry_picks import bases, drift, ledger, series
@@ -13,7 +14,14 @@ from sparkwright.console import console
 from sparkwright.forks.session import Session
 
 #: How a state is written in the table.
-MARKS = {"applies": "applies", "already-upstream": "upstream", "likely-upstream": "upstream?", "empty": "empty", "conflict": "conflict"}
+MARKS = {
+    "applies": "applies",
+    "moves": "applies at other lines",
+    "already-upstream": "is upstream",
+    "likely-upstream": "is upstream most likely",
+    "empty": "is empty",
+    "conflict": "conflicts",
+}
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -55,13 +63,23 @@ def _names(one: Drift) -> list[str]:
 
 
 def show(one: Drift) -> None:
-    """Print the table of one fork: a line per patch, a column per base, and where it ended."""
+    """Print the table of one fork: what became of each patch from base to base, and where upstream took it."""
     if not one.trials:
         console.result(f"{one.fork}: no patches, or nothing later than the locked source")
         return
     rows = []
     for name in _names(one):
         ended = drift.absorbed(one, name)
-        cells = [MARKS[trial.state] for trial in one.of(name)]
-        rows.append([name, *cells, ended.first or "-", ended.proof])
-    console.table(f"{one.fork} of {one.stack}, {one.day}", ["patch", *one.bases, "in upstream from", "because"], rows, result=True)
+        rows.append([name, "\n".join(runs(one.of(name))), ended.first or "-", ended.proof])
+    console.table(f"{one.fork} of {one.stack}, {one.day}", ["patch", "on later bases it", "upstream from", "because"], rows, result=True)
+
+
+def runs(trials: list[Trial]) -> list[str]:
+    """Return what became of a patch, a line for each run of bases that agree: ``applies: 0.20.2 to 0.21.0``."""
+    lines, taken = [], False
+    for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
+        names = [trial.base for trial in group]
+        mark = "was upstream, changed since" if taken and state == "conflict" else MARKS[state]
+        taken = taken or state in ("already-upstream", "likely-upstream")
+        lines.append(f"{mark}: {names[0]}{f' to {names[-1]}' if len(names) > 1 else ''}")
+    return lines

@@ -36,6 +36,9 @@ VERBS = {
     "audit": "say what a wheel really holds, against ci/audit.yaml",
     "install": "install and edit in the user's environment what may not be shipped as a wheel",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
+    "rebase": "make a worktree with the series as commits, on the locked source or on another base",
+    "export": "write the commits of the worktree back to patch files",
+    "bump": "take a fork to another upstream release, with its picks and patches, or not at all",
     "drift": "try the series on later releases and on upstream's newest commit, writing nothing",
     "demo": "take three miniature upstreams through every stage, in two minutes",
 }
@@ -108,7 +111,14 @@ def parser() -> argparse.ArgumentParser:
     made["pick"].add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
     made["pick"].add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
     made["drift"].add_argument("--releases", action="store_true", help="every release after the locked one (default: the newest)")
-    made["drift"].add_argument("--to", action="append", default=[], metavar="NAME", help="this release, branch, tag or commit; may be repeated")
+    made["drift"].add_argument(
+        "--to", action="append", default=[], metavar="NAME", help="this release, branch, tag or commit; may be repeated"
+    )
+    made["rebase"].add_argument("--onto", default="", metavar="NAME", help="a release, branch, tag or commit (default: the locked source)")
+    made["rebase"].add_argument("--abort", action="store_true", help="remove the worktree and what was done in it")
+    made["export"].add_argument("--drop", action="append", default=[], metavar="PATCH", help="this patch may go; may be repeated")
+    made["export"].add_argument("--check", action="store_true", help="write nothing; fail where a file is not in the exported form")
+    made["bump"].add_argument("--to", required=True, metavar="VERSION", help="the release")
     made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
     made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
     made["install"].add_argument("--restore", action="store_true", help="put the unedited files of the pinned wheels back")

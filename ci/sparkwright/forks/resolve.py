@@ -23,10 +23,11 @@ def resolve(session: Session) -> Lock:
     """
     spec = session.project.spec
     with session.store.lock("objects"):
-        return Lock(1, spec.stack, {name: _fork(session, name, fork) for name, fork in spec.forks.items()})
+        return Lock(1, spec.stack, {name: resolve_fork(session, name, fork) for name, fork in spec.forks.items()})
 
 
-def _fork(session: Session, name: str, fork: ForkSpec) -> ForkLock:
+def resolve_fork(session: Session, name: str, fork: ForkSpec) -> ForkLock:
+    """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
         specs = fork.sources
         return ForkLock(

@@ -48,7 +48,11 @@ def fetch(session: Session, fork: str) -> FetchedSource:
         NotProvided: The lock has no such kind of source for the fork.
         SourceMismatch, SourceUnreachable, SourceUnresolved, Offline, ArchiveUnsafe: See there.
     """
-    locked = session.lock.forks[fork]
+    return fetch_locked(session, fork, session.lock.forks[fork])
+
+
+def fetch_locked(session: Session, fork: str, locked: ForkLock) -> FetchedSource:
+    """Bring what *locked* says, which need not be what the lock file says yet; see `fetch`."""
     key = digest.key("source", {"lock": locked, "source": session.source, "mirrors": dict(session.mirrors)})
     known = session.store.get("source", key, FetchedSource)
     if known and session.objects.has(f"{known.tree}^{{tree}}"):
@@ -88,7 +92,7 @@ def _reachable(session: Session, locked: GitLock) -> bool:
 def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["git", "sdist", "wheel"]) -> FetchedSource:
     if kind == "git":
         assert locked.git is not None
-        return _fetch_git(session, fork, locked.git)
+        return _fetch_git(session, fork, locked.git, locked.vendored)
     file = locked.sdist if kind == "sdist" else locked.wheel
     assert file is not None
     if not (file.tree and session.objects.has(f"{file.tree}^{{tree}}")):
@@ -107,10 +111,10 @@ def import_file(session: Session, file: FileLock) -> str:
     return session.objects.store_files((member.path, member.mode, member.data) for member in members)
 
 
-def _fetch_git(session: Session, fork: str, locked: GitLock) -> FetchedSource:
+def _fetch_git(session: Session, fork: str, locked: GitLock, vendored: Mapping[str, VendoredLock]) -> FetchedSource:
     commit = full_commit(session, fork, locked)
     tree = verified_tree(session, locked.url, commit, locked.tree)
-    tree = with_submodules(session, fork, session.mirror(locked.url).tree(tree, locked.without), session.lock.forks[fork].vendored)
+    tree = with_submodules(session, fork, session.mirror(locked.url).tree(tree, locked.without), vendored)
     return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
 
 

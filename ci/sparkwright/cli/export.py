@@ -1,0 +1,45 @@
+"""``sparkwright export``: the commits of a worktree back to patch files; or the check that the files are what commits give."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkwright.cherry_picks import bases, rebase, series
+from sparkwright.cli.rebase import command, only_fork
+from sparkwright.console import console
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Write the series of one fork from its worktree; with --check, see that every series is in the exported form."""
+    if arguments.check:
+        checked = {fork: rebase.check(session, fork, bases.of_source(session, fork)) for fork in session.forks}
+        console.document({"checked": checked})
+        return 0
+    fork = only_fork(session)
+    changed = from_worktree(session, fork, arguments.drop) if rebase.folder_of(session, fork).exists() else _again(session, fork)
+    for line in changed or ["nothing changed"]:
+        console.result(line)
+    console.document({"fork": fork, "changed": changed})
+    return 0
+
+
+def from_worktree(session: Session, fork: str, drop: list[str]) -> list[str]:
+    """Write what the worktree of *fork* holds, remove it, and return what changed, a line each."""
+    made_for, files = rebase.collect(session, fork, drop)
+    for name, says in made_for.dropped.items():
+        console.note(f"dropped: {name}, {says}")
+    changed = rebase.write(session, fork, files)
+    for name, text in made_for.files.items():
+        (session.project.root / name).write_text(text, "utf-8")
+        changed.append(f"changed: {name}")
+    rebase.abort(session, fork)
+    if any(name.startswith("#") for name in made_for.dropped):
+        console.warn(f"take the dropped picks out of the ledger: {command(session, fork, 'pick')} NUMBER --drop")
+    return changed
+
+
+def _again(session: Session, fork: str) -> list[str]:
+    """Write the series anew from its own patches: the same bytes, unless somebody edited a file."""
+    series.names(session.project.series_folder(fork))
+    return rebase.write(session, fork, rebase.rendered(session, fork, bases.of_source(session, fork)))

@@ -1,0 +1,80 @@
+"""``sparkwright rebase``: the series as commits in a worktree, where a maintainer mends what does not apply."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkwright.cherry_picks import bases, conflict, ledger, rebase, series
+from sparkwright.cherry_picks.rebase import Rebased
+from sparkwright.cherry_picks.upstream import Base
+from sparkwright.console import console
+from sparkwright.errors import UsageError
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Make the worktree of one fork, or remove it with --abort."""
+    fork = only_fork(session)
+    if arguments.abort:
+        rebase.abort(session, fork)
+        console.note(f"the worktree of {fork} is gone; the series is as it was")
+        console.document({"aborted": fork})
+        return 0
+    base = base_of(session, fork, arguments.onto)
+    made = rebase.start(session, fork, base)
+    show(session, fork, base, made)
+    console.document({"rebase": made})
+    return 1 if made.stopped else 0
+
+
+def only_fork(session: Session) -> str:
+    """
+    Return the one fork that is meant.
+
+    Raises:
+        UsageError: The stack has several, and the command line names none or several.
+    """
+    patched = [fork for fork in session.forks if series.entries(session, fork)] if len(session.forks) > 1 else list(session.forks)
+    if len(patched) != 1:
+        raise UsageError("One fork at a time, please.", todo="Name it with --fork.")
+    return patched[0]
+
+
+def base_of(session: Session, fork: str, name: str) -> Base:
+    """Return the base to work on, whole: the locked source, or what *name* means."""
+    book = ledger.load(session.project.root, fork)
+    mirror = session.mirror(book.url) if book else None
+    if not name:
+        return bases.of_source(session, fork)
+    base = bases.named(session, fork, mirror, name, series.of(session, fork))
+    if mirror is not None and base.commit:
+        mirror.tree(base.tree)
+    return base
+
+
+def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
+    """Print what came of every patch, and how to go on."""
+    rows = [
+        [name, one.status, "; ".join(one.says) or (f"{one.moved} hunks at other lines" if one.moved else "")]
+        for name, one in made.outcomes.items()
+    ]
+    console.table(f"{fork} on {base.name}", ["patch", "came out as", ""], rows, result=True)
+    if not made.stopped:
+        console.result(f"All of it is committed in {made.folder}; change what you like there, then: {command(session, fork, 'export')}")
+        return
+    stopped = next(one for one in series.of(session, fork) if one.name == made.stopped)
+    book = ledger.load(session.project.root, fork)
+    tree = session.objects.resolve(f"{made.tip}^{{tree}}") if session.objects.has(made.tip) else base.tree
+    report = conflict.explain(
+        session.objects, tree, stopped, fork=fork, base=base.name, mirror=session.mirror(book.url) if book else None,
+        tip=(session.mirror(book.url).known(book.branch) or "") if book else "",
+        commands=(f"resolve it in {made.folder}: git add FILE…, git am --continue", command(session, fork, "export")),
+    )  # fmt: skip
+    console.warn(f"{made.stopped} needs you:")
+    for line in conflict.lines(report):
+        console.note(f"  {line}")
+
+
+def command(session: Session, fork: str, verb: str) -> str:
+    """Return the command line of *verb* for this stack and fork."""
+    return f"sparkwright {verb} --stack {session.project.stack} --fork {fork}"
