@@ -73,6 +73,12 @@ def audit(session: nox.Session) -> None:
     verb(session)
 
 
+@nox.session(default=False, tags=["pipeline"])
+def install(session: nox.Session) -> None:
+    """Install and edit, in the environment named by --into, what may not be shipped as a wheel."""
+    verb(session)
+
+
 @nox.session(default=False, tags=["look"])
 def demo(session: nox.Session) -> None:
     """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""

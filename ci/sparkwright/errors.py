@@ -168,6 +168,12 @@ class PatchUpstream(SparkwrightError):
     todo = "Drop it, naming the upstream commit or release: remove the stack from the ledger's record, or the file from the series."
 
 
+class BisectUndecided(SparkwrightError):
+    reference = "bisect-undecided"
+    means = "The patch is the same at both ends of the search, so nothing between them can be named as the turn."
+    todo = "Choose other ends with --from and --to."
+
+
 class PatchLost(SparkwrightError):
     reference = "patch-lost"
     means = "The worktree has no commit for a patch of the series: it was dropped while rebasing, perhaps by git itself and without a word."

@@ -167,21 +167,24 @@ class Objects:
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        out = self.run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1].decode()
+        out = self.run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1].decode("utf-8", "surrogateescape")
         rows = (row.split("\t", 1) for row in out.split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
     def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
         """Yield every regular file below *folder* of *tree* with its bytes, by one call of git for all of them."""
-        wanted = [(path, blob) for path, (mode, blob) in self.paths(tree, folder).items() if mode in (REGULAR, EXECUTABLE)]
-        out = self.run(["cat-file", "--batch"], stdin="".join(f"{blob}\n" for _, blob in wanted).encode())[1]
+        yield from self.contents({path: blob for path, (mode, blob) in self.paths(tree, folder).items() if mode in (REGULAR, EXECUTABLE)})
+
+    def contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+        """Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them."""
+        out = self.run(["cat-file", "--batch"], stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())[1]
         start = 0
-        for path, blob in wanted:
+        for path, blob in blobs.items():
             head = out.index(b"\n", start)
-            name, kind, count = out[start:head].decode().split()
-            if (name, kind) != (blob, "blob"):
-                raise GitFailed(f"git answered for {name} when asked for {path}.")
-            start = head + 1 + int(count) + 1
+            words = out[start:head].decode().split()
+            if words[:2] != [blob, "blob"]:
+                raise GitFailed(f"git does not have {path}.", details=[" ".join(words)])
+            start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 
     def subtree(self, tree: str, folder: str) -> str:

@@ -12,10 +12,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from sparkwright import yamlfile
+from sparkwright.cherry_picks import ledger
+from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli.main import parser, session_of
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
+from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
 from sparkwright.forks.session import Session
+from sparkwright.forks.spec import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
 
 # A busy disk is no finding; what must be quick is in ci/bench.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -159,3 +164,95 @@ def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
     made = Mini(tmp_path / "mini")
     shutil.copytree(locked_mini.root.parent, made.root.parent)
     return made
+
+
+class Host:
+    """
+    An upstream at its host, and a project whose only fork it is.
+
+    Attributes:
+        work: The repository of its people; nothing of it is at the host before `push`.
+        path: The bare repository that the host serves; the mirror map says that it is there.
+        mirrors: The rest of the mirror map.
+    """
+
+    url, fork, stack = "https://github.com/acme/widget.git", "widget", "test"
+
+    def __init__(self, folder: Path) -> None:
+        self.work = Repository(folder / "work")
+        self.path, self.root, self.cache = folder / "widget.git", folder / "project", folder / "cache"
+        self.mirrors: dict[str, str] = {}
+        self.work.git("clone", "--quiet", "--bare", ".", str(self.path))
+        for name in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
+            self.work.git("--git-dir", str(self.path), "config", name, "true")
+
+    def push(self, *refs: str) -> None:
+        """Put *refs*, each as ``git push`` has it, to the host, with force; without any, the branch main."""
+        self.work.git("push", "--quiet", "--force", str(self.path), *(refs or ("main",)))
+
+    def branch(self, name: str, *changes: Mapping[str, bytes | None], start: str = "main") -> str:
+        """Make the branch *name* with a commit for each of *changes* on top of *start*, go back to main, and return its last commit."""
+        self.work.git("checkout", "--quiet", "-B", name, start)
+        for count, files in enumerate(changes, 1):
+            self.work.commit(files, f"{name} {count}")
+        head = self.work.git("rev-parse", "HEAD")
+        self.work.git("checkout", "--quiet", "main")
+        return head
+
+    def pull(self, number: int, *changes: Mapping[str, bytes | None], start: str = "main") -> str:
+        """Open, or push to, pull request *number* with a commit for each of *changes*, and return its head."""
+        head = self.branch(f"pr{number}", *changes, start=start)
+        self.push(f"+{head}:refs/pull/{number}/head")
+        return head
+
+    def squash(self, number: int, subject: str = "Improve it") -> str:
+        """Merge pull request *number* into main as GitHub's squash does, and return that commit."""
+        self.work.git("merge", "--quiet", "--squash", f"pr{number}")
+        self.work.git("commit", "--quiet", "--allow-empty", "-m", f"{subject} (#{number})")
+        self.push()
+        return self.work.git("rev-parse", "HEAD")
+
+    def lock(self, revision: str = "HEAD", sdist: FileLock | None = None) -> None:
+        """Tag *revision* as v1 and write a project that takes it from there, and from *sdist* where it is given."""
+        self.work.git("tag", "--force", "v1", revision)
+        self.push("v1", "main")
+        spec = SdistSpec(sdist.name, sdist.version) if sdist else None
+        stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", SourceSpecs(git=GitSpec(self.url, "v1"), sdist=spec))})
+        git = GitLock(self.url, "v1", self.work.git("rev-parse", "v1"), self.work.tree("v1"))
+        for folder in (self.series, self.root / "cherry_picks"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.root / "forks" / self.stack / "stack.yaml").write_text(yamlfile.dump(stack), "utf-8")
+        text = lock.render(Lock(1, self.stack, {self.fork: ForkLock(git=git, sdist=sdist)}))
+        (self.root / "forks" / self.stack / "lock.yaml").write_text(text, "utf-8")
+        self.write()
+
+    @property
+    def series(self) -> Path:
+        """The folder of our patches."""
+        return self.root / "forks" / self.stack / self.fork
+
+    @property
+    def ledger(self) -> Ledger:
+        return ledger.require(self.root, self.fork)
+
+    def write(self, *records: Record) -> Ledger:
+        """Write a ledger of *records*, and return it."""
+        ledger.write(self.root, self.fork, Ledger(self.url, records))
+        return self.ledger
+
+    @property
+    def words(self) -> list[str]:
+        """What a command line says to reach all this."""
+        places = {self.url: str(self.path), **self.mirrors}
+        mirrors = [word for url, place in places.items() for word in ("--mirror", f"{url}={place}")]
+        return ["--stack", self.stack, "--root", str(self.root), "--cache-dir", str(self.cache), *mirrors]
+
+    def session(self, *words: str) -> Session:
+        """Return a run on it, as the command line would make it with *words*."""
+        return session_of(parser().parse_args(["apply", *self.words, *words]))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """Return an upstream without a commit, and no project yet."""
+    return Host(tmp_path / "host")

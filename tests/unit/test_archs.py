@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright import yamlfile
-from sparkwright.build import archs, cmakefile
+from sparkwright import cmakefile
+from sparkwright.build import archs
 from sparkwright.build.archs import ArchRules, Rule
 from sparkwright.errors import FileInvalid, RuleMismatch
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.build import cmakefile
-from sparkwright.build.cmakefile import Edit
+from sparkwright import cmakefile
+from sparkwright.cmakefile import Edit
 from sparkwright.errors import RuleMismatch
 
 BRANCHES = b"""\

@@ -187,7 +187,8 @@ def test_a_lock_with_another_tree_stops_the_run(mini: Mini) -> None:
     sourcetree.make(mini.session(), "cutlass")
     pinned = mini.session().lock.forks["cutlass"].git
     assert pinned is not None
-    mini.edit("forks/demo/lock.yaml", pinned.tree, "'" + "0" * 40 + "'")
+    # vllm vendors the same tree, further down.
+    mini.edit("forks/demo/lock.yaml", f"{pinned.tree}\n  flashinfer:", "'" + "0" * 40 + "'\n  flashinfer:")
 
     with pytest.raises(SourceMismatch):
         sourcetree.make(mini.session(), "cutlass")

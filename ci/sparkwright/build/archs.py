@@ -15,8 +15,9 @@ from typing import Annotated
 import msgspec
 
 from sparkwright import yamlfile
-from sparkwright.build import cmakefile
-from sparkwright.build.cmakefile import Argument, Command, Edit
+from sparkwright import cmakefile
+from sparkwright.cmakefile import Argument, Command, Edit
+from sparkwright.build.guards import Guard
 from sparkwright.errors import FileInvalid, RuleMismatch
 
 #: Text that a person wrote: a reason of one blank is none.
@@ -93,12 +94,14 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     What ``build/<stack>/archs.yaml`` holds.
 
     Attributes:
+        guards: Texts that the tree must not hold (`sparkwright.build.guards`).
         expect_units: For each fork, how many CUDA units at the target arch there must be at least.
     """
 
     rules: tuple[Rule, ...] = ()
     kept: tuple[Kept, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    guards: tuple[Guard, ...] = ()
     expect_units: dict[str, Count] = {}
 
     def of(self, fork: str) -> ArchRules:
@@ -107,6 +110,7 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rules=tuple(rule for rule in self.rules if rule.fork == fork),
             kept=tuple(entry for entry in self.kept if entry.fork == fork),
             dropped=tuple(entry for entry in self.dropped if entry.fork == fork),
+            guards=tuple(entry for entry in self.guards if entry.fork == fork),
             expect_units={name: count for name, count in self.expect_units.items() if name == fork},
         )
 
@@ -137,12 +141,12 @@ def load(path: Path) -> ArchRules:
     Return the rules of the file at *path*.
 
     Raises:
-        FileInvalid: As `yamlfile.load`; also where two rules have one name.
+        FileInvalid: As `yamlfile.load`; also where two rules have one name, guards included.
     """
     rules = yamlfile.load(path, ArchRules)
-    names = [rule.name for rule in rules.rules]
+    names = [*(rule.name for rule in rules.rules), *(guard.name for guard in rules.guards)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise FileInvalid(f"{path} has two rules of one name.", details=twice)
+        raise FileInvalid(f"{path} has two rules of one name; guards count, too.", details=twice)
     return rules
 
 

@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from sparkwright.build import cmakefile
+from sparkwright import cmakefile
 from sparkwright.build.archs import Rule
-from sparkwright.build.cmakefile import Command
+from sparkwright.cmakefile import Command
 from sparkwright.build.configure import Call, Unit
 from sparkwright.errors import RuleMismatch
 

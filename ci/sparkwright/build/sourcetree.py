@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from sparkwright import digest
-from sparkwright.build import archs
+from sparkwright.build import archs, guards
 from sparkwright.build.archs import ArchRules, Site
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.series import AppliedPatch
 from sparkwright.console import console
 from sparkwright.errors import UsageError
-from sparkwright.forks import sources
+from sparkwright.forks import sources, vendored
 from sparkwright.forks.session import Session
 from sparkwright.forks.sources import FetchedSource
 
@@ -59,13 +59,15 @@ def make(session: Session, fork: str) -> SourceTree:
     Return the source tree of *fork*, made when the store has none.
 
     Raises:
-        PatchConflict, PatchNoEffect, RuleMismatch, and what fetching raises.
+        PatchConflict, PatchNoEffect, RuleMismatch, ArchTrap, SourceUnlocked, and what fetching raises.
     """
     source = sources.fetch(session, fork)
     patched = series.apply(session, source)
     rules = rules_of(session)
     mine = [rule for rule in rules.rules if rule.fork == fork]
-    key = digest.key("rewrite", {"tree": patched.tree, "rules": mine})
+    guarded = rules.of(fork).guards
+    spec, locked = session.project.fork(fork), session.lock.forks[fork].vendored
+    key = digest.key("rewrite", {"tree": patched.tree, "rules": mine, "guards": guarded, "vendored": locked, "ignored": spec.ignored})
     known = session.store.get("rewrite", key, SourceTree)
     if known and known.source == source and known.steps == patched.steps and session.objects.has(f"{known.tree}^{{tree}}"):
         return known
@@ -74,6 +76,8 @@ def make(session: Session, fork: str) -> SourceTree:
         tree = session.objects.with_files(patched.tree, rewritten.files) if rewritten.files else patched.tree
         for site in rewritten.sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+        guards.check(session.objects, source.tree, tree, guarded)
+        vendored.check(fork, vendored.find(session.objects, tree, spec.sources.git.url if spec.sources.git else ""), locked, spec.ignored)
     made = SourceTree(fork, source, patched.tree, tree, patched.steps, rewritten.sites)
     session.store.put("rewrite", key, made)
     return made

@@ -11,24 +11,29 @@ from sparkwright.cherry_picks import history
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
-from sparkwright.errors import NotProvided, SourceUnreachable
-from sparkwright.forks import download, packageindex, sources
+from sparkwright.errors import NotProvided, Offline, SourceUnreachable
+from sparkwright.forks import packageindex, sources
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.session import Session
 
 
 class Release(msgspec.Struct, frozen=True):
-    """A release on the package index, not downloaded yet."""
+    """A release on the package index, not downloaded yet; *day* is that of its upload (UTC), where the index tells."""
 
     project: str
     version: str
     filename: str
     sha256: str
+    day: str = ""
 
 
 class _Imported(msgspec.Struct, frozen=True):
     tree: str
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    releases: tuple[Release, ...]
 
 
 def releases(project: str, *, after: str = "", upto: str = "") -> list[Release]:
@@ -51,7 +56,7 @@ def releases(project: str, *, after: str = "", upto: str = "") -> list[Release]:
         except InvalidSdistFilename:
             continue
         if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
-            found[version] = Release(project, str(version), file.name, file.sha256)
+            found[version] = Release(project, str(version), file.name, file.sha256, file.day)
     lowest, highest = Version(after) if after else None, Version(upto) if upto else None
     return [found[one] for one in sorted(found) if (lowest is None or one > lowest) and (highest is None or one <= highest)]
 
@@ -64,12 +69,17 @@ def of_release(session: Session, release: Release) -> Base:
         Offline, SourceUnreachable, SourceMismatch, ArchiveUnsafe: It cannot be had.
     """
     key = digest.key("release", {"sha256": release.sha256})
-    known = session.store.get("release", key, _Imported)
-    if not known or not session.objects.has(f"{known.tree}^{{tree}}"):
+    known = _imported(session, release)
+    if not known:
         with console.step(f"release {release.project} {release.version}"), session.store.lock("objects"):
             known = _Imported(sources.import_file(session, FileLock(release.project, release.version, release.filename, release.sha256, 0)))
         session.store.put("release", key, known)
     return Base(release.version, known.tree)
+
+
+def _imported(session: Session, release: Release) -> _Imported | None:
+    known = session.store.get("release", digest.key("release", {"sha256": release.sha256}), _Imported)
+    return known if known and session.objects.has(f"{known.tree}^{{tree}}") else None
 
 
 def of_commit(session: Session, mirror: Mirror, name: str, commit: str, patches: Collection[Patch]) -> Base:
@@ -103,7 +113,7 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
         Offline, SourceUnreachable: Nobody could be asked.
     """
     spec = session.project.fork(fork).sources.sdist
-    if spec and (found := [one for one in _releases_or_none(spec.name) if one.version == name]):
+    if spec and (found := [one for one in _releases_or_none(session, spec.name) if one.version == name]):
         return of_release(session, found[0])
     if mirror is not None:
         whole = len(name) == 40 and set(name) <= set("0123456789abcdef")
@@ -113,34 +123,46 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
     raise NotProvided(f"{name} is neither a release nor a branch, tag or commit of {fork}.")
 
 
-def _releases_or_none(project: str) -> list[Release]:
+def _releases_or_none(session: Session, project: str) -> list[Release]:
+    """Return the releases of *project*; where the index may not be asked, those that are in the store, of which it told last time."""
+    key = digest.key("releases", project)
+    if session.offline:
+        listed = session.store.get("releases", key, _Listed)
+        return [one for one in listed.releases if _imported(session, one)] if listed else []
     try:
-        return releases(project)
+        found = releases(project)
     except SourceUnreachable as error:
         console.note(error.what)
         return []
+    session.store.put("releases", key, _Listed(tuple(found)))
+    return found
 
 
 def later(session: Session, fork: str, mirror: Mirror | None, branch: str, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
     """
-    Yield what came after the locked source: the newest release (or *every* one), then the tip of the upstream branch.
+    Yield what came after the locked source, oldest first: the newest release (or *every* one), and the tip of the upstream branch.
 
     What cannot be reached is left out, and that is said.
     """
     sdist = session.lock.forks[fork].sdist
-    if sdist:
-        found = _releases_or_none(sdist.name)
-        newer = [one for one in found if one in releases_after(found, sdist.version)]
-        for release in newer if every else newer[-1:]:
-            yield of_release(session, release)
-    if mirror is not None:
-        try:
-            tip = mirror.history(branch, newest=True)
-            if tip:
-                name = f"{branch} {history.commit(session.objects, tip).date}"
-                yield of_commit(session, mirror, name, tip, patches)
-        except SourceUnreachable as error:
-            console.note(f"{branch} of {fork} is left out: {error.what}")
+    newer = releases_after(_releases_or_none(session, sdist.name), sdist.version) if sdist else []
+    tip = _tip(session, mirror, branch) if mirror is not None else None
+    for release in newer if every else newer[-1:]:
+        if tip and mirror and release.day > tip.date:
+            yield of_commit(session, mirror, f"{branch} {tip.date}", tip.commit, patches)
+            tip = None
+        yield of_release(session, release)
+    if tip and mirror:
+        yield of_commit(session, mirror, f"{branch} {tip.date}", tip.commit, patches)
+
+
+def _tip(session: Session, mirror: Mirror, branch: str) -> history.Commit | None:
+    try:
+        commit = mirror.history(branch, newest=not session.offline)
+    except (SourceUnreachable, Offline) as error:
+        console.note(f"{branch} of {mirror.url} is left out: {error.what}")
+        return None
+    return history.commit(session.objects, commit) if commit else None
 
 
 def releases_after(found: Collection[Release], version: str) -> list[Release]:

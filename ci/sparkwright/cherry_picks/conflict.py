@@ -8,7 +8,9 @@ ids of the files in the base and in the patch, so that it works for a release ar
 from __future__ import annotations
 
 import difflib
+import itertools
 import posixpath
+import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,12 +21,15 @@ from sparkwright.cherry_picks.diff import Hunk, Section
 from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Evidence
-from sparkwright.errors import PatchConflict
+from sparkwright.console import console
+from sparkwright.errors import PatchConflict, SparkwrightError
 from sparkwright.forks.mirror import Mirror
 from sparkwright.git import REGULAR, Objects
 
-#: Lines of a hunk that a report shows; more help nobody.
-SHOWN = 8
+#: Lines of a hunk, columns of a line, and upstream commits that a report shows; more help nobody.
+SHOWN, COLUMNS, NAMED = 8, 96, 20
+#: Lines of a hunk that are compared to find those.
+COMPARED = 2000
 
 
 class HunkState(msgspec.Struct, frozen=True):
@@ -100,13 +105,20 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
         return HunkState(hunk.label, hunk.heading, "already", min(done, key=lambda line: abs(line - hunk.new_start)))
     line = _likeliest(diff.lines_of(text), hunk)
     have = diff.lines_of(text)[line - 1 : line - 1 + len(hunk.before)]
-    pairs = [one for one in difflib.ndiff(_shown(hunk.before), _shown(have)) if one[0] in "-+"]
-    expected, found = (tuple(one[2:] for one in pairs if one[0] == mark)[:SHOWN] for mark in "-+")
-    return HunkState(hunk.label, hunk.heading, "gone", line, expected, found)
+    expected, found = _differing(hunk.before, have)
+    return HunkState(hunk.label, hunk.heading, "gone", line, _shown(expected), _shown(found))
+
+
+def _differing(wanted: Sequence[bytes], have: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return the lines of each side that the other lacks at that place."""
+    # Its time grows with the square of their number.
+    wanted, have = wanted[:COMPARED], have[:COMPARED]
+    changed = [one for one in difflib.SequenceMatcher(None, wanted, have).get_opcodes() if one[0] != "equal"]
+    return [line for one in changed for line in wanted[one[1] : one[2]]], [line for one in changed for line in have[one[3] : one[4]]]
 
 
 def _likeliest(have: list[bytes], hunk: Hunk) -> int:
-    """Return the line at which most of the hunk's lines stand, the named line before others; 1 when none does."""
+    """Return the line at which most of the hunk's lines stand, the named line before others; or where it should be when none does."""
     scores: dict[int, int] = {}
     wanted = [(offset, line) for offset, line in enumerate(hunk.before) if line.strip()]
     index: dict[bytes, list[int]] = {}
@@ -116,18 +128,25 @@ def _likeliest(have: list[bytes], hunk: Hunk) -> int:
         # A line that stands everywhere (a closing bracket) says nothing of the place.
         for number in index.get(line, [])[:20]:
             scores[number - offset] = scores.get(number - offset, 0) + 1
-    return (
-        max(scores, key=lambda at: (scores[at], -abs(at + 1 - hunk.start)), default=0) + 1 if scores else min(hunk.start, max(len(have), 1))
-    )
+    best = max(scores, key=lambda at: (scores[at], -abs(at + 1 - hunk.start)), default=min(hunk.start, len(have)) - 1)
+    # Lines of the hunk may be gone from the file's beginning.
+    return max(best, 0) + 1
 
 
-def _shown(lines: Sequence[bytes]) -> list[str]:
-    return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
+def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
+    """Return the first lines for people: a file's bytes must not reach a terminal as commands, and a CR or no line end is to be seen."""
+    texts = [line.decode("utf-8", "replace") for line in lines[:SHOWN]]
+    ended = [text[:-1] if text.endswith("\n") else f"{text}␄" for text in texts]
+    return tuple("".join(one if one.isprintable() or one == "\t" else _picture(one) for one in text[:400]) for text in ended)
+
+
+def _picture(letter: str) -> str:
+    return chr(0x2400 + ord(letter)) if ord(letter) < 32 else "\N{REPLACEMENT CHARACTER}"
 
 
 def explain(
     objects: Objects, tree: str, one: Patch, *, fork: str, base: str, earlier: Sequence[Patch] = (), mirror: Mirror | None = None,
-    tip: str = "", page: str = "", evidence: tuple[Evidence, ...] = (), commands: tuple[str, ...] = (),
+    tip: str = "", page: str = "", evidence: tuple[Evidence, ...] = (), commands: tuple[str, ...] = (), origin: str = "",
 ) -> ConflictReport:  # fmt: skip
     """
     Return why the patch *one* does not apply to *tree*.
@@ -136,16 +155,22 @@ def explain(
         base: What people call what the tree came from.
         earlier: The patches that were applied before it.
         mirror, tip: The upstream and the newest commit of its branch, where its history is in the store.
+        origin: The tree that the base came with, before *earlier*; only its files are states of upstream's branch.
     """
-    modes = objects.paths(tree)
-    blobs = {path: blob for path, (mode, blob) in modes.items() if mode.startswith(REGULAR[:3])}
-    files = tuple(_file(objects, tree, blobs, section, earlier, mirror, tip) for section in one.sections())
+    blobs = _regular(objects, tree)
+    came = _regular(objects, origin) if origin else blobs
+    files = tuple(_file(objects, tree, blobs, came, section, earlier, mirror, tip) for section in one.sections())
     return ConflictReport(fork, base, tree, one.name, one.subject, one.author, page, files, evidence, commands)
 
 
+def _regular(objects: Objects, tree: str) -> dict[str, str]:
+    return {path: blob for path, (mode, blob) in objects.paths(tree).items() if mode.startswith(REGULAR[:3])}
+
+
 def _file(
-    objects: Objects, tree: str, blobs: dict[str, str], section: Section, earlier: Sequence[Patch], mirror: Mirror | None, tip: str
-) -> FileConflict:
+    objects: Objects, tree: str, blobs: dict[str, str], came: dict[str, str], section: Section, earlier: Sequence[Patch],
+    mirror: Mirror | None, tip: str,
+) -> FileConflict:  # fmt: skip
     path = section.old or section.new
     ours = tuple(one.name for one in earlier if path in one.files)
     if not section.old:
@@ -156,14 +181,14 @@ def _file(
             path, "missing", candidates=tuple(sorted(other for other in blobs if posixpath.basename(other) == name)[:3]), ours=ours
         )
     if section.binary:
-        return FileConflict(path, "there" if blobs[path].startswith(section.blob) else "binary", ours=ours)
+        return FileConflict(path, "there" if section.blob and blobs[path].startswith(section.blob) else "binary", ours=ours)
     text = objects.blob(tree, path) or b""
     hunks = tuple(hunk_state(text, hunk) for hunk in section.hunks)
     made = FileConflict(path, "there", hunks, ours=ours)
     if made.fits:
         return made
     wrong = [hunk for hunk, state in zip(section.hunks, hunks, strict=True) if state.state not in ("fits", "moved")]
-    return _with_upstream(objects, made, section, wrong, blobs[path], mirror, tip)
+    return _with_upstream(objects, made, section, wrong, came.get(path, ""), mirror, tip)
 
 
 def _with_upstream(
@@ -179,25 +204,29 @@ def _with_upstream(
         whose = "base" if at is None else "patch"
         return msgspec.structs.replace(made, note=f"the {whose}'s {made.path} is no state of upstream's branch")
     newer, older = min(at, of), max(at, of)
-    between = [commit for commit, _ in states[newer:older]]
+    between = states[newer : older + 1]
+    try:
+        mirror.files({blob for _, blob in between if blob.strip("0")})
+    except SparkwrightError as error:
+        console.detail(f"not all states of {made.path} can be read: {error.what}")
     lines = [line for hunk in wrong for line in hunk.before]
-    touched = [one for one in between if history.touches(mirror, objects, one, made.path, lines)]
-    found = tuple(history.commit(objects, one) for one in touched or between)
+    touched = [one for (one, after), (_, before) in itertools.pairwise(between) if history.touches(objects, before, after, lines)]
+    found = tuple(history.commit(objects, one) for one in (touched or [commit for commit, _ in between[:-1]])[:NAMED])
     return msgspec.structs.replace(made, base_lacks=found) if of < at else msgspec.structs.replace(made, base_has=found)
 
 
 def lines(report: ConflictReport) -> list[str]:
     """Return the report as people read it."""
-    rows = [f"base: {report.base} (tree {report.tree})", f"patch: {report.patch}  {report.subject}"]
-    rows += [f"       {' · '.join(part for part in (report.author, report.page) if part)}"] if report.author or report.page else []
+    rows = [f"base: {report.base}", f"tree: {report.tree}", f"patch: {report.patch}  {report.subject}"]
+    rows += [f"       {part}" for part in (report.author, report.page) if part]
     for file in report.files:
         if file.fits:
             rows.append(f"{file.path}: fits")
             continue
         rows += [f"{file.path}: {_FILE[file.state]}", *(f"  is it {name}?" for name in file.candidates)]
         for hunk in file.hunks:
-            rows.append(f"  {hunk.label} {hunk.heading}".rstrip() + f": {_HUNK[hunk.state].format(line=hunk.line)}")
-            rows += [f"    wants: {line}" for line in hunk.expected] + [f"    finds: {line}" for line in hunk.found]
+            rows.append(f"  {hunk.label} {_cut(hunk.heading, 30)}".rstrip() + f": {_HUNK[hunk.state].format(line=hunk.line)}")
+            rows += [_cut(f"    {verb}: {line}") for verb, each in (("wants", hunk.expected), ("finds", hunk.found)) for line in each]
         rows += [f"  the patch builds on, and the base lacks: {one.line()}" for one in file.base_lacks]
         rows += [f"  the base has, and the patch does not know: {one.line()}" for one in file.base_has]
         rows += [f"  touched by our {name} before" for name in file.ours]
@@ -205,7 +234,22 @@ def lines(report: ConflictReport) -> list[str]:
     for one in report.evidence:
         mark = "could not be tested" if one.holds is None else "yes" if one.holds else "no"
         rows.append(f"already upstream by {one.test}: {mark}, {one.says}")
-    return [*rows, *(f"to go on: {command}" for command in report.commands)]
+    rows = [line for row in rows for line in _wrapped(row)]
+    for command, _, why in (command.partition("    ") for command in report.commands):
+        rows += [f"to go on: {command}", *([f"          {why.strip()}"] if why else [])]
+    return rows
+
+
+def _cut(text: str, columns: int = COLUMNS) -> str:
+    return text if len(text) <= columns else f"{text[: columns - 1]}…"
+
+
+def _wrapped(row: str) -> list[str]:
+    """Return *row* as lines for a narrow terminal; what it quotes from files is cut already, and long names stay whole."""
+    if len(row) <= COLUMNS:
+        return [row]
+    deeper = " " * (len(row) - len(row.lstrip()) + 4)
+    return textwrap.wrap(row, COLUMNS, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
 
 
 _FILE = {
@@ -223,11 +267,11 @@ _HUNK = {
 }
 
 
-def error(report: ConflictReport) -> PatchConflict:
-    """Return the failure that carries *report*."""
+def error(report: ConflictReport, says: Sequence[str] = ()) -> PatchConflict:
+    """Return the failure that carries *report*, after what git *says*."""
     bad = [file.path for file in report.files if not file.fits]
     return PatchConflict(
         f"{report.patch} does not apply to {report.fork}{': ' + ', '.join(bad) if bad else ''}.",
-        details=lines(report),
+        details=[*says, *lines(report)],
         data={"conflict": report},
     )

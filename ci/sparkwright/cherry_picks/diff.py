@@ -97,6 +97,28 @@ def without(diff: bytes, paths: Collection[str]) -> bytes:
     return b"".join(section.data for section in sections(diff) if section.path not in paths) if paths else diff
 
 
+def bare(diff: bytes) -> bytes:
+    """Return *diff* without its context: only good for a patch-id, which ignores line numbers."""
+    made: list[bytes] = []
+    run: list[bytes] = []
+    old = new = 0
+    for line in [*lines_of(diff), b""]:
+        mark = line[:1] if old or new else b""
+        if mark in (b"-", b"+"):
+            run.append(line)
+        elif run and mark != b"\\":
+            removed = sum(one.startswith(b"-") for one in run)
+            made += [b"@@ -1,%d +1,%d @@\n" % (removed, len(run) - removed), *run]
+            run = []
+        if match := None if mark else _HUNK.match(line):
+            old, new = (int(count) if count is not None else 1 for count in (match[2], match[4]))
+        elif mark:
+            old, new = old - (mark not in (b"+", b"\\")), new - (mark not in (b"-", b"\\"))
+        elif not line.startswith(b"\\"):
+            made.append(line)
+    return b"".join(made)
+
+
 def sections(diff: bytes) -> tuple[Section, ...]:
     """
     Return what *diff* does, file by file.

@@ -9,7 +9,7 @@ import msgspec
 
 from sparkwright import digest
 from sparkwright.cherry_picks import diff, series, upstream
-from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.series import Outcome
 from sparkwright.cherry_picks.upstream import Base, Evidence
@@ -28,7 +28,8 @@ class Trial(msgspec.Struct, frozen=True):
 
     Attributes:
         sha256: Of what was tried.
-        state: ``moves`` is a patch of ours that applies at other lines than it names; ``likely-upstream`` is a conflict with most of the added lines in place: taken, and changed since. No test proves it.
+        state: ``moves`` is a patch of ours that applies at other lines than it names; ``likely-upstream`` is a conflict with most of
+            the added lines in place: taken, and changed since. No test proves it.
         moved: Hunks that stand at other lines than they name.
         standing: Added lines that stand in the base, of how many.
         evidence: What the three tests found; empty where the patch applies.
@@ -77,15 +78,19 @@ class Drift(msgspec.Struct, frozen=True):
 
 def trials(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], base: Base) -> list[Trial]:
     """Return what becomes of every patch on *base*; those that do not apply are left out for the ones after them."""
-    key = digest.key("trial", {"fork": fork, "base": base, "patches": [(one.name, one.sha256) for one in patches]})
+    records = [upstream.record_of(book, one) for one in patches]
+    pins = [(one.name, one.sha256, record.merge if record else "") for one, record in zip(patches, records, strict=True)]
+    key = digest.key("trial", {"fork": fork, "base": base, "patches": pins})
     known = session.store.get("trial", key, _Trials)
     if known:
         return list(known.trials)
     mirror = session.mirror(book.url) if book else None
     taken = upstream.taken_away(session.objects, base.tree, patches)
     outcomes = series.evaluate(session.objects, base.tree, patches)
-    made = [_trial(session, fork, book, mirror, base, one, outcome, taken) for one, outcome in zip(patches, outcomes, strict=True)]
-    session.store.put("trial", key, _Trials(tuple(made)))
+    made = [_trial(session, mirror, base, *one, taken) for one in zip(patches, records, outcomes, strict=True)]
+    # What could not be read today may be readable tomorrow.
+    if not base.commit or all(test.holds is not None for one in made for test in one.evidence if test.test == "patch-id"):
+        session.store.put("trial", key, _Trials(tuple(made)))
     return made
 
 
@@ -94,13 +99,13 @@ class _Trials(msgspec.Struct, frozen=True):
 
 
 def _trial(
-    session: Session, fork: str, book: Ledger | None, mirror: Mirror | None, base: Base, one: Patch, outcome: Outcome, taken: frozenset[str]
+    session: Session, mirror: Mirror | None, base: Base, one: Patch, record: Record | None, outcome: Outcome, taken: frozenset[str]
 ) -> Trial:
     standing = diff.standing(session.objects, base.tree, one.sections())
     if outcome.status == "applied":
         state: State = "moves" if outcome.moved and not one.pick else "applies"
         return Trial(one.name, one.sha256, base.name, state, outcome.moved, standing, ())
-    found = upstream.evidence(session, mirror, base, one, upstream.record_of(book, one), taken)
+    found = upstream.evidence(session, mirror, base, one, record, taken)
     if outcome.status == "already-upstream" or any(test.holds for test in found):
         state = "already-upstream"
     elif outcome.status == "empty":

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from sparkwright.cherry_picks import diff
-from sparkwright.console import console
-from sparkwright.errors import SparkwrightError
-from sparkwright.forks.mirror import Mirror
 from sparkwright.git import Objects
+from sparkwright.github import one_line
 
 _FORMAT = "--format=%H%x00%an%x00%cd%x00%s"
+#: What git calls an empty file; it need not be stored.
+_EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")
 
 
@@ -38,7 +38,8 @@ class Commit(msgspec.Struct, frozen=True):
 def _log(objects: Objects, *arguments: str) -> list[Commit]:
     out = objects.run(["log", "-z", "--date=format-local:%Y-%m-%d", _FORMAT, *arguments])[1].decode("utf-8", "replace")
     parts = out.removesuffix("\0").split("\0") if out else []
-    return [Commit(*(part.strip() for part in parts[at : at + 4])) for at in range(0, len(parts) - 3, 4)]
+    # Names and subjects are anybody's words.
+    return [Commit(*(one_line(part, 300) for part in parts[at : at + 4])) for at in range(0, len(parts) - 3, 4)]
 
 
 def commit(objects: Objects, name: str) -> Commit:
@@ -46,9 +47,9 @@ def commit(objects: Objects, name: str) -> Commit:
     return _log(objects, "-1", name, "--")[0]
 
 
-def is_ancestor(objects: Objects, commit: str, of: str) -> bool:
-    """Is *commit* part of the history of the commit *of*? Both must be there, with their histories."""
-    return objects.run(["merge-base", "--is-ancestor", commit, of], check=False)[0] == 0
+def is_ancestor(objects: Objects, commit: str, of: str) -> bool | None:
+    """Is *commit* part of the history of the commit *of*? None where a part of that history is not there."""
+    return {0: True, 1: False}.get(objects.run(["merge-base", "--is-ancestor", commit, of], check=False)[0])
 
 
 def merge_base(objects: Objects, one: str, other: str) -> str | None:
@@ -57,10 +58,15 @@ def merge_base(objects: Objects, one: str, other: str) -> str | None:
     return out.decode().split()[0] if status == 0 else None
 
 
-def parent(objects: Objects, commit: str) -> str:
-    """Return the first parent of *commit*, which itself need not be there."""
+def parents(objects: Objects, commit: str) -> list[str]:
+    """Return the parents of *commit*, which themselves need not be there."""
     head = objects.run(["cat-file", "commit", commit])[1].decode("utf-8", "replace").partition("\n\n")[0]
-    return next((line.split()[1] for line in head.splitlines() if line.startswith("parent ")), "")
+    return [line.split()[1] for line in head.splitlines() if line.startswith("parent ")]
+
+
+def parent(objects: Objects, commit: str) -> str:
+    """Return the first parent of *commit*; empty when it has none."""
+    return next(iter(parents(objects, commit)), "")
 
 
 def first_parents(objects: Objects, after: str, upto: str) -> list[str]:
@@ -74,13 +80,35 @@ def merged_as(objects: Objects, number: int, tip: str) -> Commit | None:
     return next((one for one in reversed(found) if one.number == number), None)
 
 
+def merged_with(objects: Objects, head: str, tip: str) -> Commit | None:
+    """Return the merge that brought the commit *head*, as its author made it, into the branch ending in *tip*."""
+    rows = objects.run(["rev-list", "--first-parent", "--min-parents=2", "--parents", tip, f"^{head}", "--"])[1].decode().splitlines()
+    found = [row.split()[0] for row in rows if head in row.split()[2:]]
+    return commit(objects, found[-1]) if found else None
+
+
+def own(objects: Objects, base: str, head: str) -> list[str]:
+    """Return the commits of a pull request, oldest first: what *head* has and *base* lacks, merges aside."""
+    return objects.run(["rev-list", "--reverse", "--topo-order", "--no-merges", head, f"^{base}", "--"])[1].decode().split()
+
+
+def same_words(objects: Objects, one: str, other: str) -> bool:
+    """Have two commits author, time of writing and message in common, as a commit and its rebased self do?"""
+    said = [objects.run(["show", "-s", "--format=%an%x00%ae%x00%at%x00%B", name, "--"])[1] for name in (one, other)]
+    return said[0] == said[1]
+
+
 def touching(objects: Objects, paths: Sequence[str], after: str, upto: str) -> list[Commit]:
     """Return the commits between two points that touched any of *paths*, newest first; trees suffice for that."""
     return _log(objects, "--first-parent", "--no-renames", upto, f"^{after}", "--", *(f":(literal){path}" for path in paths))
 
 
 def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
-    """Return the states of the file *path* on the branch ending in *tip*, newest first: (commit, blob id); trees suffice for that."""
+    """
+    Return the states of the file *path* on the branch ending in *tip*, newest first: (commit, blob id); trees suffice for that.
+
+    The id of a state without the file is all zeros.
+    """
     words = ["log", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=%x01%H", tip, "--", f":(literal){path}"]
     out = objects.run(words)[1].decode("utf-8", "surrogateescape")
     found = []
@@ -90,25 +118,23 @@ def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
     return found
 
 
-def touches(mirror: Mirror, objects: Objects, commit: str, path: str, lines: Sequence[bytes]) -> bool:
+def touches(objects: Objects, before: str, after: str, lines: Sequence[bytes]) -> bool:
     """
-    Does *commit* remove or add one of *lines* in *path*?
+    Does going from the file content (blob) *before* to *after* remove or add one of *lines*?
 
-    What cannot be read, because the host may not be asked, counts as touched: a report may name too much, not too little.
+    What is not there, because the host may not be asked, counts as touched: a report may name too much, not too little.
     """
-    before = parent(objects, commit)
-    try:
-        mirror.files(diff.blobs(objects, before, commit))
-    except SparkwrightError as error:
-        console.detail(f"{commit[:12]} cannot be read: {error.what}")
-        return True
-    changed = [section for section in diff.sections(diff.render(objects, before, commit, context=0)) if path in (section.old, section.new)]
+    sides = [one if one.strip("0") else _EMPTY for one in (before, after)]
+    status, out, _ = objects.run(["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", *sides, "--"], check=False)
     wanted = {line for line in lines if line.strip()}
-    return any(section.binary or any(wanted & {*hunk.before, *hunk.after} for hunk in section.hunks) for section in changed)
+    parts = diff.sections(out)
+    return status != 0 or any(part.binary or any(wanted & {*hunk.before, *hunk.after} for hunk in part.hunks) for part in parts)
 
 
 def range_diff(objects: Objects, old: tuple[str, str], new: tuple[str, str]) -> list[str]:
     """Return git's comparison of two series of commits, each given as (base, tip); their files must be there."""
     ranges = [f"{base}..{tip}" for base, tip in (old, new)]
     out = objects.run(["range-diff", "--no-color", "--creation-factor=80", *ranges])[1].decode("utf-8", "replace")
-    return out.splitlines()
+    # It quotes both states, and what a terminal takes for a command must not get there.
+    plain = "".join(one if one.isprintable() or one in "\t\n" else "\N{REPLACEMENT CHARACTER}" for one in out)
+    return [line[:200] for line in plain.split("\n")[:-1]]

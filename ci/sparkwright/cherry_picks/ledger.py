@@ -7,6 +7,7 @@ nobody has seen is ``unresolved``, and a record that a stack carries must not be
 
 from __future__ import annotations
 
+import datetime
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|unresolved")
 _SHA256 = re.compile(r"[0-9a-f]{64}|unresolved")
-_DAY = re.compile(r"\d{4}-\d\d-\d\d|never|unresolved")
+_PATCH_ID = re.compile(r"(?:[0-9a-f]{40})?|unresolved")
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,11 +62,17 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     stacks: dict[str, dict[str, Prose]] = {}
 
     def __post_init__(self) -> None:
-        for pattern, field in ((_COMMIT, "head"), (_COMMIT, "base"), (_SHA256, "sha256"), (_DAY, "seen"), (_DAY, "date")):
+        forms = {"head": _COMMIT, "base": _COMMIT, "sha256": _SHA256, "patch_id": _PATCH_ID}
+        for field, pattern in forms.items():
             if not pattern.fullmatch(getattr(self, field)):
                 raise ValueError(f"{field} {getattr(self, field)!r} of #{self.number} is not of the form {pattern.pattern}")
+        for field, word in (("seen", "never"), ("date", UNRESOLVED)):
+            if getattr(self, field) != word and not _is_day(getattr(self, field)):
+                raise ValueError(f"{field} {getattr(self, field)!r} of #{self.number} is neither a day nor {word}")
         if self.merge and (not _COMMIT.fullmatch(self.merge) or self.merge == UNRESOLVED):
             raise ValueError(f"merge {self.merge!r} of #{self.number} is not a commit")
+        if bool(self.merge) != (self.state == "merged"):
+            raise ValueError(f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge commit")
         if self.stacks and not self.pinned:
             raise ValueError(f"#{self.number} is carried by {', '.join(self.stacks)}, but its diff is not pinned")
 
@@ -76,12 +83,19 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     @property
     def pinned(self) -> bool:
         """Do the pins determine its diff beyond doubt?"""
-        return UNRESOLVED not in (self.base, self.sha256, self.merge or self.head)
+        return UNRESOLVED not in (self.base, self.sha256, self.patch_id, self.tip)
 
     @property
     def tip(self) -> str:
         """The commit whose tree has the change: *merge* of a merged one, else *head*."""
         return self.merge or self.head
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,10 +124,13 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             NotProvided: There is none.
         """
-        for record in self.records:
-            if record.number == number:
-                return record
+        if found := self.known(number):
+            return found
         raise NotProvided(f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`.")
+
+    def known(self, number: int) -> Record | None:
+        """Return the record of pull request *number*, or None when there is none."""
+        return next((one for one in self.records if one.number == number), None)
 
     def carried(self, stack: str) -> tuple[Record, ...]:
         """Return the records that *stack* carries, in order."""

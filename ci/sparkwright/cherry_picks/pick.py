@@ -29,9 +29,13 @@ from sparkwright.errors import (
 from sparkwright.forks.lock import UNRESOLVED
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.session import Session
+from sparkwright.git import GitFailed
 from sparkwright.github import GitHub
 
 API = github.ADDRESS
+
+#: Lines of a range-diff that a failure shows.
+SHOWN = 100
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -49,6 +53,10 @@ class Seen(msgspec.Struct, frozen=True):
     head: str
     merge: str
     branch: str
+
+
+class _Proved(msgspec.Struct, frozen=True):
+    """That a record's pins agree with one another was seen in this store."""
 
 
 def see(session: Session, ledger: Ledger, number: int) -> Seen:
@@ -81,7 +89,22 @@ def _see_by_git(session: Session, ledger: Ledger, number: int) -> Seen:
         return Seen("git", title, squash.author, "merged", head or UNRESOLVED, squash.commit, ledger.branch)
     if head is None:
         raise PullRequestGone(f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it.")
+    known = ledger.known(number)
+    if known and known.merge:
+        return Seen("git", UNRESOLVED, UNRESOLVED, "merged", head, known.merge, ledger.branch)
+    _head(session, ledger, number, head)
+    if merged := history.merged_with(session.objects, head, tip):
+        return Seen("git", UNRESOLVED, history.commit(session.objects, head).author, "merged", head, merged.commit, ledger.branch)
     return Seen("git", UNRESOLVED, UNRESOLVED, UNRESOLVED, head, "", ledger.branch)
+
+
+def _head(session: Session, ledger: Ledger, number: int, head: str) -> None:
+    """Bring the history of a pull request's *head*."""
+    found = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
+    if found is None:
+        raise SourceUnreachable(f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull requests does.")
+    if found != head:
+        raise PickMismatch(f"#{number} moved while it was looked at.", todo="Run the same again.")
 
 
 def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: str, drop_when: str) -> Record:
@@ -89,13 +112,13 @@ def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: st
     Return the record of pull request *number* with its pins made now.
 
     Raises:
-        PickMismatch: What the API calls its merge commit is not part of the branch.
+        PickMismatch: What the API calls its merge commit is not part of the branch, or nothing tells which commits were its.
         SourceUnreachable: The repository does not offer its commits.
     """
     base = _base(session, ledger, seen, number)
     tip = seen.merge or seen.head
     data = _rendered(session, session.mirror(ledger.url), base, tip)
-    known = next((one for one in ledger.records if one.number == number), None)
+    known = ledger.known(number)
     return Record(
         number=number,
         title=seen.title if seen.title != UNRESOLVED or not known else known.title,
@@ -103,7 +126,7 @@ def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: st
         state=seen.state if seen.state != UNRESOLVED or not known else known.state,  # type: ignore[arg-type]  # the API's words and ours are the same
         seen=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}" if seen.state != UNRESOLVED or not known else known.seen,
         date=history.commit(session.objects, tip).date,
-        head=seen.head,
+        head=seen.head if seen.head != UNRESOLVED or not known else known.head,
         base=base,
         merge=seen.merge,
         sha256=digest.sha256_bytes(data),
@@ -122,7 +145,7 @@ def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
     Raises:
         UsageError: The ledger knows it better already.
     """
-    if known := next((one for one in ledger.records if one.number == number and one.pinned), None):
+    if (known := ledger.known(number)) and known.pinned:
         raise UsageError(f"The ledger pins {known.name} already.")
     return Record(
         number=number, title=UNRESOLVED, author=UNRESOLVED, state="unresolved", seen="never", date=UNRESOLVED, head=UNRESOLVED,
@@ -137,16 +160,52 @@ def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
     if seen.merge:
         if tip is None or not history.is_ancestor(session.objects, seen.merge, tip):
             raise PickMismatch(
-                f"The merge commit of #{number} is not part of {seen.branch}.", details=[f"merge: {seen.merge}", f"{seen.branch}: {tip}"]
+                f"The merge commit of #{number} is not part of {seen.branch}.",
+                details=[f"merge: {seen.merge}", f"{seen.branch}: {tip or 'no such branch'}"],
             )
-        return history.parent(session.objects, seen.merge)
-    ref = f"refs/pull/{number}/head"
-    if mirror.history(ref, newest=True) != seen.head:
-        raise PickMismatch(f"#{number} moved while it was looked at.", todo="Run the same again.")
+        return _before_merge(session, ledger, seen, number)
+    _head(session, ledger, number, seen.head)
     base = history.merge_base(session.objects, seen.head, tip) if tip else None
     if base is None:
         raise PickMismatch(f"#{number} has no common history with {seen.branch}.")
+    if base == seen.head:
+        raise _unclear(number, seen, "its commits are part of the branch, and no merge commit says from where on")
     return base
+
+
+def _before_merge(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
+    """
+    Return the commit before the first that a merged pull request brought.
+
+    A squash and a merge bring one commit to the branch. But a pull request that was rebased onto it is known by its last commit
+    alone, and the one before that is its own, too.
+    """
+    objects = session.objects
+    parents = history.parents(objects, seen.merge)
+    if len(parents) > 1 or (parents and history.commit(objects, seen.merge).number == number):
+        return parents[0]
+    if seen.head == UNRESOLVED or not parents:
+        raise _unclear(number, seen, "nobody offers its own commits to compare with")
+    _head(session, ledger, number, seen.head)
+    if history.is_ancestor(objects, seen.merge, seen.head):
+        raise _unclear(number, seen, "its commits were pushed to the branch as they are")
+    own = history.own(objects, parents[0], seen.head)
+    if len(own) < 2 or not history.same_words(objects, own[-1], seen.merge):
+        return parents[0]
+    at = seen.merge
+    for count, one in enumerate(reversed(own)):
+        if not history.same_words(objects, one, at):
+            raise _unclear(number, seen, f"it was rebased onto the branch, and only {count} of its {len(own)} commits are found there")
+        at = history.parent(objects, at)
+    return at
+
+
+def _unclear(number: int, seen: Seen, why: str) -> PickMismatch:
+    return PickMismatch(
+        f"It cannot be told what #{number} changed on {seen.branch}.",
+        details=[why, f"head:  {seen.head}", f"merge: {seen.merge or '-'}"],
+        todo="Carry the change as a patch of ours, made from the commits on the branch.",
+    )
 
 
 def check_head(session: Session, ledger: Ledger, old: Record, seen: Seen) -> None:
@@ -154,8 +213,10 @@ def check_head(session: Session, ledger: Ledger, old: Record, seen: Seen) -> Non
     Compare what is there now with what was pinned.
 
     Raises:
-        PickMoved: The head is another commit; the details hold both and the difference of the two states.
+        PickMoved: The head, or the merge commit, is another one; the details hold both and the difference of the two heads.
     """
+    if old.merge and seen.merge and old.merge != seen.merge:
+        raise PickMoved(f"The merge commit of #{old.number} is another one now.", details=[f"pinned: {old.merge}", f"now:    {seen.merge}"])
     if UNRESOLVED in (old.head, seen.head) or old.head == seen.head:
         return
     raise PickMoved(
@@ -176,12 +237,14 @@ def _difference(session: Session, ledger: Ledger, old: Record, seen: Seen) -> li
             base = history.merge_base(objects, head, tip) if tip else None
             if base is None:
                 return ["the pinned state is gone from the host; there is nothing to compare with"]
-            for one in history.first_parents(objects, base, head):
-                mirror.files(diff.blobs(objects, history.parent(objects, one), one))
+            read = (diff.blobs(objects, history.parent(objects, one), one) for one in history.own(objects, base, head))
+            mirror.files(set().union(*read))
             sides.append((base, head))
-    except SourceUnreachable as error:
+        found = history.range_diff(objects, *sides)
+    except (SourceUnreachable, GitFailed) as error:
         return [f"the pinned state cannot be had any more: {error.what}"]
-    return ["range-diff of both states:", *(f"  {line}" for line in history.range_diff(objects, *sides))]
+    rest = [f"({len(found) - SHOWN} more lines)"] if len(found) > SHOWN else []
+    return ["range-diff of both states:", *(f"  {line}" for line in [*found[:SHOWN], *rest])]
 
 
 def _rendered(session: Session, mirror: Mirror, base: str, tip: str) -> bytes:
@@ -202,8 +265,10 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
     if not record.pinned:
         raise PickMismatch(f"The ledger does not pin {record.name} of {ledger.url}.", todo=f"Run `sparkwright pick {record.number}`.")
     path = session.store.root / "diffs" / record.sha256
-    data = path.read_bytes() if path.exists() else b""
-    if digest.sha256_bytes(data) == record.sha256:
+    # That the bytes are right does not make the other pins right.
+    pins = digest.key("diff", [record.base, record.tip, record.sha256, record.patch_id, record.files])
+    proved = session.store.get("diff", pins, _Proved) is not None
+    if proved and path.exists() and digest.sha256_bytes(data := path.read_bytes()) == record.sha256:
         return data
     data = _rendered(session, session.mirror(ledger.url), record.base, record.tip)
     found = (digest.sha256_bytes(data), diff.patch_id(session.objects, data))
@@ -212,7 +277,13 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
             f"The diff of {record.name} is not the one that the ledger pins.",
             details=[f"ledger: sha256 {record.sha256}, patch-id {record.patch_id}", f"now:    sha256 {found[0]}, patch-id {found[1]}"],
         )
+    touched = {section.path for section in diff.sections(data)}
+    if touched != set(record.files):
+        raise PickMismatch(
+            f"The ledger's files of {record.name} are not those that its diff touches.", details=sorted(touched ^ set(record.files))
+        )
     session.store.write(f"diffs/{record.sha256}", data)
+    session.store.put("diff", pins, _Proved())
     return data
 
 

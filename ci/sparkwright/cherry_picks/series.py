@@ -15,10 +15,11 @@ from typing import Literal
 import msgspec
 
 from sparkwright import digest
-from sparkwright.cherry_picks import conflict, diff, ledger, patch, pick
+from sparkwright.cherry_picks import conflict, diff, ledger, patch, pick, upstream
 from sparkwright.cherry_picks.conflict import ConflictReport
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
 from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.forks.session import Session
@@ -168,6 +169,11 @@ def apply(session: Session, source: FetchedSource) -> PatchedTree:
     return applied
 
 
+def known(session: Session, fork: str, base: str) -> PatchedTree | None:
+    """Return what `apply` made of the series on the tree *base*; None when it did not, or the series changed since."""
+    return session.store.get("apply", digest.key("apply", {"base": base, "series": entries(session, fork)}), PatchedTree)
+
+
 Explain = Callable[[str, Patch, Sequence[Patch]], ConflictReport]
 
 
@@ -256,11 +262,14 @@ def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> E
 
     def explain(tree: str, one: Patch, earlier: Sequence[Patch]) -> ConflictReport:
         mirror = session.mirror(book.url) if book else None
+        came = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
+        taken = upstream.taken_away(session.objects, source.tree, [one])
         verb = f"--stack {session.project.stack} --fork {source.fork}"
         aside = f"sparkwright pick {one.pick} {verb} --exclude PATH=REASON    (leave a file out, and carry it as a patch of ours)"
         return conflict.explain(
             session.objects, tree, one, fork=source.fork, base=source.origin, earlier=earlier, mirror=mirror,
             tip=(mirror.known(book.branch) or "") if mirror and book else "", page=book.page(one.pick) if book and one.pick else "",
+            origin=source.tree, evidence=upstream.evidence(session, mirror, came, one, upstream.record_of(book, one), taken),
             commands=(aside if one.pick else f"sparkwright rebase {verb}", f"sparkwright export {verb}"),
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.errors import SparkwrightError
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.session import Session
-from sparkwright.git import Objects
+from sparkwright.git import GitFailed, Objects
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def evidence(
     """Return what the three tests say of the patch *one* on *base*."""
     return (
         _ancestor(session, mirror, base, record),
-        _patch_id(session, mirror, base, one),
+        _patch_id(session, mirror, base, one, record),
         Evidence(
             "reverse",
             one.name in taken,
@@ -81,22 +81,34 @@ def _ancestor(session: Session, mirror: Mirror | None, base: Base, record: Recor
     if not base.commit or mirror is None or not session.objects.has(f"{record.merge}^{{commit}}"):
         return Evidence("ancestor", None, f"the history of {base.name} is not known here")
     holds = history.is_ancestor(session.objects, record.merge, base.commit)
+    if holds is None:
+        return Evidence("ancestor", None, f"the history of {base.name} is not known here")
     return Evidence("ancestor", holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}")
 
 
-def _patch_id(session: Session, mirror: Mirror | None, base: Base, one: Patch) -> Evidence:
-    """Compare with every commit that changed exactly the same files; blobs are brought for those alone."""
+def _patch_id(session: Session, mirror: Mirror | None, base: Base, one: Patch, record: Record | None) -> Evidence:
+    """
+    Compare with every commit that changed exactly the same files; blobs are brought for those alone.
+
+    Of a pick the whole diff is compared, whatever a stack leaves out of it. A patch of ours has less context than any fixed number of
+    lines, and context counts, so of ours and of what it is compared with it is left out.
+    """
     if mirror is None or not base.commit:
         return Evidence("patch-id", None, f"the history of {base.name} is not known here")
     objects = session.objects
-    wanted = diff.patch_id(objects, one.data)
+    paths, context = (record.files, 3) if record else (one.files, 0)
+    wanted = record.patch_id if record else diff.patch_id(objects, diff.bare(one.data))
     if not wanted:
         return Evidence("patch-id", None, "the diff is empty")
-    for commit in same_files(objects, one.files, base.commit):
+    try:
+        candidates = same_files(objects, paths, base.commit)
+    except GitFailed:
+        return Evidence("patch-id", None, f"the history of {base.name} is not known here")
+    for commit in candidates:
         try:
             before = history.parent(objects, commit)
             mirror.files(diff.blobs(objects, before, commit))
-            found = diff.patch_id(objects, diff.render(objects, before, commit))
+            found = diff.patch_id(objects, diff.render(objects, before, commit, context=context))
         except SparkwrightError as error:
             return Evidence("patch-id", None, f"{commit[:12]} changes the same files, but cannot be read: {error.what}")
         if found == wanted:

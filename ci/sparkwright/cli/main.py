@@ -36,6 +36,8 @@ VERBS = {
     "audit": "say what a wheel really holds, against ci/audit.yaml",
     "install": "install and edit in the user's environment what may not be shipped as a wheel",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
+    "status": "show what each stack carries, how old it is, why, and whether it is still needed",
+    "bisect": "find the upstream commit or release at which a patch stops applying or is already there",
     "rebase": "make a worktree with the series as commits, on the locked source or on another base",
     "export": "write the commits of the worktree back to patch files",
     "bump": "take a fork to another upstream release, with its picks and patches, or not at all",
@@ -68,7 +70,7 @@ def default_cache() -> Path:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--stack", default=DEFAULT_STACK, help="which stack (default: %(default)s)")
+    shared.add_argument("--stack", help=f"which stack (default: {DEFAULT_STACK})")
     shared.add_argument("--fork", action="append", default=[], metavar="FORK", help="only this fork; may be repeated")
     shared.add_argument("--source", choices=("auto", "git", "sdist", "wheel"), default="auto", help="which kind of source (default: auto)")
     shared.add_argument("--mirror", action="append", default=[], metavar="URL=REPLACEMENT", help="reach URLs that begin so elsewhere")
@@ -118,6 +120,13 @@ def parser() -> argparse.ArgumentParser:
     made["rebase"].add_argument("--abort", action="store_true", help="remove the worktree and what was done in it")
     made["export"].add_argument("--drop", action="append", default=[], metavar="PATCH", help="this patch may go; may be repeated")
     made["export"].add_argument("--check", action="store_true", help="write nothing; fail where a file is not in the exported form")
+    made["bisect"].add_argument("patch", metavar="PATCH", help="name of a patch file, or number of a pull request")
+    made["bisect"].add_argument(
+        "--from", dest="start", default="", metavar="NAME", help="where it still applies (default: the pick's own base)"
+    )
+    made["bisect"].add_argument("--to", dest="end", default="", metavar="NAME", help="where to end (default: upstream's newest)")
+    made["bisect"].add_argument("--releases", action="store_true", help="search releases of the package index instead of commits")
+    made["bisect"].add_argument("--alone", action="store_true", help="without the patches before it")
     made["bump"].add_argument("--to", required=True, metavar="VERSION", help="the release")
     made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
     made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
@@ -150,7 +159,7 @@ def session_of(arguments: argparse.Namespace) -> Session:
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     root = (arguments.root or find_root()).absolute()
-    project = Project(root, arguments.stack)
+    project = Project(root, arguments.stack or DEFAULT_STACK)
     for name in arguments.fork:
         project.fork(name)
     return Session(

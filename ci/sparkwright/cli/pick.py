@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import msgspec
 
 from sparkwright.cherry_picks import conflict, ledger, pick, series
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.console import console
-from sparkwright.errors import PatchUpstream, UsageError
+from sparkwright.errors import PatchNoEffect, PatchUpstream, UsageError
 from sparkwright.forks import sources
 from sparkwright.forks.session import Session
 
@@ -17,8 +18,7 @@ from sparkwright.forks.session import Session
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Look at each pull request, pin it, and write the ledger."""
     excluded = pick.left_out(arguments.exclude)
-    if excluded and len(arguments.pulls) > 1:
-        raise UsageError("--exclude goes with one pull request.")
+    _agree(arguments)
     made = []
     for word in arguments.pulls:
         fork, number = _named(session, word)
@@ -40,12 +40,21 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _agree(arguments: argparse.Namespace) -> None:
+    if arguments.exclude and len(arguments.pulls) > 1:
+        raise UsageError("--exclude goes with one pull request.")
+    if arguments.drop and (arguments.carry or arguments.exclude):
+        raise UsageError("A stack cannot both drop and carry a pull request.")
+    if arguments.unseen and (arguments.carry or arguments.exclude or arguments.accept):
+        raise UsageError("What nobody looked at cannot be carried.", todo="Give --unseen without --carry, --exclude and --accept.")
+
+
 def _named(session: Session, word: str) -> tuple[str, int]:
     """Return fork and number of ``vllm#35568``, or of ``35568`` where --fork says the rest."""
     fork, _, number = word.rpartition("#")
     if not fork and len(session.forks) == 1:
         fork = session.forks[0]
-    if not number.isascii() or not number.isdigit() or not fork or int(number) < 1:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", number) or not fork:
         raise UsageError(f"{word!r} names no pull request.", todo="Say FORK#NUMBER, or NUMBER with --fork FORK.")
     session.project.fork(fork)
     return fork, int(number)
@@ -53,7 +62,7 @@ def _named(session: Session, word: str) -> tuple[str, int]:
 
 def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: int, excluded: dict[str, str]) -> Record:
     book = ledger.require(session.project.root, fork)
-    known = next((one for one in book.records if one.number == number), None)
+    known = book.known(number)
     reason, drop_when = (getattr(arguments, field) or (getattr(known, field) if known else "") for field in ("reason", "drop_when"))
     if not reason.strip() or not drop_when.strip():
         raise UsageError(
@@ -90,6 +99,8 @@ def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
     patches = [pick.patch_of(session, book, one, session.project.stack) for one in carried[: carried.index(record) + 1]]
     done = series.evaluate(session.objects, source.tree, patches)[-1]
     if done.status == "conflict":
-        raise conflict.error(series.explainer(session, source, book)(done.tree, patches[-1], patches[:-1]))
+        raise conflict.error(series.explainer(session, source, book)(done.tree, patches[-1], patches[:-1]), done.says)
+    if done.status == "empty":
+        raise PatchNoEffect(f"{fork}{record.name} changes nothing in {session.project.stack}.", details=done.says)
     if done.status != "applied":
-        raise PatchUpstream(f"{fork}{record.name} has nothing to do in {session.project.stack}.", details=[done.status, *done.says])
+        raise PatchUpstream(f"{fork}{record.name} is in {session.project.stack} already.", details=done.says)

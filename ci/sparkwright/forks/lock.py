@@ -96,6 +96,12 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bases: dict[str, FileLock] = {}
     vendored: dict[str, VendoredLock] = {}
 
+    @property
+    def whole(self) -> bool:
+        """Does the lock name the git source beyond doubt, submodules and all?"""
+        submodules = (one for one in self.vendored.values() if one.kind == "submodule")
+        return self.git is not None and self.git.resolved and all(one.resolved for one in submodules)
+
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a build of the stack may read, by hash."""

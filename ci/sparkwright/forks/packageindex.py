@@ -19,11 +19,12 @@ VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_I
 
 
 class IndexFile(msgspec.Struct, frozen=True):
-    """A file that the index offers; *sha256* is empty where the index states none."""
+    """A file that the index offers; *sha256* and *day* (of its upload, UTC) are empty where the index states none."""
 
     name: str
     url: str
     sha256: str
+    day: str = ""
 
 
 def index_url() -> str:
@@ -61,7 +62,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
         raise SourceUnreachable(f"The index at {where} has no project {project!r}.") from error
     except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
         raise SourceUnreachable(f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]) from error
-    return tuple(IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", "")) for file in page.packages)
+    return tuple(IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", ""), f"{file.upload_time:%Y-%m-%d}" if file.upload_time else "") for file in page.packages)
 
 
 def find(project: str, filename: str) -> IndexFile:

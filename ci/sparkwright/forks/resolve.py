@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
 from sparkwright import digest
 from sparkwright.console import console
 from sparkwright.errors import SourceUnreachable
-from sparkwright.forks import download, packageindex, sources
-from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks import download, packageindex, sources, vendored
+from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import ForkSpec, GitSpec, SdistSpec, WheelSpec
+from sparkwright.forks.vendored.declared import Vendored
 
 
 def resolve(session: Session) -> Lock:
@@ -30,17 +36,57 @@ def resolve_fork(session: Session, name: str, fork: ForkSpec) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
         specs = fork.sources
-        return ForkLock(
+        made = ForkLock(
             git=_git(session, specs.git) if specs.git else None,
             sdist=_file(session, specs.sdist) if specs.sdist else None,
             wheel=_file(session, specs.wheel) if specs.wheel else None,
             bases={machine: locked for machine, base in fork.bases.items() if (locked := _base(session, base))},
         )
+        return msgspec.structs.replace(made, vendored=_vendored(session, fork, made))
+
+
+def _vendored(session: Session, fork: ForkSpec, made: ForkLock) -> dict[str, VendoredLock]:
+    """Lock what the trees of the fork name, whichever kind of source they come from."""
+    url, found = fork.sources.git.url if fork.sources.git else "", dict[str, Vendored]()
+    if made.git and made.git.resolved:
+        session.mirror(url).files(set(vendored.files(session.objects, made.git.tree).values()))
+    for tree in (made.git.tree if made.git and made.git.resolved else "", *(file.tree for file in (made.sdist, made.wheel) if file)):
+        if tree:
+            found |= {
+                one.name: one
+                for one in vendored.find(session.objects, tree, url)
+                if not {one.name, f"{one.name}@{one.ref}"} & fork.ignored.keys()
+            }
+    locked: dict[str, VendoredLock] = {}
+    for one in found.values():
+        if one.kind in ("fetchcontent", "submodule") and one.url and one.ref:
+            locked |= _one_vendored(session, fork, one, one.name)
+    return dict(sorted(locked.items()))
+
+
+def _one_vendored(session: Session, fork: ForkSpec, one: Vendored, name: str) -> dict[str, VendoredLock]:
+    """Return the lock of a vendored source and of the submodules below it, unresolved as far as its host is out of reach."""
+    kind: Literal["submodule", "fetchcontent"] = "submodule" if one.kind == "submodule" else "fetchcontent"
+    without = fork.vendored[name].without if name in fork.vendored else ()
+    pin = _git(session, GitSpec(one.url, one.ref, one.ref if len(one.ref) == 40 else "", without))
+    made = {name: VendoredLock(one.url, one.ref, pin.commit, pin.tree, without, kind=kind, variable=one.variable)}
+    if pin.resolved and (links := session.objects.submodules(pin.tree)):
+        session.mirror(one.url).files(set(vendored.files(session.objects, pin.tree).values()))
+        for inner in vendored.find(session.objects, pin.tree, one.url):
+            if inner.kind == "submodule" and inner.name in links and (one.submodules is None or inner.name in one.submodules):
+                made |= _one_vendored(session, fork, inner, f"{name}/{inner.name}")
+    return made
 
 
 def unresolved(session: Session, made: Lock) -> list[str]:
     """Return, a line each, what *made* could not pin."""
     lines = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
+    lines += [
+        f"{name}: {inner}, {one.ref} of {one.url}"
+        for name, fork in made.forks.items()
+        for inner, one in fork.vendored.items()
+        if not one.resolved
+    ]
     specs = session.project.spec.forks
     return lines + [
         f"{name}: base wheel for {machine}"
@@ -61,17 +107,20 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
 def _git(session: Session, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
     where = packageindex.shown(session.mirrored(spec.url))
+    host = urlsplit(session.mirrored(spec.url)).netloc
+    if host in session.silent:
+        console.warn(f"{spec.ref} of {where}: the host did not answer before: left unresolved")
+        return unresolved
     mirror = session.mirror(spec.url)
     try:
-        named = mirror.ref(spec.ref)
-        if named is None and len(spec.commit) == 40:
-            # A mirror that was made for a few commits need not have the tags; the commit says it all.
-            named = spec.commit
+        # A mirror that was made for a few commits need not have the tags; a whole commit says it all.
+        named = spec.commit if spec.ref == spec.commit else mirror.ref(spec.ref) or (spec.commit if len(spec.commit) == 40 else None)
         if named is None or not named.startswith(spec.commit):
             console.warn(f"{spec.ref} of {where} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
             return unresolved
         mirror.commit(named)
     except SourceUnreachable as error:
+        session.silent.update({host} - {""})
         console.warn(f"{where} does not answer ({packageindex.shown(error.details[-1] if error.details else error.what)}): left unresolved")
         return unresolved
     tree = session.objects.resolve(f"{named}^{{tree}}")

@@ -31,6 +31,7 @@ class Session:
         memory: Bytes that compilers may hold together; 0 means most of what is available.
         without: Names of arch rules to leave out, to see what they do.
         output: Where finished wheels go.
+        silent: Hosts that did not answer in this run, so that nobody waits for them twice.
     """
 
     project: Project
@@ -43,6 +44,7 @@ class Session:
     jobs: int = 0
     memory: int = 0
     without: tuple[str, ...] = ()
+    silent: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     @cached_property
     def objects(self) -> Objects:

@@ -73,8 +73,8 @@ def choose(session: Session, fork: str, locked: ForkLock) -> SourceKind:
         if session.source not in have:
             raise NotProvided(f"{fork} has no source of kind {session.source}.", details=[f"locked: {', '.join(have)}"])
         return session.source
-    if locked.git and (not locked.git.resolved or not _reachable(session, locked.git)) and len(have) > 1:
-        why = "is not reachable from here" if locked.git.resolved else "is not resolved in the lock"
+    if locked.git and len(have) > 1 and not (locked.whole and _reachable(session, locked.git)):
+        why = "is not reachable from here" if locked.whole else "is not resolved in the lock"
         console.note(f"{fork}: taking the {have[1]}, because the git source {why}")
         have.remove("git")
     return have[0]

@@ -54,6 +54,19 @@ class SourceSpecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wheel: WheelSpec | None = None
 
 
+class VendoredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What is to be said of a source that the tree names itself.
+
+    Attributes:
+        ignored: Why no build of ours reaches it; it is not locked then.
+        without: As in `GitSpec`.
+    """
+
+    ignored: str = ""
+    without: tuple[str, ...] = ()
+
+
 class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     One fork.
@@ -63,12 +76,19 @@ class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             backend, ``graft`` compiles libraries into the official wheel.
         bases: For a graft: the official wheel by machine (``x86_64``, ``aarch64``).
         needs: Forks whose source trees the build reads.
+        vendored: Remarks on sources that its tree names, by name, or by ``name@ref`` where the tree has several of that name.
     """
 
     build: Literal["headers", "backend", "graft"]
     sources: SourceSpecs
     bases: dict[str, WheelSpec] = {}
     needs: tuple[str, ...] = ()
+    vendored: dict[str, VendoredSpec] = {}
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The vendored sources that no build of ours reaches, each with the reason."""
+        return {name: one.ignored for name, one in self.vendored.items() if one.ignored.strip()}
 
 
 class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

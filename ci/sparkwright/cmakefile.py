@@ -7,7 +7,7 @@ same to a regular expression. An edit replaces a range of bytes; every byte outs
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -44,21 +44,39 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """An enclosing branch or body: its *kind*, and its arguments with single spaces between them (``else`` has none)."""
+    """
+    An enclosing branch or body.
+
+    Attributes:
+        text: The arguments of what opens it, with single spaces between them and their parentheses (``else`` has none).
+        start: Offset of what opens it: no other scope of the file has the same.
+        chain: Offset of what opens the chain that the branch is one of; of two branches of a chain, CMake enters one at most.
+    """
 
     kind: str
     text: str
     line: int
+    start: int
+    chain: int
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A command: *name* in lower case, the lines it covers (from 1), its arguments, and the scopes around it, outermost first."""
+    """
+    A command.
+
+    Attributes:
+        name: In lower case.
+        line: The first line that it covers, from 1.
+        scopes: The scopes around it, outermost first.
+        opens: The scope that begins with it.
+    """
 
     name: str
     line: int
     last_line: int
     arguments: tuple[Argument, ...]
     scopes: tuple[Scope, ...]
+    opens: Scope | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -113,7 +131,8 @@ def _children(node: Node, scopes: tuple[Scope, ...]) -> list[tuple[Node, tuple[S
         if child.type in _OPENERS:
             result.append((child, scopes))
             command = _command(child, scopes)
-            inner = (*scopes, Scope(_OPENERS[child.type], " ".join(command.texts), command.line))
+            assert command.opens is not None
+            inner = (*scopes, command.opens)
         else:
             result.append((child, inner))
     return result
@@ -124,7 +143,26 @@ def _command(node: Node, scopes: tuple[Scope, ...]) -> Command:
     lists = [child for child in node.children if child.type == "argument_list"]
     nodes = (child.children[0] for found in lists for child in found.children if child.type == "argument" and child.children)
     arguments = tuple(_argument(child) for child in nodes)
-    return Command(_text(name).lower(), node.start_point[0] + 1, node.end_point[0] + 1, arguments, scopes)
+    line, opens = node.start_point[0] + 1, None
+    if node.type in _OPENERS:
+        chain = node.parent.start_byte if node.parent else node.start_byte
+        opens = Scope(_OPENERS[node.type], " ".join(_words(lists)), line, node.start_byte, chain)
+    return Command(_text(name).lower(), line, node.end_point[0] + 1, arguments, scopes, opens)
+
+
+def _words(lists: Iterable[Node]) -> Iterator[str]:
+    """Yield the arguments of a condition, each with the parentheses that it begins or ends."""
+    word, done = "", False
+    for node in (child for found in lists for child in found.children):
+        if done and node.type != ")":
+            yield word
+            word, done = "", False
+        if node.type == "argument" and node.children:
+            word, done = word + _argument(node.children[0]).text, True
+        elif node.type in ("(", ")"):
+            word, done = word + node.type, done or node.type == ")"
+    if word or done:
+        yield word
 
 
 def _argument(node: Node) -> Argument:

@@ -1,0 +1,129 @@
+"""Bisect: the first upstream commit, or release, at which a patch stops applying or becomes already-upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from sparkwright.cherry_picks import bases, drift, history
+from sparkwright.cherry_picks.drift import Trial
+from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.upstream import Base
+from sparkwright.console import console
+from sparkwright.errors import BisectUndecided, NotProvided
+from sparkwright.forks.mirror import Mirror
+from sparkwright.forks.session import Session
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """
+    Where a patch's answer changes.
+
+    Attributes:
+        last: The last base at which it is as it was at the start.
+        first: The first at which it is something else.
+        commit: What people call *first*: the commit's day and subject, or the release.
+        page: Of the pull request that did it, where the subject names one.
+        tried: How many bases were looked at, of how many.
+    """
+
+    patch: str
+    last: Trial
+    first: Trial
+    commit: str
+    page: str
+    tried: tuple[int, int]
+
+
+Try = Callable[[int], Trial]
+
+
+def search(count: int, attempt: Try) -> tuple[Trial, int, Trial, int]:
+    """
+    Return the trial before the turn, the number of the base at the turn, its trial, and how many bases were tried.
+
+    Args:
+        count: How many bases there are, in order; the answer at the first and the last must differ.
+
+    Raises:
+        BisectUndecided: They do not.
+    """
+    low, high = attempt(0), attempt(count - 1)
+    if good(low) == good(high):
+        raise BisectUndecided(
+            f"{low.patch} is the same at both ends.", details=[f"{one.base}: {one.state}" for one in (low, high)],
+            todo="Choose other ends with --from and --to.",
+        )  # fmt: skip
+    first, last, tried = 0, count - 1, 2
+    while last - first > 1:
+        middle = (first + last) // 2
+        found, tried = attempt(middle), tried + 1
+        if good(found) == good(low):
+            first, low = middle, found
+        else:
+            last, high = middle, found
+    return low, last, high, tried
+
+
+def good(one: Trial) -> bool:
+    """Does the patch still have its work to do, and fit?"""
+    return one.state in ("applies", "moves")
+
+
+def over_commits(session: Session, fork: str, book: Ledger, patches: Sequence[Patch], start: str, end: str) -> Turn:
+    """
+    Return the commit of the upstream branch, after *start* up to *end*, at which the last of *patches* turns.
+
+    Raises:
+        BisectUndecided, SourceUnreachable, Offline: See there.
+        NotProvided: *end* does not follow *start*.
+    """
+    mirror, objects = session.mirror(book.url), session.objects
+    line = [start, *history.first_parents(objects, start, end)]
+    if len(line) < 2:
+        raise NotProvided(f"{end[:12]} does not follow {start[:12]}.")
+
+    def attempt(number: int) -> Trial:
+        base = bases.of_commit(session, mirror, line[number][:12], line[number], patches)
+        return _told(drift.trials(session, fork, book, patches, base)[-1], len(line))
+
+    last, number, first, tried = search(len(line), attempt)
+    turned = history.commit(objects, line[number])
+    return Turn(patches[-1].name, last, first, turned.line(), book.page(turned.number) if turned.number else "", (tried, len(line)))
+
+
+def over_releases(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], found: Sequence[bases.Release]) -> Turn:
+    """Return the release at which the last of *patches* turns; see `over_commits`."""
+
+    def attempt(number: int) -> Trial:
+        base: Base = bases.of_release(session, found[number])
+        return _told(drift.trials(session, fork, book, patches, base)[-1], len(found))
+
+    last, number, first, tried = search(len(found), attempt)
+    return Turn(patches[-1].name, last, first, f"{found[number].project} {found[number].version}", "", (tried, len(found)))
+
+
+def _told(one: Trial, count: int) -> Trial:
+    console.note(f"{one.base}: {one.state} (of {count})")
+    return one
+
+
+def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch, start: str, end: str) -> tuple[str, str]:
+    """
+    Return the commits to search between: what the command line names, else a pick's own base, and the tip of the branch.
+
+    Raises:
+        NotProvided: There is no natural start for a patch of ours, or a name means nothing.
+    """
+    tip = mirror.history(end or book.branch, newest=not session.offline)
+    begin = mirror.history(start) if start and len(start) != 40 else start
+    if not begin and patch.pick:
+        begin = book.record(patch.pick).base
+    if not begin or not tip:
+        raise NotProvided(
+            f"{patch.name} needs {'a commit to start from' if not begin else f'a branch {end or book.branch}'}.",
+            todo="Name one with --from, or search releases with --releases.",
+        )
+    return begin, tip

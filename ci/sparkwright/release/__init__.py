@@ -1,0 +1,1 @@
+"""What leaves for the user's machine, and what is done there."""

@@ -1,0 +1,224 @@
+"""
+A Python environment on disk: what it is, how far it differs from a layout, and how it becomes that layout.
+
+Every file is written beside its place and renamed, RECORD last: whoever looks sees a file whole, and a package counts as installed
+only when all of it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright import digest, process
+from sparkwright.console import console
+from sparkwright.errors import CommandFailed, EnvironmentUnusable, ToolMissing, WheelInvalid
+from sparkwright.release.layout import File, Layout
+from sparkwright.store import room_guard
+
+if TYPE_CHECKING:
+    from packaging.tags import Tag
+
+_ASK = """\
+import json, os, sys, sysconfig
+paths, virtual = sysconfig.get_paths(), sys.prefix != sys.base_prefix
+managed = not virtual and os.path.exists(os.path.join(paths["stdlib"], "EXTERNALLY-MANAGED"))
+print(json.dumps({"prefix": sys.prefix, "pure": paths["purelib"], "plat": paths["platlib"], "name": sys.implementation.name,
+                  "version": sys.version_info[:2], "flags": getattr(sys, "abiflags", ""), "managed": managed}))
+"""
+
+
+class _Answer(msgspec.Struct):
+    prefix: str
+    pure: str
+    plat: str
+    name: str
+    version: tuple[int, int]
+    flags: str
+    managed: bool
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """
+    A Python environment.
+
+    Attributes:
+        site: Its site-packages, free of links.
+        abi: As wheels name it: ``cp312``, ``cp313t``.
+    """
+
+    prefix: Path
+    site: Path
+    version: tuple[int, int]
+    abi: str
+
+    @property
+    def tags(self) -> frozenset[Tag]:
+        """The wheel tags that its Python accepts; it runs on this machine, so platform and C library are ours."""
+        from packaging import tags
+
+        own = tags.cpython_tags(self.version, [self.abi]) if self.abi.startswith("cp") else ()
+        return frozenset([*own, *tags.compatible_tags(self.version)])
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What differs from a layout: the files to write, and those among them that somebody else changed."""
+
+    differing: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def probe(folder: Path) -> Environment:
+    """
+    Ask the Python of the environment in *folder* what it is.
+
+    Raises:
+        EnvironmentUnusable: There is none, it does not run, or the operating system's package manager owns it.
+    """
+    python = folder.absolute() / "bin" / "python"
+    try:
+        # Whatever .pth files print comes before our line.
+        said = process.output([python, "-I", "-c", _ASK], timeout=60).splitlines()
+        answer = msgspec.json.decode(said[-1], type=_Answer)
+    except (ToolMissing, CommandFailed, OSError, IndexError, msgspec.DecodeError) as error:
+        details = error.details if isinstance(error, CommandFailed) else [str(error)]
+        raise EnvironmentUnusable(f"{folder} is not a Python environment: {python} does not answer.", details=details) from error
+    if answer.managed:
+        raise EnvironmentUnusable(f"{folder} belongs to the package manager of the operating system.")
+    site, plat = Path(answer.pure).resolve(), Path(answer.plat).resolve()
+    if site != plat:
+        raise EnvironmentUnusable(f"{folder} has two folders for packages.", details=[str(site), str(plat)])
+    abi = f"{'cp' if answer.name == 'cpython' else answer.name}{answer.version[0]}{answer.version[1]}{answer.flags}"
+    return Environment(Path(answer.prefix), site, answer.version, abi)
+
+
+@contextlib.contextmanager
+def access_guard(place: Path) -> Iterator[None]:
+    """Turn what the operating system refuses in *place* into `EnvironmentUnusable`, and a full disk into `DiskFull`."""
+    try:
+        with room_guard(place):
+            yield
+    except OSError as error:
+        raise EnvironmentUnusable(f"{place} cannot be read or changed.", details=[str(error)]) from error
+
+
+@contextlib.contextmanager
+def held(environment: Environment) -> Iterator[None]:
+    """Keep other runs away from the environment, and uv, which takes the same lock."""
+    from filelock import FileLock, Timeout
+
+    with access_guard(environment.prefix):
+        lock = FileLock(environment.prefix / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            console.note(f"another program works on {environment.prefix}; waiting for it to end")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def look(environment: Environment, layout: Layout) -> Found:
+    """
+    Compare what is there with *layout*.
+
+    Raises:
+        EnvironmentUnusable: Another package or another version holds files of the layout, or one of them cannot be read.
+    """
+    with access_guard(environment.site):
+        _check_owners(environment, layout)
+        found = {name: _hash(environment.site, name) for name in layout.files}
+    differing = [name for name, file in layout.files.items() if found[name] != file.sha256]
+    foreign = (name for name in differing if found[name] and (known := layout.files[name].known) and found[name] not in known)
+    return Found(tuple(differing), tuple(sorted(foreign)))
+
+
+def _hash(site: Path, name: str) -> str:
+    path = site / name
+    if not path.parent.resolve().is_relative_to(site):
+        raise EnvironmentUnusable(f"{path} leads out of the environment.", details=[str(path.parent.resolve())])
+    try:
+        return digest.sha256_file(path)
+    except FileNotFoundError:
+        return ""
+
+
+def _check_owners(environment: Environment, layout: Layout) -> None:
+    """Refuse an environment in which removing or updating some other distribution would take files of ours."""
+    others = []
+    for info in sorted(environment.site.glob("*.dist-info")):
+        if info.name in layout.infos.values():
+            continue
+        name = _canonical(info.name.removesuffix(".dist-info").rpartition("-")[0])
+        if name in map(_canonical, layout.infos) or not _recorded(info / "RECORD").isdisjoint(layout.files):
+            others.append(info.name.removesuffix(".dist-info"))
+    if others:
+        names = " ".join(name.rpartition("-")[0] for name in others)
+        raise EnvironmentUnusable(
+            f"{environment.site} holds other versions of these packages, or packages with the same files.",
+            details=others,
+            todo=f"Remove them, if nothing there needs them: uv pip uninstall --python {environment.prefix / 'bin' / 'python'} {names}",
+        )
+
+
+def _canonical(name: str) -> str:
+    from packaging.utils import canonicalize_name
+
+    return str(canonicalize_name(name))
+
+
+def _recorded(record: Path) -> set[str]:
+    try:
+        return {row[0] for row in csv.reader(io.StringIO(record.read_text("utf-8"))) if row}
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, csv.Error):
+        return set()
+
+
+def write(environment: Environment, layout: Layout, names: Iterable[str]) -> None:
+    """
+    Write the files *names* of *layout*, and remove what else lies in its ``.dist-info`` folders.
+
+    Raises:
+        EnvironmentUnusable, DiskFull: The operating system refused. WheelInvalid: A member is not what RECORD says.
+    """
+    with access_guard(environment.site):
+        for name in sorted(names, key=lambda name: (".dist-info/" in name, name.endswith("/RECORD"), name)):
+            _write_file(environment.site / name, name, layout.files[name])
+        for info in layout.infos.values():
+            for path in sorted((environment.site / info).rglob("*")):
+                # What pip or uv noted there (direct_url.json, uv_cache.json) is about their installation, and in no RECORD now.
+                if not path.is_dir() and path.relative_to(environment.site).as_posix() not in layout.files:
+                    path.unlink()
+
+
+def _write_file(path: Path, name: str, file: File) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A fixed name: what a killed run left is written over by the next one. Renaming leaves hard links into a cache alone.
+    temporary = path.with_name(f".{path.name}.sparkwright")
+    found = hashlib.sha256()
+    try:
+        with file.open(name) as source, temporary.open("wb") as sink:
+            while chunk := source.read(1 << 20):
+                found.update(chunk)
+                sink.write(chunk)
+            sink.flush()
+            os.fsync(sink.fileno())
+        if found.hexdigest() != file.sha256:
+            raise WheelInvalid(f"{name} is not what the RECORD of {file.package} says.")
+        temporary.chmod(0o755 if file.executable else 0o644)
+        # Python trusts a compiled file by the time and size of its source, and some without looking. First, so that a kill leaves none.
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink(missing_ok=True)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,177 @@
+"""Guards: code that would fail at run time is found in the tree that is compiled, and a guard that guards nothing is found as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import yamlfile
+from sparkwright.build import archs, guards, sourcetree
+from sparkwright.build.guards import Guard
+from sparkwright.errors import ArchTrap, FileInvalid, RuleMismatch
+from sparkwright.git import REGULAR, Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
+
+REVIEWED = sorted((Path(__file__).parents[2] / "build").glob("*/archs.yaml"))
+
+GUARD = Guard(
+    name="one-arch", fork="mini", files=("csrc/*.cu", "csrc/*.cuh"), patterns=("only_120<",),
+    reason="It traps on 12.1.", todo="Pick the mend.", drop_when="nobody wraps a kernel",
+)  # fmt: skip
+
+TRAP = b"// gemm\nusing A = only_120<Gemm>;\nusing B = family<Gemm>;\nusing C = only_120<Other>;\n"
+TREE = {"csrc/deep/er/gemm.cu": TRAP, "csrc/wrap.cuh": b"struct only_120 {};\n", "README.md": b"only_120<this> is prose\n"}
+MENDED = TREE | {"csrc/deep/er/gemm.cu": TRAP.replace(b"only_120", b"family")}
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return Objects(tmp_path / "objects.git")
+
+
+def store(objects: Objects, files: dict[str, bytes]) -> str:
+    return objects.store_files((path, REGULAR, data) for path, data in files.items())
+
+
+def check(objects: Objects, after: dict[str, bytes], *checked: Guard, before: dict[str, bytes] = TREE) -> None:
+    guards.check(objects, store(objects, before), store(objects, after), checked)
+
+
+def change(**fields: object) -> Guard:
+    return msgspec.structs.replace(GUARD, **fields)
+
+
+def test_a_tree_that_was_mended_passes(objects: Objects) -> None:
+    check(objects, MENDED, GUARD)
+    check(objects, TREE)
+
+
+def test_every_line_that_would_fail_is_listed_with_the_reason(objects: Objects) -> None:
+    """Files that no glob covers may hold the text, as may lines that hold only a part of it."""
+    with pytest.raises(ArchTrap, match="2 lines of mini would fail at run time") as caught:
+        check(objects, TREE, GUARD)
+    assert caught.value.reference == "arch-trap"
+    assert caught.value.details == ("one-arch: It traps on 12.1.", "  csrc/deep/er/gemm.cu:2", "  csrc/deep/er/gemm.cu:4")
+    assert caught.value.todo == "Pick the mend."
+
+
+def test_all_guards_speak_at_once(objects: Objects) -> None:
+    other = change(name="wrapper", patterns=("struct only_120",), todo="Remove it.")
+    with pytest.raises(ArchTrap, match="3 lines") as caught:
+        check(objects, TREE, GUARD, other)
+    assert "wrapper: It traps on 12.1." in caught.value.details
+    assert caught.value.todo == "Pick the mend. Remove it."
+
+
+def test_what_a_patch_brings_in_is_found(objects: Objects) -> None:
+    """The final tree is what counts: a trap in a file that the source never had is one, too."""
+    with pytest.raises(ArchTrap) as caught:
+        check(objects, MENDED | {"csrc/new.cu": b"only_120<New>"}, GUARD)
+    assert caught.value.details[1:] == ("  csrc/new.cu:1",)
+
+
+def test_an_exempt_file_may_hold_the_text(objects: Objects) -> None:
+    wide = change(patterns=("only_120",), exempt={"csrc/wrap.cuh": "defines it"})
+    check(objects, MENDED, wide)
+    with pytest.raises(ArchTrap):
+        check(objects, MENDED, change(patterns=("only_120",)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"files": ("csrc/*.cu", "src/*.cu")}, "one-arch: no file matches src/*.cu"),
+        ({"files": ("gone/kernels.cu",)}, "one-arch: no file matches gone/kernels.cu"),
+        ({"patterns": ("only_120<", "only_12O<")}, "one-arch: no line holds 'only_12O<'"),
+        ({"exempt": {"csrc/wrap.cuh": "defines it"}}, "one-arch: csrc/wrap.cuh needs no exemption"),
+        ({"exempt": {"README.md": "prose"}}, "one-arch: README.md needs no exemption"),
+        ({"exempt": {"csrc/deep/er/gemm.cu": "the only one"}}, "one-arch: no line holds 'only_120<'"),
+    ],
+)
+def test_a_guard_that_guards_nothing_is_an_error(objects: Objects, fields: dict[str, object], line: str) -> None:
+    """It would be content for ever: with a glob or a pattern that upstream outgrew, or that somebody mistyped."""
+    with pytest.raises(RuleMismatch, match="guards nothing") as caught:
+        check(objects, MENDED, change(**fields))
+    assert line in caught.value.details
+    assert "drop_when" in caught.value.todo
+
+
+def test_a_patch_that_moves_the_files_away_is_noticed(objects: Objects) -> None:
+    with pytest.raises(RuleMismatch) as caught:
+        check(objects, {"src/gemm.cu": TRAP, "csrc/wrap.cuh": b""}, GUARD)
+    assert caught.value.details == ("one-arch: no file matches csrc/*.cu",)
+
+
+def test_a_pattern_is_a_plain_text_and_a_glob_is_a_glob(objects: Objects) -> None:
+    text = {"a/[x].cu": b"if (arch in [89, 120]):\nif (arch in 8)\n", "a/x.cu": b""}
+    guard = change(files=("a/[[]x].cu",), patterns=("arch in [89, 120]",))
+    with pytest.raises(ArchTrap) as caught:
+        check(objects, text, guard, before=text)
+    assert caught.value.details[1:] == ("  a/[x].cu:1",)
+
+
+LINES = st.lists(st.text(st.sampled_from("ab<\r\t "), max_size=6), max_size=8)
+
+
+@given(LINES, st.sampled_from(["a", "ab", "b<", "<"]))
+def test_the_lines_are_those_that_hold_the_text(lines: list[str], pattern: str) -> None:
+    """Whatever the line ends: what a line number is, git and editors agree on."""
+    found = change(patterns=(pattern,)).finds("\n".join(lines).encode())
+    assert found == [number for number, line in enumerate(lines, start=1) if pattern in line]
+
+
+def reviewed(mini: Mini, **fields: object) -> None:
+    """Add a guard to the demo's reviewed rules."""
+    path = mini.root / "build" / "demo" / "archs.yaml"
+    rules = archs.load(path)
+    guard = change(**{"fork": "vllm", "files": ("CMakeLists.txt",), **fields})
+    path.write_text(yamlfile.dump(msgspec.to_builtins(msgspec.structs.replace(rules, guards=(guard,)))), "utf-8")
+
+
+def test_the_stage_fails_and_keeps_no_tree(mini: Mini) -> None:
+    """A guard that is added after the tree was made is asked all the same; and again, since a refused tree is not kept."""
+    before = sourcetree.make(mini.session(), "vllm")
+    site = before.sites[0]
+    reviewed(mini, patterns=(site.before,))
+    for _ in range(2):
+        with pytest.raises(ArchTrap) as caught:
+            sourcetree.make(mini.session(), "vllm")
+        assert f"  {site.file}:{site.line}" in caught.value.details
+
+
+def test_the_stage_goes_on_where_a_rule_takes_the_text_away(mini: Mini) -> None:
+    """The guard sees the tree after the rules."""
+    made = sourcetree.make(mini.session(), "vllm")
+    site = made.sites[0]
+    reviewed(mini, patterns=(f'"{site.before}"',), files=(site.file,))
+    assert sourcetree.make(mini.session(), "vllm").tree == made.tree
+
+
+def test_guards_of_other_forks_are_left_alone(mini: Mini) -> None:
+    reviewed(mini, fork="cutlass", files=("nowhere/*",))
+    sourcetree.make(mini.session(), "vllm")
+
+
+def test_one_name_and_one_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "archs.yaml"
+    entry = msgspec.to_builtins(GUARD)
+    path.write_text(yamlfile.dump({"guards": [entry, entry]}), "utf-8")
+    with pytest.raises(FileInvalid, match="one name"):
+        archs.load(path)
+    for field, value in (("patterns", []), ("patterns", [" "]), ("patterns", ["a\nb"]), ("files", []), ("reason", "")):
+        path.write_text(yamlfile.dump({"guards": [entry | {field: value}]}), "utf-8")
+        with pytest.raises(FileInvalid):
+            archs.load(path)
+
+
+@pytest.mark.parametrize("path", REVIEWED, ids=lambda path: path.parent.name)
+def test_the_reviewed_guards_are_for_forks_of_their_stack(path: Path) -> None:
+    known = yamlfile.load(path.parents[2] / "forks" / path.parent.name / "stack.yaml", dict)["forks"]
+    assert {guard.fork for guard in archs.load(path).guards} <= set(known)
