@@ -6,49 +6,23 @@ What is expected here was found by reading the releases, and differs from what h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import pytest
-from packaging.utils import parse_sdist_filename
-from packaging.version import Version
 
-from sparkwright.cherry_picks import ideas
-from sparkwright.cherry_picks.ideas import Finding, NeededUpTo
-from sparkwright.forks import archive, download, packageindex
-from sparkwright.git import Objects
+from sparkwright.cherry_picks import ideas, needed
+from sparkwright.cherry_picks.ideas import NeededUpTo
+from sparkwright.cherry_picks.needed import Row
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
 from sparkwright.store import Store
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 
-#: Package of sdists: the first and the last release; later ones are for `drift`, not for an expectation.
-SDISTS = {"vllm": ("0.16.0", "0.33.0"), "flashinfer-python": ("0.6.3", "0.7.2.post1")}
-
-X86 = "cp312-cp312-manylinux_2_28_x86_64"
-ANY = "py3-none-any"
-OLD, NEW = "py3-none-manylinux2014_x86_64", "py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64"
-
-#: Package that comes in wheels: the folder inside them, and of each release the project and the tag. Those before 4.6.0 have 75 MB each.
-WHEELS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
-    "nvidia-cutlass-dsl": (
-        "nvidia_cutlass_dsl",
-        {
-            **dict.fromkeys(("4.4.2", "4.5.0"), ("nvidia-cutlass-dsl-libs-base", X86)),
-            **dict.fromkeys(("4.6.0", "4.7.1", "4.8.0", "4.8.1"), ("nvidia-cutlass-dsl-libs-core", ANY)),
-        },
-    ),
-    "nvidia-cuda-runtime": (
-        "nvidia",
-        {
-            "12.6.77": ("nvidia-cuda-runtime-cu12", OLD),
-            **dict.fromkeys(("12.8.57", "12.9.79"), ("nvidia-cuda-runtime-cu12", NEW)),
-            **dict.fromkeys(("13.0.48", "13.5.37"), ("nvidia-cuda-runtime", NEW)),
-        },
-    ),
-}
+#: The last release of each package that the expectation is about; later ones are for `drift`.
+LAST = (("vllm", "0.33.0"), ("flashinfer-python", "0.7.2.post1"))
 
 NEVER = ("", "", "", ())
 AGAIN = ("0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1",
@@ -94,67 +68,14 @@ UNDECIDED = {
 }
 
 
-class Imported(msgspec.Struct, frozen=True):
-    """The tree of an archive."""
-
-    tree: str
-
-
-def imported(store: Store, objects: Objects, project: str, file: packageindex.IndexFile, folder: str = "") -> str:
-    """Return the tree of *file*, brought into the store's object database once."""
-    key = f"{file.sha256[:40]}-{folder or 'all'}"
-    known = store.get("idea-trees", key, Imported)
-    if known and objects.has(f"{known.tree}^{{tree}}"):
-        return known.tree
-    path = download.obtain(store, project, file.name, file.sha256)
-    members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
-    with store.lock("objects"):
-        tree = objects.store_files((member.path, member.mode, member.data) for member in members)
-    store.put("idea-trees", key, Imported(tree))
-    return tree
-
-
-def final_sdists(package: str, first: str, last: str) -> dict[Version, packageindex.IndexFile]:
-    """Return the sdists of *package* from *first* to *last* in the order of their versions, without pre-releases."""
-    files = [file for file in packageindex.files(package) if file.name.endswith(".tar.gz")]
-    versions = {parse_sdist_filename(file.name)[1]: file for file in files}
-    chosen = (version for version in versions if not version.is_prerelease and Version(first) <= version <= Version(last))
-    return {version: versions[version] for version in sorted(chosen)}
-
-
-@pytest.fixture(scope="module", name="trees")
-def _trees(user_store: Store, objects: Objects) -> Mapping[str, Mapping[str, str]]:
-    """Return, by package, the trees of its releases in their order."""
-    trees = {
-        package: {str(version): imported(user_store, objects, package, file) for version, file in final_sdists(package, *bounds).items()}
-        for package, bounds in SDISTS.items()
-    }
-    for package, (folder, releases) in WHEELS.items():
-        names = {release: f"{project.replace('-', '_')}-{release}-{tag}.whl" for release, (project, tag) in releases.items()}
-        trees[package] = {
-            release: imported(user_store, objects, project, packageindex.find(project, names[release]), folder)
-            for release, (project, _) in releases.items()
-        }
-    return trees
-
-
-@pytest.fixture(scope="module", name="objects")
-def _objects(user_store: Store) -> Objects:
-    return Objects(user_store.root / "objects.git")
-
-
-@pytest.fixture(scope="module", name="findings")
-def _findings(objects: Objects, trees: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:
-    """Return what the releases say, by idea."""
-    return {
-        idea.name: [ideas.examine(objects, tree, idea, release) for release, tree in trees[idea.package].items()]
-        for idea in ideas.load(ROOT)
-    }
+@pytest.fixture(scope="module", name="rows")
+def _rows(user_store: Store) -> list[Row]:
+    return needed.derive(Session(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
 
 
 @pytest.fixture(scope="module", name="table")
-def _table(findings: dict[str, list[Finding]]) -> dict[str, NeededUpTo]:
-    return {name: ideas.needed_up_to(found) for name, found in findings.items()}
+def _table(rows: list[Row]) -> dict[str, NeededUpTo]:
+    return {row.idea.idea: row.idea for row in rows}
 
 
 def test_the_releases_say_which_one_took_each_idea(table: dict[str, NeededUpTo]) -> None:
@@ -169,9 +90,10 @@ def test_nothing_is_left_open_after_an_idea_was_judged(table: dict[str, NeededUp
     assert {name: row.undecided for name, row in table.items() if row.undecided} == UNDECIDED
 
 
-def test_an_idea_without_effect_is_needed_by_no_release(findings: dict[str, list[Finding]]) -> None:
+def test_an_idea_without_effect_is_needed_by_no_release(rows: list[Row]) -> None:
     """What the data calls without effect, every release confirms; ideas that name who absorbed them were needed once, or lived on main."""
+    found = {row.idea.idea: row.findings for row in rows}
     for idea in ideas.load(ROOT):
-        states = {finding.state for finding in findings[idea.name]}
+        states = {finding.state for finding in found[idea.name]}
         assert not idea.never or "needed" not in states, idea.name
         assert "needed" in states or idea.never or idea.name == "fix_qwen3_next_prefix", idea.name

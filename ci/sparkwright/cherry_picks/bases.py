@@ -19,13 +19,20 @@ from sparkwright.forks.session import Session
 
 
 class Release(msgspec.Struct, frozen=True):
-    """A release on the package index, not downloaded yet; *day* is that of its upload (UTC), where the index tells."""
+    """
+    A release on the package index, not downloaded yet.
+
+    Attributes:
+        day: Of its upload (UTC), where the index tells.
+        folder: Of a wheel, the folder inside it that is read; an sdist is read whole.
+    """
 
     project: str
     version: str
     filename: str
     sha256: str
     day: str = ""
+    folder: str = ""
 
 
 class _Imported(msgspec.Struct, frozen=True):
@@ -68,18 +75,22 @@ def of_release(session: Session, release: Release) -> Base:
     Raises:
         Offline, SourceUnreachable, SourceMismatch, ArchiveUnsafe: It cannot be had.
     """
-    key = digest.key("release", {"sha256": release.sha256})
     known = _imported(session, release)
     if not known:
+        file = FileLock(release.project, release.version, release.filename, release.sha256, 0, release.folder)
         with console.step(f"release {release.project} {release.version}"), session.store.lock("objects"):
-            known = _Imported(sources.import_file(session, FileLock(release.project, release.version, release.filename, release.sha256, 0)))
-        session.store.put("release", key, known)
+            known = _Imported(sources.import_file(session, file))
+        session.store.put("release", _key(release), known)
     return Base(release.version, known.tree)
 
 
 def _imported(session: Session, release: Release) -> _Imported | None:
-    known = session.store.get("release", digest.key("release", {"sha256": release.sha256}), _Imported)
+    known = session.store.get("release", _key(release), _Imported)
     return known if known and session.objects.has(f"{known.tree}^{{tree}}") else None
+
+
+def _key(release: Release) -> str:
+    return digest.key("release", {"sha256": release.sha256, "folder": release.folder})
 
 
 def of_commit(session: Session, mirror: Mirror, name: str, commit: str, patches: Collection[Patch]) -> Base:
@@ -113,7 +124,7 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
         Offline, SourceUnreachable: Nobody could be asked.
     """
     spec = session.project.fork(fork).sources.sdist
-    if spec and (found := [one for one in _releases_or_none(session, spec.name) if one.version == name]):
+    if spec and (found := [one for one in known_releases(session, spec.name) if one.version == name]):
         return of_release(session, found[0])
     if mirror is not None:
         whole = len(name) == 40 and set(name) <= set("0123456789abcdef")
@@ -123,7 +134,7 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
     raise NotProvided(f"{name} is neither a release nor a branch, tag or commit of {fork}.")
 
 
-def _releases_or_none(session: Session, project: str) -> list[Release]:
+def known_releases(session: Session, project: str) -> list[Release]:
     """Return the releases of *project*; where the index may not be asked, those that are in the store, of which it told last time."""
     key = digest.key("releases", project)
     if session.offline:
@@ -145,7 +156,7 @@ def later(session: Session, fork: str, mirror: Mirror | None, branch: str, patch
     What cannot be reached is left out, and that is said.
     """
     sdist = session.lock.forks[fork].sdist
-    newer = releases_after(_releases_or_none(session, sdist.name), sdist.version) if sdist else []
+    newer = releases_after(known_releases(session, sdist.name), sdist.version) if sdist else []
     tip = _tip(session, mirror, branch) if mirror is not None else None
     for release in newer if every else newer[-1:]:
         if tip and mirror and release.day > tip.date:

@@ -121,10 +121,21 @@ class NeededUpTo(msgspec.Struct, frozen=True):
         return f"needed from {self.first_needed}, taken by {self.first_absorbed}{again}"
 
 
+class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Which releases of a package are asked: its sdists from *since* on, or *wheels* (release → file name), of which *folder* is read.
+    """
+
+    since: str = ""
+    folder: str = ""
+    wheels: dict[str, str] = {}
+
+
 class Ideas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``cherry_picks/ideas.yaml`` holds."""
 
     ideas: tuple[Idea, ...]
+    packages: dict[str, Package] = {}
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -144,17 +155,22 @@ class _Place(msgspec.Struct, frozen=True):
 
 def load(root: Path) -> tuple[Idea, ...]:
     """
-    Return the ideas of the checkout *root*.
+    Return the ideas of the checkout *root*; `book` has their packages, too.
 
     Raises:
         FileInvalid: As `yamlfile.load`; also where two ideas have one name.
     """
+    return book(root).ideas
+
+
+def book(root: Path) -> Ideas:
+    """Return all of the file of the checkout *root*; see `load`."""
     path = root / "cherry_picks" / "ideas.yaml"
-    ideas = yamlfile.load(path, Ideas).ideas
-    names = [idea.name for idea in ideas]
+    found = yamlfile.load(path, Ideas)
+    names = [idea.name for idea in found.ideas]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise FileInvalid(f"{path} has two ideas of one name.", details=twice)
-    return ideas
+    return found
 
 
 def examine(objects: Objects, tree: str, idea: Idea, release: str) -> Finding:

@@ -7,7 +7,7 @@ import datetime
 import itertools
 from collections.abc import Iterable
 
-from sparkwright.cherry_picks import bases, drift, ledger, series
+from sparkwright.cherry_picks import bases, drift, ledger, needed, series
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
@@ -25,11 +25,22 @@ MARKS = {
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Show, for each fork, what becomes of every patch on every base."""
+    """Show, for each fork, what becomes of every patch on every base; or which release took each idea of ``ideas.yaml``."""
+    if arguments.ideas:
+        return _ideas(session)
     made = [_drift(session, fork, arguments) for fork in session.forks]
     for one in made:
         show(one)
     console.document({"drift": [{"of": one, "absorbed": [drift.absorbed(one, name) for name in _names(one)]} for one in made]})
+    return 0
+
+
+def _ideas(session: Session) -> int:
+    rows = needed.derive(session)
+    told = [[row.idea.idea, row.package, row.verdict, *(["\n".join(row.idea.evidence)] if console.verbose else [])] for row in rows]
+    columns = ["idea", "package", "verdict", *(["because"] if console.verbose else [])]
+    console.table("which release took which idea (-v shows the evidence)", columns, told, result=True)
+    console.document({"ideas": rows})
     return 0
 
 

@@ -112,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made["pick"].add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
     made["pick"].add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
+    made["drift"].add_argument("--ideas", action="store_true", help="which release took each patch idea of cherry_picks/ideas.yaml")
     made["drift"].add_argument("--releases", action="store_true", help="every release after the locked one (default: the newest)")
     made["drift"].add_argument(
         "--to", action="append", default=[], metavar="NAME", help="this release, branch, tag or commit; may be repeated"
