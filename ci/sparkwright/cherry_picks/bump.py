@@ -18,10 +18,10 @@ from sparkwright.cherry_picks import drift, ledger, series
 from sparkwright.cherry_picks.drift import Trial
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.errors import FileInvalid, NotProvided
-from sparkwright.forks import lock, resolve, sources
+from sparkwright.forks import lock, packageindex, resolve, sources
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.session import Session
-from sparkwright.forks.spec import ForkSpec, StackSpec
+from sparkwright.forks.spec import ForkSpec, StackSpec, WheelSpec
 
 
 class Bump(msgspec.Struct, frozen=True):
@@ -86,8 +86,20 @@ def _spec(before: ForkSpec, version: str) -> ForkSpec:
     replace = msgspec.structs.replace
     git = replace(named.git, ref=named.git.ref.replace(old, version), commit="") if named.git and named.git.ref.endswith(old) else named.git
     wheel = replace(named.wheel, version=version) if named.wheel and named.wheel.name == project else named.wheel
-    bases = {machine: replace(one, version=version) if one.name == project else one for machine, one in before.bases.items()}
+    bases = {
+        machine: replace(one, version=version, tag=_tag(one, version)) if one.name == project else one for machine, one in before.bases.items()
+    }
     return replace(before, sources=replace(named, git=git, sdist=replace(named.sdist, version=version), wheel=wheel), bases=bases)
+
+
+def _tag(base: WheelSpec, version: str) -> str:
+    """Return the tag of the official wheel of *version* for the machine of *base*: glibc's version in it changes with releases."""
+    machine = base.tag.rsplit("_", 1)[-1] if not base.tag.endswith("x86_64") else "x86_64"
+    stem = f"{base.name.replace('-', '_')}-{version}-"
+    # A file with a build number has one part more, and is another build of the same sources at best.
+    tags = [file.name.removeprefix(stem).removesuffix(".whl") for file in packageindex.files(base.name) if file.name.startswith(stem)]
+    fitting = [tag for tag in tags if tag.count("-") == 2 and tag.endswith(machine) and tag.split("-")[:2] == base.tag.split("-")[:2]]
+    return base.tag if base.tag in fitting or len(fitting) != 1 else fitting[0]
 
 
 def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) -> str:
@@ -101,6 +113,8 @@ def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) 
     if start:
         stop = start.end() + end.start() if end else len(text)
         block = re.sub(rf'(["\'])(v?){re.escape(old)}\1', lambda match: f"{match[1]}{match[2]}{new}{match[1]}", text[start.end() : stop])
+        for machine, one in before.bases.items():
+            block = block.replace(f'"{one.tag}"', f'"{after.bases[machine].tag}"')
         block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
         text = text[: start.end()] + block + text[stop:]
     expected = msgspec.structs.replace(session.project.spec, forks={**session.project.spec.forks, fork: after})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
+from sparkwright import yamlfile
 from sparkwright.errors import UsageError
 from sparkwright.forks import lock
 from sparkwright.forks.mirror import Mirror
@@ -76,15 +80,38 @@ class Session:
         return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
 
 
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the user's own file says: ``config.yaml`` in the platform's place for it, or where ``SPARKWRIGHT_CONFIG`` points."""
+
+    mirrors: dict[str, str] = {}
+
+
+def config() -> Config:
+    """
+    Return the user's configuration; nothing is configured where there is no file.
+
+    Raises:
+        FileInvalid: It is damaged, or was named and is not there.
+    """
+    named = os.environ.get("SPARKWRIGHT_CONFIG")
+    if named:
+        return yamlfile.load(Path(named), Config)
+    import platformdirs
+
+    path = Path(platformdirs.user_config_dir("sparkwright", appauthor=False)) / "config.yaml"
+    return yamlfile.load(path, Config) if path.is_file() else Config()
+
+
 def mirror_map(values: list[str]) -> dict[str, str]:
     """
-    Return the mirror map of the ``--mirror URL=REPLACEMENT`` options.
+    Return the mirror map: that of the user's file, and of the ``--mirror URL=REPLACEMENT`` options, which win over it.
 
     Raises:
         UsageError: An option has no ``=`` or an empty side.
+        FileInvalid: The user's file cannot be read.
     """
     pairs = [value.partition("=") for value in values]
     for value, (url, _, replacement) in zip(values, pairs, strict=True):
         if not url or not replacement:
             raise UsageError(f"--mirror {value!r} is not of the form URL=REPLACEMENT.")
-    return {url: replacement for url, _, replacement in pairs}
+    return {**config().mirrors, **{url: replacement for url, _, replacement in pairs}}
