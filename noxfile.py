@@ -79,6 +79,48 @@ def install(session: nox.Session) -> None:
     verb(session)
 
 
+@nox.session(default=False, tags=["upkeep"])
+def status(session: nox.Session) -> None:
+    """Show what each stack carries, how old it is, why, and whether it is still needed."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def pick(session: nox.Session) -> None:
+    """Pin an upstream pull request in the ledger, verified."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def rebase(session: nox.Session) -> None:
+    """Make a worktree with the series as commits."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def export(session: nox.Session) -> None:
+    """Write the commits of the worktree back to patch files."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def bump(session: nox.Session) -> None:
+    """Take a fork to another upstream release, with its picks and patches, or not at all."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def drift(session: nox.Session) -> None:
+    """Try the series on later releases and on upstream's newest commit, writing nothing."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def bisect(session: nox.Session) -> None:
+    """Find the upstream commit or release at which a patch stops applying or is already there."""
+    verb(session)
+
+
 @nox.session(default=False, tags=["look"])
 def demo(session: nox.Session) -> None:
     """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""
