@@ -72,6 +72,12 @@ class SourceUnreachable(SparkwrightError):
     todo = "Check the connection with `sparkwright doctor`, or give a mirror with --mirror URL=REPLACEMENT. What arrived so far is kept."
 
 
+class MirrorDamaged(SparkwrightError):
+    reference = "mirror-damaged"
+    means = "A file of the upstream's copy in the cache directory was lost or changed: a disk with faults, or somebody's clearing up."
+    todo = "Remove the mirror's folder; the next run fetches it again."
+
+
 class SourceUnresolved(SparkwrightError):
     reference = "source-unresolved"
     means = "The lock holds no full commit for this source, because the host could not be reached when it was written."
@@ -260,6 +266,12 @@ class BaseMismatch(SparkwrightError):
     reference = "base-mismatch"
     means = "The official wheel was not built from the locked source, so a graft onto it would mix two releases."
     todo = "Check that stack.yaml names the same version for the source and for the base wheel, then run `sparkwright lock`."
+
+
+class RequirementMismatch(SparkwrightError):
+    reference = "requirement-mismatch"
+    means = "The official wheel does not require what environment.yaml would change, or requires just that already."
+    todo = "Read the wheel's requirements, then correct or remove the entry under `requires` in environment.yaml."
 
 
 class AuditFailed(SparkwrightError):

@@ -9,6 +9,7 @@ switched off and its variables removed, except those that say how to reach a hos
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,13 +42,16 @@ _CONFIG = {
 #: In place of the user's own file.
 _GLOBAL = Path(__file__).with_name("gitconfig")
 
+#: Otherwise git takes a damaged bare repository for no repository, and works in the one that the cache directory happens to lie in.
+HERE = {"GIT_DIR": "."}
+
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
 
 class GitFailed(CommandFailed):
     reference = "git-failed"
     means = "git refused a command; the object store in the cache directory may be damaged."
-    todo = "Read git's own words above. Removing objects.git from the cache directory makes the next run fetch again."
+    todo = "Read git's own words above. Removing objects.git and mirrors from the cache directory makes the next run fetch again."
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -120,31 +124,43 @@ class Objects:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / "HEAD").exists() or not (path / "info" / "attributes").exists():
-            with room_guard(path):
-                path.mkdir(parents=True, exist_ok=True)
-            run(["init", "-q", "--bare", "."], cwd=path)
+            self._make()
+
+    def _make(self) -> None:
+        from filelock import FileLock
+
+        with room_guard(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        # Two processes with a fresh store begin with this, and git refuses the second init while the first is under way.
+        with FileLock(self.path / "init.lock"):
+            run(["init", "-q", "--bare", "."], cwd=self.path)
             # A tree's own .gitattributes must not change bytes on checkout; this file outranks it (gitattributes(5)).
-            (path / "info").mkdir(exist_ok=True)
-            fresh = path / "info" / "attributes.new"
+            (self.path / "info").mkdir(exist_ok=True)
+            fresh = self.path / "info" / "attributes.new"
             fresh.write_text("* -text -eol -filter -ident -working-tree-encoding -export-subst\n")
             # Renamed, since the file's presence says that all of this was done.
-            os.replace(fresh, path / "info" / "attributes")
+            os.replace(fresh, self.path / "info" / "attributes")
 
     def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         """Run git in the repository; see `sparkwright.git.run`."""
-        return run(arguments, cwd=self.path, **options)
+        return run(arguments, cwd=self.path, **options | {"env": {**HERE, **(options.get("env") or {})}})
 
     def borrow(self, others: Iterable[Path]) -> None:
-        """Let the objects of the repositories *others*, and of no one else, count as being here, too (alternates, gitrepository-layout(5))."""
+        """Let the objects of the repositories *others*, and of none that is gone, count as being here, too (gitrepository-layout(5))."""
         objects = self.path / "objects"
-        lines = "".join(sorted(f"{os.path.relpath(other / 'objects', objects)}\n" for other in others))
+        wanted = {os.path.relpath(other / "objects", objects) for other in others}
         alternates = objects / "info" / "alternates"
-        if lines == (alternates.read_text() if alternates.exists() else ""):
+        if wanted == set(_lines(alternates)):
             return
+        from filelock import FileLock
+
         alternates.parent.mkdir(exist_ok=True)
-        fresh = alternates.with_name(f"alternates.{os.getpid()}")
-        fresh.write_text(lines)
-        os.replace(fresh, alternates)
+        with FileLock(alternates.with_name("alternates.lock")):
+            # Another process may have made a repository since *others* were listed.
+            wanted |= {line for line in _lines(alternates) if (objects / line).is_dir()}
+            fresh = alternates.with_name("alternates.new")
+            fresh.write_text("".join(f"{line}\n" for line in sorted(wanted)))
+            os.replace(fresh, alternates)
 
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return those of the objects *ids* that are not there, sorted."""
@@ -155,6 +171,10 @@ class Objects:
     def has(self, name: str) -> bool:
         """Is the object (``<id>^{tree}`` and such allowed) there, with its type as asked?"""
         return self.run(["cat-file", "-e", name], check=False)[0] == 0
+
+    def whole(self, tree: str) -> bool:
+        """Is *tree* there with everything below it, down to the last file?"""
+        return self.run(["rev-list", "--objects", "--quiet", tree], check=False)[0] == 0
 
     def resolve(self, name: str) -> str:
         """Return the id of the object that *name* means."""
@@ -167,8 +187,8 @@ class Objects:
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        out = self.run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1].decode("utf-8", "surrogateescape")
-        rows = (row.split("\t", 1) for row in out.split("\0") if row)
+        out = self.run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1]
+        rows = (row.split("\t", 1) for row in out.decode("utf-8", "surrogateescape").split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
     def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
@@ -193,8 +213,8 @@ class Objects:
 
     def changes(self, before: str, after: str) -> tuple[Change, ...]:
         """Return the paths that differ between two trees, in order, renames shown as both."""
-        out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1].decode()
-        parts = out.split("\0")[:-1]
+        out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1]
+        parts = out.decode("utf-8", "surrogateescape").split("\0")[:-1]
         return tuple(Change(status, path) for status, path in zip(parts[::2], parts[1::2], strict=True))
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
@@ -205,15 +225,15 @@ class Objects:
             for path, data in files.items():
                 blob = self.run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
                 rows.append(f"{modes.get(path, (REGULAR, ''))[0]} {blob}\t{path}\0")
-            self.run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode())
+            self.run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode("utf-8", "surrogateescape"))
             return self._write_tree(env)
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
         gone = tuple(f"{path}/" for path in paths)
-        rows = [f"0 {'0' * 40}\t{path}\0" for path in self.paths(tree) if f"{path}/".startswith(gone)]
+        rows = "".join(f"0 {'0' * 40}\t{path}\0" for path in self.paths(tree) if f"{path}/".startswith(gone))
         with self._index(tree) as env:
-            self.run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode())
+            self.run(["update-index", "-z", "--index-info"], env=env, stdin=rows.encode("utf-8", "surrogateescape"))
             return self._write_tree(env)
 
     def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
@@ -230,6 +250,12 @@ class Objects:
         """Yield a temporary index that holds *tree*."""
         with self._index(tree) as env:
             yield Index(self, env)
+
+    @contextlib.contextmanager
+    def empty_index(self) -> Iterator[Index]:
+        """Yield a temporary index that holds nothing yet."""
+        with room_guard(self.path), tempfile.TemporaryDirectory(dir=self.path, prefix="index-") as folder:
+            yield Index(self, {"GIT_INDEX_FILE": str(Path(folder) / "index")})
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -276,9 +302,16 @@ class Objects:
 
         Args:
             patience: Seconds after which a host that says nothing counts as not answering.
+
+        Raises:
+            GitFailed: The host does not answer, or not as a host of repositories does.
         """
         wanted = (ref,) if ref.startswith("refs/") or ref == "HEAD" else (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-        out = self.run(["ls-remote", "--quiet", "--", url, *wanted], timeout=patience)[1].decode()
+        ask = ["ls-remote", "--quiet", "--", url]
+        out = self.run([*ask, "HEAD", *wanted], timeout=patience)[1].decode()
+        # A login page without a line end counts as a repository without refs.
+        if not out and not self.run(ask, timeout=patience)[1]:
+            raise GitFailed("git found no ref at all.", details=["no branch and no tag is offered: is this a git repository?"])
         found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
         return next((found[name] for name in wanted if name in found), None)
 
@@ -288,12 +321,12 @@ class Objects:
         with room_guard(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
             stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
             for path, mode, data in files:
-                stream.write(b"M %s inline %s\ndata %d\n" % (mode.encode(), _quoted(path), len(data)))
+                stream.write(b"M %s inline %s\ndata %d\n" % (mode.encode(), quoted(path), len(data)))
                 stream.write(data)
                 stream.write(b"\n")
             stream.write(b"done\n")
             stream.seek(0)
-            self.run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force"], stdin=stream)
+            self.run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force", "--depth=0"], stdin=stream)
         tree = self.resolve(f"{ref}^{{tree}}")
         self.run(["update-ref", "-d", ref])
         return tree
@@ -330,6 +363,23 @@ class Index:
         # A binary hunk that is cut off gets an error from git, but no status: the rest would be applied.
         return status == 0 and not any(line.startswith("error:") for line in said.splitlines()), said
 
+    def add(self, files: Mapping[str, tuple[str, str]]) -> None:
+        """Put *files* (path → mode and blob id) into the index."""
+        rows = "".join(f"{mode} {blob}\t{path}\0" for path, (mode, blob) in files.items())
+        self._objects.run(["update-index", "-z", "--index-info"], env=self._env, stdin=rows.encode("utf-8", "surrogateescape"))
+
+    def blobs(self) -> dict[str, str]:
+        """Return what the index holds, path → blob id."""
+        out = self._objects.run(["ls-files", "-z", "--stage"], env=self._env)[1].decode("utf-8", "surrogateescape")
+        rows = (row.split("\t", 1) for row in out.split("\0") if row)
+        return {path: head.split()[1] for head, path in rows}
+
+    def apply_files(self, patches: Sequence[str]) -> tuple[bool, str]:
+        """Apply the patches in the files *patches*, one after another, as `apply` does one; all of them or none."""
+        words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "--", *patches]
+        status, _, said = self._objects.run(words, env=self._env, check=False)
+        return status == 0 and not any(line.startswith("error:") for line in said.splitlines()), said
+
     def tree(self) -> str:
         """Return the tree that the index holds now."""
         return self._objects.run(["write-tree", "--missing-ok"], env=self._env)[1].decode().strip()
@@ -345,17 +395,26 @@ class _TemporaryIndex:
 
     def __enter__(self) -> Mapping[str, str]:
         env = {"GIT_INDEX_FILE": str(Path(self._folder.name) / "index")}
-        run(["read-tree", self._tree], cwd=self._objects.path, env=env)
+        self._objects.run(["read-tree", self._tree], env=env)
         return env
 
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
 
-def _quoted(path: str) -> bytes:
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def blob_id(data: bytes) -> str:
+    """Return the id that git gives a file of these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def quoted(path: str) -> bytes:
     """Return *path* as fast-import reads it (git-fast-import(1): C-style quoting)."""
     escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return b'"' + escaped.encode() + b'"'
+    return b'"' + escaped.encode("utf-8", "surrogateescape") + b'"'
 
 
 def tracked_files(folder: Path) -> Iterator[Path]:

@@ -14,6 +14,7 @@ import pytest
 
 from sparkwright import yamlfile
 from sparkwright.cherry_picks import ledger
+from sparkwright.cherry_picks.commits import encoded
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli.main import parser, session_of
 from sparkwright.demo import upstreams
@@ -230,6 +231,19 @@ class Host:
     def series(self) -> Path:
         """The folder of our patches."""
         return self.root / "forks" / self.stack / self.fork
+
+    def ours(self, name: str, files: Mapping[str, bytes | None], subject: str = "Change something", text: str = "As told.") -> bytes:
+        """Put a patch to the end of the series, in the form that `export` writes, made after those that are there; return its bytes."""
+        known = self.work.git("branch", "--list", "ours")
+        self.work.git("checkout", "--quiet", *(["ours"] if known else ["-b", "ours", "v1"]))
+        self.work.commit(files, subject)
+        change = self.work.output("diff", "-U1", "--full-index", "--binary", "--no-renames", "--no-indent-heuristic", "HEAD~1", "HEAD")
+        self.work.git("checkout", "--quiet", "main")
+        top = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] {encoded(subject)}\n\n{text}\n\n{TRAILERS}\n---\n"
+        (self.series / name).write_bytes(top.encode() + change)
+        with (self.series / "series").open("a", encoding="utf-8") as listing:
+            listing.write(f"{name}\n")
+        return top.encode() + change
 
     @property
     def ledger(self) -> Ledger:

@@ -24,8 +24,11 @@ from sparkwright.audit.policy import AuditPolicy, is_generation
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.audit.sass import CudaTools
 from sparkwright.audit.wheel import audit
+from sparkwright.build import archs, toolchain
+from sparkwright.forks.spec import Project
 
-REVIEWED = Path(__file__).parents[2] / "ci" / "audit.yaml"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "ci" / "audit"
 NOWHERE = CudaTools(Path("/nonexistent"))
 HOST = f"linux_{platform.machine()}"
 LIBRARY = "probe/_C.abi3.so"
@@ -36,6 +39,21 @@ POLICY: dict[str, Any] = {
     "distributions": {"probe": {"reason": "A test.", "libraries": [{"glob": LIBRARY, "role": "target", "cubins_min": 1}]}},
 }
 HOST_ONLY = {"glob": LIBRARY, "role": "base", "reason": "Host code."}
+COMMON = {name: value for name, value in POLICY.items() if name != "arch"}
+LISTED = POLICY["distributions"]["probe"]["libraries"]
+
+#: Members of official wheels, with what they are in 0.33.0 and in 0.20.1.
+MEMBERS = {
+    "vllm/_C_stable_libtorch.abi3.so": ["target", "target"],
+    "vllm/_C.abi3.so": [None, "target"],
+    "vllm/_moe_C.abi3.so": [None, "target"],
+    "vllm/_moe_C_stable_libtorch.abi3.so": ["target", None],
+    "vllm/_flashmla_C.abi3.so": ["base", "base"],
+    "vllm/cumem_allocator.abi3.so": ["base", "base"],
+    "vllm/third_party/deep_gemm/_C.cpython-312-aarch64-linux-gnu.so": [None, "base"],
+    "vllm/vllm-rs": ["base", None],
+    "vllm/new.so": [None, None],
+}
 
 SOURCE = """
 #include <cstdint>
@@ -100,16 +118,73 @@ def rules(report: AuditReport) -> list[str]:
 # The policy file.
 
 
-def test_the_reviewed_policy_is_valid_and_names_the_libraries_of_the_official_wheel() -> None:
-    reviewed = audit_policy.load(REVIEWED)
-    assert (reviewed.target, reviewed.generation) == ("sm_121f", "sm_12")
-    core = reviewed.library("vllm", "vllm/_C_stable_libtorch.abi3.so")
-    assert core is not None
-    assert core.role == "target"
-    assert reviewed.library("vllm", "vllm/vllm-rs") is not None
-    assert reviewed.library("vllm", "vllm/new.so") is None
-    assert reviewed.library("flashinfer-python", "flashinfer/any.so") is None
-    assert audit_policy.load(REVIEWED, "12.0f").target == "sm_120f"
+def test_the_reviewed_policies_are_valid_and_name_the_libraries_of_the_official_wheels() -> None:
+    """Each stack's policy holds what its vLLM has, the other's does not, and what both have stands in the common file alone."""
+    new, old = (audit_policy.load(FOLDER / f"{stack}.yaml", "12.1f") for stack in ("2026.11", "2026.05"))
+    roles = {name: [one.role if one else None for one in (new.library("vllm", name), old.library("vllm", name))] for name in MEMBERS}
+
+    assert roles == MEMBERS
+    assert (old.target, old.generation) == ("sm_121f", "sm_12")
+    assert new.library("flashinfer-python", "flashinfer/any.so") is None
+    assert audit_policy.load(FOLDER / "2026.11.yaml", "12.0f").target == "sm_120f"
+
+
+@pytest.mark.parametrize("stack", sorted(path.parent.name for path in (ROOT / "forks").glob("*/stack.yaml")))
+def test_every_stack_asks_for_what_its_build_compiles(stack: str) -> None:
+    """The libraries of role target are those of the build's targets, and ask for as many cubins as the plan expects units at least."""
+    project = Project(ROOT, stack)
+    vllm = audit_policy.load(project.audit_file, project.spec.arch).distributions["vllm"]
+    asked = {library.glob: library.cubins_min for library in vllm.libraries if library.role == "target"}
+
+    assert set(asked) == set(toolchain.spec(project).forks["vllm"].targets.values())
+    assert sum(asked.values()) == archs.load(project.build_folder / "archs.yaml").expect_units["vllm"]
+
+
+def write_policy(folder: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Path:
+    """Write the common policy and that of the stack ``test``, and return the path of the latter."""
+    (folder / "audit").mkdir()
+    (folder / "audit.yaml").write_text(yamlfile.dump(common))
+    (folder / "audit" / "test.yaml").write_text(yamlfile.dump(own))
+    return folder / "audit" / "test.yaml"
+
+
+def test_a_stack_adds_libraries_to_the_common_ones(tmp_path: Path) -> None:
+    """The two files make one policy; the stack's glob is asked first, so that it may name one of many."""
+    loaded = audit_policy.load(write_policy(tmp_path, COMMON, {"libraries": {"probe": [{**HOST_ONLY, "glob": "probe/a*"}]}}), "12.1f")
+
+    assert loaded == policy(distributions={"probe": {"reason": "A test.", "libraries": [{**HOST_ONLY, "glob": "probe/a*"}, *LISTED]}})
+    assert [one.glob for name in ("probe/a", LIBRARY) if (one := loaded.library("probe", name))] == ["probe/a*", LIBRARY]
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "arch", "place"),
+    [
+        ({}, {"libraries": {"probe": [HOST_ONLY]}}, "12.1f", f"{LIBRARY} is listed 2 times"),
+        ({}, {"libraries": {"prob": [HOST_ONLY]}}, "12.1f", "no distribution prob"),
+        ({}, {"libraries": {"probe": [{**HOST_ONLY, "glob": "*"}] * 2}}, "12.1f", "* is listed 2 times"),
+        ({}, {}, "121f", "is not an architecture"),
+        ({"arch": "12.1f"}, {}, "12.1f", "unknown field `arch`"),
+        ({}, {"arch": "12.1f"}, "12.1f", "unknown field `arch`"),
+        ({}, {"needed": []}, "12.1f", "unknown field `needed`"),
+        ({"distributions": {"probe": {"reason": "x", "libraries": LISTED * 2}}}, {}, "12.1f", "is listed 2 times"),
+    ],
+)
+def test_two_files_do_not_state_the_same_fact(tmp_path: Path, common: dict[str, Any], own: dict[str, Any], arch: str, place: str) -> None:
+    """A library that both list, one of a distribution that nobody described, or an arch beside that of stack.yaml is an error."""
+    path = write_policy(tmp_path, {**COMMON, **common}, own)
+    with pytest.raises(errors.FileInvalid) as caught:
+        audit_policy.load(path, arch)
+    assert place in caught.value.details[0]
+
+
+@pytest.mark.parametrize("missing", ["audit.yaml", "audit/test.yaml"])
+def test_a_stack_without_a_policy_is_told_which_file_it_lacks(tmp_path: Path, missing: str) -> None:
+    """Neither file is optional: a stack without libraries of its own says so."""
+    path = write_policy(tmp_path, COMMON, {})
+    (tmp_path / missing).unlink()
+
+    with pytest.raises(errors.FileInvalid, match=f"{missing} cannot be read"):
+        audit_policy.load(path, "12.1f")
 
 
 @pytest.mark.parametrize(
@@ -124,16 +199,11 @@ def test_the_reviewed_policy_is_valid_and_names_the_libraries_of_the_official_wh
         ({"role": "kept", "glob": "*"}, "Invalid enum value"),
     ],
 )
-def test_a_policy_with_a_gap_is_refused(library: dict[str, Any], place: str) -> None:
-    text = yamlfile.dump({**POLICY, "distributions": {"probe": {"reason": "x", "libraries": [library]}}})
+def test_a_policy_with_a_gap_is_refused(tmp_path: Path, library: dict[str, Any], place: str) -> None:
+    own = write_policy(tmp_path, {**COMMON, "distributions": {"probe": {"reason": "x"}}}, {"libraries": {"probe": [library]}})
     with pytest.raises(errors.FileInvalid) as caught:
-        yamlfile.parse(text, AuditPolicy, "audit.yaml")
+        audit_policy.load(own, "12.1f")
     assert place in caught.value.details[0]
-
-
-def test_an_unquoted_arch_is_refused() -> None:
-    with pytest.raises(errors.FileInvalid):
-        yamlfile.parse("arch: 12.1\nneeded: []\ndistributions: {}\n", AuditPolicy, "audit.yaml")
 
 
 @pytest.mark.parametrize(

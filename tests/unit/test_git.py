@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -294,3 +295,140 @@ def test_a_url_cannot_run_a_command(objects: Objects, tmp_path: Path) -> None:
             objects.remote_ref(url, "main", 30)
 
     assert not (tmp_path / "ran").exists()
+
+
+# Other trees from trees.
+
+
+def test_missing_objects_are_named(objects: Objects) -> None:
+    """Of many ids, those that are not there come back, sorted; asking for none asks nobody."""
+    there = [blob for _, blob in objects.paths(stored(objects)).values()]
+
+    assert objects.missing([*there, "f" * 40, "1" * 40]) == ["1" * 40, "f" * 40]
+    assert objects.missing(there) == objects.missing([]) == []
+
+
+def test_a_tree_is_whole_when_everything_below_it_is_there(objects: Objects, repository: Repository) -> None:
+    """A tree whose file, or whose folder, was lost is not whole, although the tree itself is there."""
+    commit = repository.commit({"a": b"1", "d/b": b"2"})
+    repository.git("config", "uploadpack.allowFilter", "true")
+    for number, lacking in enumerate(["blob:none", "tree:1"]):
+        partial = repository.path.parent / f"partial{number}.git"
+        repository.git("clone", "--quiet", "--bare", f"--filter={lacking}", repository.url, str(partial))
+        lender = Objects(repository.path.parent / f"lender{number}.git")
+        lender.borrow([partial])
+        assert lender.has(f"{commit}^{{tree}}")
+        assert not lender.whole(repository.tree())
+    objects.fetch(repository.url, commit)
+
+    assert objects.whole(repository.tree())
+    assert not objects.whole("0" * 40)
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        ([], {"a.txt", "src/b.c", "src/deep/c.h", "run.sh"}),
+        (["src"], {"a.txt", "run.sh"}),
+        (["src/deep", "a.txt"], {"src/b.c", "run.sh"}),
+        (["sr", "a.tx", "src/b", "deep"], {"a.txt", "src/b.c", "src/deep/c.h", "run.sh"}),
+        (["src/b.c", "src/deep/c.h"], {"a.txt", "run.sh"}),
+        (["a.txt", "src", "run.sh"], set()),
+    ],
+)
+def test_paths_are_left_out(objects: Objects, gone: list[str], left: set[str]) -> None:
+    """Files and folders go by their whole names; what only begins like them stays, and so do modes."""
+    tree = objects.without_paths(stored(objects), gone)
+
+    assert objects.paths(tree) == {path: entry for path, entry in objects.paths(stored(objects)).items() if path in left}
+
+
+def test_folders_take_the_place_of_submodules(objects: Objects, repository: Repository) -> None:
+    """A tree gets other trees where it named commits of other repositories; the rest stays as it was."""
+    commit = repository.commit({"a": b"1", "third/own.txt": b"own"})
+    for path in ("third/party", "x"):
+        repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
+    repository.git("commit", "--quiet", "-m", "submodules")
+    objects.fetch(repository.url, repository.git("rev-parse", "HEAD"))
+    inner = stored(objects)
+    tree = objects.with_folders(repository.tree(), {"third/party": inner, "x": inner})
+
+    assert objects.submodules(tree) == {}
+    assert objects.subtree(tree, "third/party") == objects.subtree(tree, "x") == inner
+    assert (objects.blob(tree, "a"), objects.blob(tree, "third/own.txt")) == (b"1", b"own")
+
+
+def test_names_that_are_not_utf_8_survive(objects: Objects, repository: Repository) -> None:
+    """A file of another age's encoding comes back under its own bytes."""
+    name = b"caf\xe9.txt"
+    (repository.path / os.fsdecode(name)).write_bytes(b"1")
+    commit = repository.commit({"b": b"2"})
+    objects.fetch(repository.url, commit)
+    tree = objects.without_paths(repository.tree(), ["b"])
+
+    assert [os.fsencode(path) for path in objects.paths(tree)] == [name]
+    assert objects.changes(tree, repository.tree()) == (Change("A", "b"),)
+    assert [change.status for change in objects.changes(objects.without_paths(tree, objects.paths(tree)), tree)] == ["A"]
+
+
+# Patches in an index.
+
+EDIT = b"diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-one\n+two\n"
+
+
+def test_an_index_applies_a_patch_and_takes_it_away(objects: Objects) -> None:
+    """What is applied is in the next tree, what is reversed is out of it again, and checking changes nothing."""
+    tree = stored(objects)
+    with objects.index(tree) as index:
+        assert index.apply(EDIT, check=True)[0]
+        assert index.tree() == tree
+        assert index.apply(EDIT)[0]
+        assert objects.blob(index.tree(), "a.txt") == b"two\n"
+        assert not index.apply(EDIT)[0]
+        assert index.apply(EDIT, reverse=True)[0]
+        assert index.tree() == tree
+
+
+def test_an_index_that_refused_a_patch_is_as_it_was(objects: Objects) -> None:
+    """Of a patch for two files that fits one, nothing is left, and git's words come back."""
+    tree = stored(objects)
+    with objects.index(tree) as index:
+        fits, said = index.apply(EDIT + EDIT.replace(b"a.txt", b"gone.txt"))
+        assert not fits
+        assert "error: gone.txt: does not exist in index" in said
+        assert index.tree() == tree
+
+
+# Killed, damaged, surrounded.
+
+
+def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
+    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and nobody's files change."""
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    objects = Objects(tmp_path / "objects.git")
+    tree = stored(objects)
+    before = sorted((tmp_path / ".git").rglob("*"))
+    (objects.path / "HEAD").write_bytes(b"garbage")
+    with pytest.raises(GitFailed, match="ended with status 128"):
+        objects.paths(tree)
+    with pytest.raises(GitFailed):
+        stored(objects)
+
+    assert sorted((tmp_path / ".git").rglob("*")) == before
+
+
+def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
+    """Processes that begin together with a fresh cache directory all end up with the same store."""
+    words = [sys.executable, "-c", "import sys; from pathlib import Path; from sparkwright.git import Objects; Objects(Path(sys.argv[1]))"]
+    children = [subprocess.Popen([*words, str(tmp_path / "objects.git")]) for _ in range(5)]
+
+    assert [child.wait(60) for child in children] == [0] * 5
+    assert stored(Objects(tmp_path / "objects.git"))
+
+
+def test_a_host_without_any_ref_is_no_host(objects: Objects, tmp_path: Path) -> None:
+    """That a repository offers nothing at all does not mean that the ref is gone."""
+    subprocess.run(["git", "init", "-q", "--bare", "empty.git"], cwd=tmp_path, check=True)
+
+    with pytest.raises(GitFailed, match="no ref at all"):
+        objects.remote_ref((tmp_path / "empty.git").as_uri(), "main", 30)

@@ -292,3 +292,30 @@ def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
         session.mirror_map(["https://a.example/=https://b.example/", value])
 
     assert repr(value) in caught.value.what
+
+
+# Forks that are only needed by another.
+
+
+def test_a_fork_that_is_only_needed_comes_as_any_kind(make: Make, commit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run for another fork takes this one as ``auto`` would where it has none of the kind that was asked for, and says so."""
+    run = dataclasses.replace(make(commit), source="sdist", forks=("other",))
+
+    assert sources.fetch(run, "mini").kind == "git"
+    assert "mini: it has no source of kind sdist and is only needed by another fork" in capsys.readouterr().err
+
+
+def test_a_fork_that_is_only_needed_comes_as_the_kind_that_was_asked_for(make: Make, commit: str) -> None:
+    """Where it has that kind, nothing is different for it, even if ``auto`` would choose another."""
+    run = dataclasses.replace(make(commit, sdist=SDIST), source="sdist", forks=("other",))
+
+    assert sources.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
+
+
+def test_a_fork_that_the_run_is_for_is_not_answered_by_what_another_needed(make: Make, commit: str) -> None:
+    """That the store holds it in another kind is no answer to the request for this one."""
+    run = dataclasses.replace(make(commit), source="sdist")
+    sources.fetch(dataclasses.replace(run, forks=("other",)), "mini")
+
+    with pytest.raises(NotProvided):
+        sources.fetch(run, "mini")

@@ -14,16 +14,27 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from uv import find_uv_bin
 
+from sparkwright import yamlfile
+from sparkwright.build import toolchain, wheelfile
 from sparkwright.build import version as versions
-from sparkwright.build import wheelfile
+from sparkwright.build import wheel as building
+from sparkwright.build.toolchain import EnvironmentSpec
 from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import SparkwrightError, WheelInvalid
+from sparkwright.errors import FileInvalid, RequirementMismatch, SparkwrightError, WheelInvalid
+from sparkwright.forks.spec import Project
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
+
+ROOT = Path(__file__).parents[2]
 
 NAME = "mini-1.0-py3-none-any.whl"
 INFO, NEW = "mini-1.0.dist-info", "mini-1.0+spark.1.dist-info"
@@ -249,6 +260,176 @@ def test_any_content_survives(
     members = verify(wheelfile.remake(base, folder, version="1.0+a", replace=changes))
 
     assert {name: data for name, data in members.items() if "dist-info" not in name} == {**files, **changes}
+
+
+# Requirements.
+
+#: As build backends write them: markers, extras, parentheses, a name in capitals, a continued line.
+REQUIRING = (
+    b"Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
+    b"Requires-Dist: numpy\n"
+    b"Requires-Dist: Flash_Infer[cu13]==0.6.8.post1\n"
+    b"Requires-Dist: flash.infer==0.6.8.post1; extra == 'fast'\n"
+    b'requires-dist: cubin (>=1,<2); python_version > "3.11"\n'
+    b'  and os_name == "posix"\n'
+    b"Provides-Extra: fast\n"
+    b"\nRequires-Dist: cubin\n"
+)
+
+
+def required(tmp_path: Path, out: Path, requires: Mapping[str, str]) -> list[str]:
+    """Remake a wheel with `REQUIRING`, and return its header lines after the version, its RECORD checked."""
+    base = packed(tmp_path / NAME, {**FILES, **META, f"{INFO}/METADATA": REQUIRING})
+    metadata = verify(wheelfile.remake(base, out, version="1.0+a", requires=requires))["mini-1.0+a.dist-info/METADATA"].decode()
+
+    assert metadata.endswith("\n\nRequires-Dist: cubin\n"), "the description is no header"
+    return metadata.partition("\n\n")[0].splitlines()[3:]
+
+
+def test_requirements_are_replaced_and_removed(tmp_path: Path, out: Path) -> None:
+    """Every line of a project changes, however it spells the name; what a line asks for changes, when it does so does not."""
+    assert required(tmp_path, out, {"flash-infer": "flash-infer==0.6.9", "cubin": ""}) == [
+        "Requires-Dist: numpy",
+        "Requires-Dist: flash-infer[cu13]==0.6.9",
+        'Requires-Dist: flash-infer==0.6.9; extra == "fast"',
+        "Provides-Extra: fast",
+    ]
+
+
+def test_a_requirement_may_bring_extras_and_a_condition(tmp_path: Path, out: Path) -> None:
+    """Extras that it names take the place of those that were there; its marker is one more condition."""
+    wanted = "flash-infer[cu12]==0.6.9; os_name == 'posix' or os_name == 'nt'"
+    assert [
+        line for line in required(tmp_path, out, {"flash-infer": wanted, "cubin": "cubin<3"}) if "infer" in line or "cubin" in line
+    ] == [
+        'Requires-Dist: flash-infer[cu12]==0.6.9; os_name == "posix" or os_name == "nt"',
+        'Requires-Dist: flash-infer[cu12]==0.6.9; extra == "fast" and (os_name == "posix" or os_name == "nt")',
+        'requires-dist: cubin<3; python_version > "3.11" and os_name == "posix"',
+    ]
+
+
+def test_without_changed_requirements_every_line_stays(tmp_path: Path, out: Path) -> None:
+    """Nothing is spelt anew that nobody asked for."""
+    assert required(tmp_path, out, {}) == REQUIRING.decode().partition("\n\n")[0].splitlines()[3:]
+
+
+@pytest.mark.parametrize(
+    ("requires", "detail"),
+    [
+        ({"absent": ""}, "absent: not required at all"),
+        ({"absent": "absent==1", "numpy": ""}, "absent: not required at all"),
+        ({"numpy": "numpy"}, "numpy: Requires-Dist: numpy"),
+        ({"mini": ""}, "mini: not required at all"),
+    ],
+)
+def test_a_changed_requirement_without_effect_is_refused(base: Path, out: Path, requires: dict[str, str], detail: str) -> None:
+    """A project that the wheel does not require, or requires just so, is named, with what the wheel says of it."""
+    text = META[f"{INFO}/METADATA"].replace(b"Keywords:", b"Requires-Dist: numpy\nKeywords:")
+    path = packed(base, {**FILES, **META, f"{INFO}/METADATA": text})
+
+    with pytest.raises(RequirementMismatch) as caught:
+        wheelfile.remake(path, out, version="1.0+a", requires=requires)
+    assert caught.value.details == (detail,)
+
+
+@pytest.mark.parametrize("text", [b"numpy (", b"\xff", b"", b"numpy ; extra = fast"])
+def test_a_requirement_that_nobody_can_read_is_refused(base: Path, out: Path, text: bytes) -> None:
+    """Where it is not known which project a line asks for, it is not guessed."""
+    metadata = META[f"{INFO}/METADATA"].replace(b"Keywords:", b"Requires-Dist: " + text + b"\nRequires-Dist: a\nKeywords:")
+    path = packed(base, {**FILES, **META, f"{INFO}/METADATA": metadata})
+
+    with pytest.raises(WheelInvalid, match="cannot be read"):
+        wheelfile.remake(path, out, version="1.0+a", requires={"a": ""})
+
+
+PROJECTS = ("torch", "flash-infer", "cubin", "numpy")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(PROJECTS), st.sampled_from(["", "==1", ">=1"]), st.sampled_from(["", '; extra == "x"'])), max_size=6
+    ),
+    st.dictionaries(st.sampled_from(PROJECTS), st.sampled_from(["==2", "<3", None]), max_size=3),
+)
+def test_any_requirements_change_as_told(lines: list[tuple[str, str, str]], changes: dict[str, str | None]) -> None:
+    """For any wheel and any changes: other projects' lines stay, those of changed ones ask for what was given, on the old condition."""
+    requires = {project: f"{project}{wanted}" if wanted else "" for project, wanted in changes.items()}
+    head = "".join(f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in lines)
+    if not requires.keys() <= {project for project, _, _ in lines}:
+        with pytest.raises(RequirementMismatch):
+            wheelfile.requiring(head.encode(), requires)
+        return
+
+    expected = [(project, changes.get(project, version), marker) for project, version, marker in lines]
+    assert wheelfile.requiring(head.encode(), requires).decode() == "".join(
+        f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in expected if version is not None
+    )
+
+
+ENVIRONMENT = "forks: {{vllm: {{distribution: mini, requires: {{{}}}}}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("numpy: 'numpy=='", "is not a requirement"),
+        ("numpy: '=='", "is not a requirement"),
+        ("numpy: ' '", "is not a requirement"),
+        ("numpy: 'numpi==1'", "is not a version of numpy"),
+        ("numpy: 'numpy @ https://a.example/numpy.whl'", "is not a version of numpy"),
+        ("NumPy: 'NumPy==1'", "is not the normalised name"),
+        ("a_b: 'a-b==1'", "is not the normalised name"),
+        ("'': ''", "is not the normalised name"),
+        ("numpy: 1", "Expected `str`"),
+        ("numpy: null", "Expected `str`"),
+    ],
+)
+def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry: str, words: str) -> None:
+    """A slip in environment.yaml costs no compiling."""
+    with pytest.raises(FileInvalid) as caught:
+        yamlfile.parse(ENVIRONMENT.format(entry), EnvironmentSpec, "environment.yaml")
+    assert words in caught.value.details[0]
+
+
+def test_requirements_of_what_is_not_grafted_are_refused(mini: Mini) -> None:
+    """A wheel that its own backend makes states its requirements in its tree, where a patch can change them."""
+    mini.edit(
+        "build/demo/environment.yaml", "distribution: mini-flashinfer\n", "distribution: mini-flashinfer\n    requires: {numpy: ''}\n"
+    )
+
+    with pytest.raises(FileInvalid, match="flashinfer, which is not grafted"):
+        toolchain.spec(mini.session().project)
+
+
+def test_a_changed_requirement_makes_the_wheel_anew_and_no_other(mini: Mini) -> None:
+    """The key of the fork's wheel changes, by the file that people edited, and that of no other fork."""
+    before = {fork: building.inputs(mini.session(), fork) for fork in ("cutlass", "flashinfer", "vllm")}
+    mini.edit("build/demo/environment.yaml", "distribution: mini-vllm\n", "distribution: mini-vllm\n    requires: {numpy: ''}\n")
+    after = {fork: building.inputs(mini.session(), fork) for fork in before}
+
+    assert {fork: [name for name in parts if parts[name] != after[fork][name]] for fork, parts in before.items()} == {
+        "cutlass": [],
+        "flashinfer": [],
+        "vllm": ["build/demo/environment.yaml"],
+    }
+
+
+@pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
+def test_the_reviewed_environments_are_valid(stack: str) -> None:
+    """What stands under requires can be put into a wheel."""
+    assert set(toolchain.spec(Project(ROOT, stack)).forks) == {"cutlass", "flashinfer", "vllm"}
+
+
+def test_a_version_of_ours_meets_the_requirement_on_its_release() -> None:
+    """The label that our wheels carry is admitted by == of the release (PEP 440), so that two of them install together."""
+    for stack in ("2026.05", "2026.11"):
+        project = Project(ROOT, stack)
+        release = project.spec.forks["flashinfer"].sources.sdist
+        assert release is not None
+        ours = versions.labelled(release.version, project.spec.label)
+        text = toolchain.spec(project).forks["vllm"].requires.get("flashinfer-python", f"flashinfer-python=={release.version}")
+
+        assert Requirement(text).specifier.contains(ours)
 
 
 # Damage.

@@ -1,12 +1,15 @@
 """
-The reviewed audit policy (`ci/audit.yaml`): what each library of each wheel must hold, and what it may.
+The reviewed audit policy: what each library of each wheel must hold, and what it may.
 
-A library that no policy names is a finding, so the file is a complete list; whoever adds a library says here what it is.
+`ci/audit.yaml` holds what is so in every stack, `ci/audit/<stack>.yaml` the libraries that a stack has besides. A library that neither
+names is a finding, so together they are a complete list; whoever adds a library says here what it is.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -14,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright import yamlfile
+from sparkwright.errors import FileInvalid
 
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
 
@@ -127,13 +131,31 @@ class DistributionPolicy(_Record, frozen=True):
     reason: str
     libraries: tuple[LibraryPolicy, ...] = ()
 
+    def __post_init__(self) -> None:
+        for glob, times in Counter(library.glob for library in self.libraries).items():
+            if times > 1:
+                raise ValueError(f"{glob} is listed {times} times")
+
+
+class CommonPolicy(_Record, frozen=True):
+    """``ci/audit.yaml``: what holds for every stack; its fields are those of `AuditPolicy`."""
+
+    needed: tuple[str, ...]
+    distributions: dict[str, DistributionPolicy]
+
+
+class StackPolicy(_Record, frozen=True):
+    """``ci/audit/<stack>.yaml``: by distribution, the libraries that its wheel has in this stack besides the common ones."""
+
+    libraries: dict[str, tuple[LibraryPolicy, ...]] = {}
+
 
 class AuditPolicy(_Record, frozen=True):
     """
-    The whole file.
+    The whole policy of a stack.
 
     Attributes:
-        arch: The architecture of the stack as CMake spells it, such as ``12.1f``.
+        arch: The architecture of the stack as CMake spells it, such as ``12.1f``; stack.yaml names it, and no file of the policy does.
         needed: Shared libraries that every library may want, as globs.
         distributions: By normalised distribution name; a wheel that is not listed may hold no library.
     """
@@ -167,15 +189,25 @@ def is_generation(arch: str, generation: str) -> bool:
     return arch.rstrip("af")[:-1] == generation
 
 
-def load(path: Path, arch: str | None = None) -> AuditPolicy:
+def load(path: Path, arch: str) -> AuditPolicy:
     """
-    Return the policy in the file at *path*.
+    Return the policy of a stack: what is asked in every stack, and what its own file adds.
 
     Args:
-        arch: The stack's arch, where it differs from the file's.
+        path: The stack's file, ``ci/audit/<stack>.yaml``; the common one lies beside its folder and is called like that.
+        arch: The stack's.
 
     Raises:
-        FileInvalid: The file is not a valid policy.
+        FileInvalid: A file is missing or not valid, or both list the same library.
     """
-    policy = yamlfile.load(path, AuditPolicy)
-    return policy if arch is None else msgspec.structs.replace(policy, arch=arch)
+    common, own = yamlfile.load(path.parent.with_suffix(".yaml"), CommonPolicy), yamlfile.load(path, StackPolicy)
+    try:
+        return AuditPolicy(arch, common.needed, _joined(common.distributions, own.libraries))
+    except ValueError as error:
+        raise FileInvalid(f"The policy of {path.stem} does not hold together.", details=[str(error), str(path)]) from error
+
+
+def _joined(common: Mapping[str, DistributionPolicy], own: Mapping[str, tuple[LibraryPolicy, ...]]) -> dict[str, DistributionPolicy]:
+    if unknown := sorted(own.keys() - common.keys()):
+        raise ValueError(f"the common policy has no distribution {', '.join(unknown)}")
+    return {name: DistributionPolicy(one.reason, own.get(name, ()) + one.libraries) for name, one in common.items()}

@@ -35,30 +35,36 @@ class Transplant(msgspec.Struct, frozen=True):
         libraries: Compiled here: member → sha256.
         replaced, removed: Python and data files.
         base: Libraries that stay as they came: member → sha256 as the base's RECORD states it.
+        requires: Requirements that were changed: project → the new requirement, or nothing.
     """
 
     libraries: dict[str, str]
     replaced: tuple[str, ...]
     removed: tuple[str, ...]
     base: dict[str, str]
+    requires: dict[str, str] = {}
 
 
 def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvironment) -> None:
     """
-    Check that *base* was built from the same source, before the series.
+    Check that *base* was built from the same source, before the series, and has the requirements that are to change.
 
     Raises:
         BaseMismatch: A Python file that both have differs.
+        RequirementMismatch: See `wheelfile.requiring`.
     """
     tree = session.objects.paths(source.source.tree, settings.package)
     with zipfile.ZipFile(base) as wheel:
         names = [name for name in wheelfile.members(wheel, base.name) if name.endswith(".py") and name in tree]
         differing = [name for name in names if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]]
+        metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
     if differing or not names:
         raise BaseMismatch(
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )
+    # `write` does this again, after the compiling; an entry without effect should not cost an hour first.
+    wheelfile.requiring(metadata, settings.requires)
     console.note(f"{base.name}: its {len(names)} Python files are those of the source")
 
 
@@ -88,6 +94,7 @@ def transplant(
         replaced=tuple(sorted(replace)),
         removed=tuple(sorted(change.path for change in changes if change.status == "D")),
         base={name: digest for name, (digest, _) in sorted(record.items()) if name.endswith(".so") and name not in libraries},
+        requires=settings.requires,
     )
 
 
@@ -105,7 +112,8 @@ def write(
     version = labelled(WheelName.of(base.name).version, label)
     return wheelfile.remake(
         base, folder, version=version, platform=platform_tag(base.name, [changes[name] for name in done.libraries]),
-        replace=changes, remove=frozenset(done.removed), version_files=settings.version_files, build_record=record,
+        replace=changes, remove=frozenset(done.removed), version_files=settings.version_files, requires=done.requires,
+        build_record=record,
     )  # fmt: skip
 
 

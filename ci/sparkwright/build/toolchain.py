@@ -21,7 +21,7 @@ import msgspec
 from sparkwright import digest, process, yamlfile
 from sparkwright.build import pylock
 from sparkwright.console import console
-from sparkwright.errors import CommandFailed, ToolMissing
+from sparkwright.errors import CommandFailed, FileInvalid, ToolMissing
 from sparkwright.forks import download
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
@@ -43,6 +43,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         targets: For a graft: CMake target → path in the wheel of the library it makes.
         package: For a graft: the folder of the tree whose files lie in the wheel at the same path.
         version_files: Python files of the wheel that state its version.
+        requires: For a graft: normalised name of a project that the official wheel requires → the requirement to put in place of that, or
+            nothing where it is to go (`wheelfile.requiring`).
         distribution: Name of the wheel's project.
         memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine has no record of it yet.
         seconds, longest: Work of a whole build on one core and of its longest unit, as measured; for the first estimate.
@@ -53,10 +55,31 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     targets: dict[str, str] = {}
     package: str = ""
     version_files: tuple[str, ...] = ()
+    requires: dict[str, str] = {}
     distribution: str = ""
     memory: dict[str, int] = {}
     seconds: float = 0
     longest: float = 0
+
+    def __post_init__(self) -> None:
+        for project, text in self.requires.items():
+            _check_requirement(project, text)
+
+
+def _check_requirement(project: str, text: str) -> None:
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    if not project or canonicalize_name(project) != project:
+        raise ValueError(f"requires: {project!r} is not the normalised name of a project")
+    if not text:
+        return
+    try:
+        wanted = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"requires: {text!r} is not a requirement: {' '.join(str(error).split())}") from error
+    if canonicalize_name(wanted.name) != project or wanted.url:
+        raise ValueError(f"requires: {text!r} is not a version of {project} on the package index")
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,8 +137,18 @@ def host_compiler() -> str:
 
 
 def spec(project: Project) -> EnvironmentSpec:
-    """Return ``build/<stack>/environment.yaml``."""
-    return yamlfile.load(project.build_folder / "environment.yaml", EnvironmentSpec)
+    """
+    Return ``build/<stack>/environment.yaml``.
+
+    Raises:
+        FileInvalid: It is not one, or asks for something that the fork's kind of build would pass over.
+    """
+    path = project.build_folder / "environment.yaml"
+    read = yamlfile.load(path, EnvironmentSpec)
+    for fork, settings in read.forks.items():
+        if settings.requires and project.fork(fork).build != "graft":
+            raise FileInvalid(f"{path} changes requirements of {fork}, which is not grafted onto a wheel that has any.")
+    return read
 
 
 def obtain(session: Session) -> Toolchain:

@@ -214,4 +214,6 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, key: str, fol
             base, folder, session.project.spec.label, changes, done, settings, msgspec.json.format(msgspec.json.encode(record))
         )
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")
+    if done.requires:
+        console.note(f"requirements changed: {', '.join(text or f'no {project}' for project, text in done.requires.items())}")
     return path, made.after.counts, done

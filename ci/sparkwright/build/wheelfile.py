@@ -11,18 +11,22 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
 from email.parser import BytesParser
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from sparkwright.build.version import restate
-from sparkwright.errors import WheelInvalid
+from sparkwright.errors import RequirementMismatch, WheelInvalid
 from sparkwright.forks.archive import MOST_FILES, damage_guard, safe_path
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel (reproducible-builds.org).
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -187,6 +191,7 @@ def remake(
     replace: Mapping[str, bytes] | None = None,
     remove: frozenset[str] = frozenset(),
     version_files: tuple[str, ...] = (),
+    requires: Mapping[str, str] | None = None,
     build_record: bytes = b"",
 ) -> Path:
     """
@@ -195,6 +200,7 @@ def remake(
     Args:
         version: The new version; METADATA, the names of its folders and *version_files* follow it.
         platform: The new platform tag, where it changes.
+        requires: Requirements that change; see `requiring`.
         build_record: JSON that says where every library came from; becomes ``sparkwright.json`` in the ``.dist-info``.
 
     Returns:
@@ -202,6 +208,7 @@ def remake(
 
     Raises:
         WheelInvalid: *base* is damaged, or a version file does not state the version.
+        RequirementMismatch: See `requiring`.
     """
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
@@ -220,7 +227,7 @@ def remake(
             if name == f"{old.info}/RECORD":
                 continue
             if name == f"{old.info}/METADATA":
-                writer.add(target, _metadata(source.read(name), old.version, version))
+                writer.add(target, requiring(_metadata(source.read(name), old.version, version), requires or {}))
             elif name == f"{old.info}/WHEEL":
                 pure = b"Root-Is-Purelib: true" in source.read(name)
                 writer.add(target, wheel_text(new.tag, pure).encode())
@@ -250,3 +257,67 @@ def _metadata(text: bytes, old: str, new: str) -> bytes:
         raise WheelInvalid(f"METADATA does not state version {old} once.")
     lines = [f"Version: {new}".encode() if line.startswith(b"Version:") else line for line in head.split(b"\n")]
     return b"\n".join(lines) + gap + body
+
+
+def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
+    """
+    Return METADATA that asks for other versions of some projects, or no longer for them.
+
+    What a line asks for is replaced; when it does so (its marker, which may name an extra) stays.
+
+    Args:
+        requires: Normalised name → the requirement for the lines of that project, or nothing to remove them. A line keeps its extras
+            where the requirement names none; a marker of the requirement is a further condition.
+
+    Raises:
+        RequirementMismatch: A project has no line, or none that would change.
+        WheelInvalid: A requirement of the wheel cannot be read.
+    """
+    if not requires:
+        return metadata
+    head, gap, body = metadata.partition(b"\n\n")
+    # A line that begins with a blank continues the one before it.
+    fields = [_Field.of(line, requires) for line in re.split(rb"\n(?![ \t])", head)]
+    if idle := sorted(requires.keys() - {field.project for field in fields if field.after != field.before}):
+        asked = {project: [field.before.decode() for field in fields if field.project == project] for project in idle}
+        details = [f"{project}: {'; '.join(lines) or 'not required at all'}" for project, lines in asked.items()]
+        raise RequirementMismatch(f"What is said of {', '.join(idle)} changes no requirement of the official wheel.", details=details)
+    return b"\n".join(field.after for field in fields if field.after is not None) + gap + body
+
+
+class _Field(NamedTuple):
+    """A header field, and what takes its place, if anything; *project* is what it requires, if it does."""
+
+    project: str
+    before: bytes
+    after: bytes | None
+
+    @classmethod
+    def of(cls, line: bytes, requires: Mapping[str, str]) -> _Field:
+        from packaging.requirements import InvalidRequirement, Requirement
+        from packaging.utils import canonicalize_name
+
+        name, _, text = line.partition(b":")
+        if name.lower() != b"requires-dist":
+            return cls("", line, line)
+        try:
+            found = Requirement(" ".join(text.decode().split()))
+        except (InvalidRequirement, UnicodeDecodeError) as error:
+            raise WheelInvalid("METADATA holds a requirement that cannot be read.", details=[repr(text), str(error)]) from error
+        project = canonicalize_name(found.name)
+        if project not in requires:
+            return cls(project, line, line)
+        if not requires[project]:
+            return cls(project, line, None)
+        wanted = _joined(found, Requirement(requires[project]))
+        return cls(project, line, line if wanted == found else b"%s: %s" % (name, str(wanted).encode()))
+
+
+def _joined(found: Requirement, wanted: Requirement) -> Requirement:
+    """Return *wanted* on the conditions of *found*, and with its extras where it has none itself."""
+    from packaging.markers import Marker
+
+    wanted.extras = wanted.extras or found.extras
+    if found.marker:
+        wanted.marker = Marker(f"({found.marker}) and ({wanted.marker})") if wanted.marker else found.marker
+    return wanted

@@ -135,18 +135,41 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
 
 
 def known_releases(session: Session, project: str) -> list[Release]:
-    """Return the releases of *project*; where the index may not be asked, those that are in the store, of which it told last time."""
-    key = digest.key("releases", project)
-    if session.offline:
-        listed = session.store.get("releases", key, _Listed)
-        return [one for one in listed.releases if _imported(session, one)] if listed else []
+    """Return the releases of *project* as `listed`; none where the index does not answer."""
     try:
-        found = releases(project)
+        return listed(session, project)
     except SourceUnreachable as error:
         console.note(error.what)
         return []
+
+
+def listed(session: Session, project: str) -> list[Release]:
+    """Return the releases of *project*; where the index may not be asked, those that are in the store, of which it told last time."""
+    key = digest.key("releases", project)
+    if session.offline:
+        known = session.store.get("releases", key, _Listed)
+        return [one for one in known.releases if _imported(session, one)] if known else []
+    found = releases(project)
     session.store.put("releases", key, _Listed(tuple(found)))
     return found
+
+
+def between(session: Session, project: str, start: str, end: str) -> list[Release]:
+    """
+    Return the releases of *project* from *start* to *end*, or to the newest, oldest first; with --offline, those that are in the store.
+
+    Raises:
+        NotProvided: An end is no release, or they are the wrong way round.
+        SourceUnreachable: The index does not answer.
+    """
+    found = listed(session, project)
+    names = [one.version for one in found]
+    if unknown := [name for name in (start, end) if name and name not in names]:
+        where = "in the store" if session.offline else "on the package index"
+        raise NotProvided(f"There is no release {project} {unknown[0]} {where}.", details=[f"there are: {', '.join(names) or 'none'}"])
+    if end and names.index(start) > names.index(end):
+        raise NotProvided(f"{project} {start} is later than {end}.", todo="Choose ends with --from and --to.")
+    return found[names.index(start) : names.index(end) + 1 if end else None]
 
 
 def later(session: Session, fork: str, mirror: Mirror | None, branch: str, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
@@ -157,23 +180,24 @@ def later(session: Session, fork: str, mirror: Mirror | None, branch: str, patch
     """
     sdist = session.lock.forks[fork].sdist
     newer = releases_after(known_releases(session, sdist.name), sdist.version) if sdist else []
-    tip = _tip(session, mirror, branch) if mirror is not None else None
+    tip = _tip(session, mirror, branch, patches) if mirror is not None else None
     for release in newer if every else newer[-1:]:
-        if tip and mirror and release.day > tip.date:
-            yield of_commit(session, mirror, f"{branch} {tip.date}", tip.commit, patches)
+        if tip and release.day > tip.name.removeprefix(f"{branch} "):
+            yield tip
             tip = None
         yield of_release(session, release)
-    if tip and mirror:
-        yield of_commit(session, mirror, f"{branch} {tip.date}", tip.commit, patches)
+    if tip:
+        yield tip
 
 
-def _tip(session: Session, mirror: Mirror, branch: str) -> history.Commit | None:
+def _tip(session: Session, mirror: Mirror, branch: str, patches: Collection[Patch]) -> Base | None:
     try:
         commit = mirror.history(branch, newest=not session.offline)
+        day = history.commit(session.objects, commit).date if commit else ""
+        return of_commit(session, mirror, f"{branch} {day}", commit, patches) if commit else None
     except (SourceUnreachable, Offline) as error:
         console.note(f"{branch} of {mirror.url} is left out: {error.what}")
         return None
-    return history.commit(session.objects, commit) if commit else None
 
 
 def releases_after(found: Collection[Release], version: str) -> list[Release]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
 from sparkwright.errors import BisectUndecided, NotProvided
 from sparkwright.forks.mirror import Mirror
+from sparkwright.forks.packageindex import shown
 from sparkwright.forks.session import Session
 
 
@@ -50,7 +52,8 @@ def search(count: int, attempt: Try) -> tuple[Trial, int, Trial, int]:
     Raises:
         BisectUndecided: They do not.
     """
-    low, high = attempt(0), attempt(count - 1)
+    low = attempt(0)
+    high = attempt(count - 1) if count > 1 else low
     if good(low) == good(high):
         raise BisectUndecided(
             f"{low.patch} is the same at both ends.", details=[f"{one.base}: {one.state}" for one in (low, high)],
@@ -116,14 +119,23 @@ def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch, start: st
 
     Raises:
         NotProvided: There is no natural start for a patch of ours, or a name means nothing.
+        Offline, SourceUnreachable: The repository may not be asked, or does not answer.
     """
-    tip = mirror.history(end or book.branch, newest=not session.offline)
-    begin = mirror.history(start) if start and len(start) != 40 else start
-    if not begin and patch.pick:
-        begin = book.record(patch.pick).base
-    if not begin or not tip:
-        raise NotProvided(
-            f"{patch.name} needs {'a commit to start from' if not begin else f'a branch {end or book.branch}'}.",
-            todo="Name one with --from, or search releases with --releases.",
-        )
-    return begin, tip
+    tip = mirror.history(book.branch, newest=not session.offline)
+    if not start and not patch.pick:
+        raise NotProvided(f"{patch.name} needs a commit to start from.", todo="Name one with --from, or search releases with --releases.")
+    begin = _commit(session, mirror, start) if start else book.record(patch.pick).base
+    last = _commit(session, mirror, end) if end else tip
+    for name, found in ((start, begin), (end or book.branch, last)):
+        if not found:
+            raise NotProvided(f"{shown(book.url)} has no branch, tag or commit {name}.", todo="Choose ends with --from and --to.")
+    return begin or "", last or ""
+
+
+def _commit(session: Session, mirror: Mirror, name: str) -> str | None:
+    """Return the commit that *name* means; its digits count where it is part of a history that is here."""
+    if re.fullmatch(r"[0-9a-f]{7,40}", name):
+        status, out, _ = session.objects.run(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"], check=False)
+        if status == 0 or len(name) == 40:
+            return out.decode().strip() or None
+    return mirror.history(name, newest=not session.offline)

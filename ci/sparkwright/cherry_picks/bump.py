@@ -87,7 +87,8 @@ def _spec(before: ForkSpec, version: str) -> ForkSpec:
     git = replace(named.git, ref=named.git.ref.replace(old, version), commit="") if named.git and named.git.ref.endswith(old) else named.git
     wheel = replace(named.wheel, version=version) if named.wheel and named.wheel.name == project else named.wheel
     bases = {
-        machine: replace(one, version=version, tag=_tag(one, version)) if one.name == project else one for machine, one in before.bases.items()
+        machine: replace(one, version=version, tag=_tag(one, version)) if one.name == project else one
+        for machine, one in before.bases.items()
     }
     return replace(before, sources=replace(named, git=git, sdist=replace(named.sdist, version=version), wheel=wheel), bases=bases)
 
@@ -109,7 +110,7 @@ def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) 
     old, new = before.sources.sdist.version, after.sources.sdist.version
     text = session.project.stack_file.read_text("utf-8")
     start = re.search(rf"^  {re.escape(fork)}:\n", text, re.MULTILINE)
-    end = re.search(r"^  \S", text[start.end() :], re.MULTILINE) if start else None
+    end = re.search(r"^ {0,2}[^\s#]", text[start.end() :], re.MULTILINE) if start else None
     if start:
         stop = start.end() + end.start() if end else len(text)
         block = re.sub(rf'(["\'])(v?){re.escape(old)}\1', lambda match: f"{match[1]}{match[2]}{new}{match[1]}", text[start.end() : stop])
@@ -120,7 +121,8 @@ def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) 
     expected = msgspec.structs.replace(session.project.spec, forks={**session.project.spec.forks, fork: after})
     if not start or yamlfile.parse(text, StackSpec, str(session.project.stack_file)) != expected:
         raise FileInvalid(
-            f"{session.project.stack_file} is not written in the form that bump rewrites.", details=[f"expected: {fork} at {new} instead of {old}"],
+            f"{session.project.stack_file} is not written in the form that bump rewrites.",
+            details=[f"expected: {fork} at {new} instead of {old}"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright rebase`.",
         )  # fmt: skip
     return text

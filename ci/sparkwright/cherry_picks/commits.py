@@ -7,8 +7,9 @@ is never exported. Who, when and what are fixed by the patch, so the commit ids 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from email.header import Header
 
 import msgspec
@@ -28,6 +29,13 @@ COMMITTER = {"GIT_COMMITTER_NAME": "sparkwright", "GIT_COMMITTER_EMAIL": "export
 
 _PERSON = re.compile(r"\s*(.*?)\s*<([^<>]*)>\s*")
 _EPOCH = "Thu, 1 Jan 2026 00:00:00 +0000"
+
+#: A file of a series: no path, nothing hidden, no comment of quilt's list, and short enough for a temporary name beside it.
+_NAME = re.compile(r"[^\s.#/-][^#/]*\.patch")
+_LONGEST = 200
+
+#: Beginnings of lines that git takes out of a mail, whatever they were meant for (mailinfo.c, mailsplit.c).
+_TAKEN = ("diff -", "index: ", "---", "from ", ">from ", "from:", "subject:", "date:", "[patch]")
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -58,16 +66,26 @@ def message(one: Patch) -> str:
 
 
 def mail(one: Patch) -> bytes:
-    """Return *one* as ``git am`` reads it, its file name in the message."""
+    """Return *one* as ``git am --keep`` reads it, its file name in the message."""
     head = f"From: {encoded(one.author or 'upstream <upstream@invalid>')}\nDate: {one.date or _EPOCH}\n"
-    text = message(one).split("\n", 1)
-    return f"{head}Subject: [PATCH] {encoded(text[0])}\n{text[1]}---\n".encode() + one.data
+    subject, _, text = _safe(message(one)).partition("\n")
+    return f"{head}Subject: {encoded(subject)}\n{text}---\n".encode("utf-8", "surrogateescape") + one.data
+
+
+def carried(objects: Objects, one: Patch) -> str:
+    """Return the commit message that ``git am`` makes of `mail`; `export` is told whose it is, so that nothing of it is lost."""
+    return objects.run(["stripspace"], stdin=_safe(message(one)).encode("utf-8", "surrogateescape"))[1].decode("utf-8", "replace")
+
+
+def _safe(text: str) -> str:
+    subject, _, rest = text.partition("\n")
+    return "\n".join([subject, *(f" {line}" if line.lower().startswith(_TAKEN) else line for line in rest.split("\n"))])
 
 
 def encoded(text: str) -> str:
-    """Return a header's text as it may stand in a mail: as it is, or encoded where it is not ASCII (RFC 2047)."""
+    """Return a header's text as it may stand in a mail: as it is, or encoded where it is not ASCII or looks so (RFC 2047)."""
     found = _PERSON.fullmatch(text)
-    if text.isascii():
+    if text.isascii() and "=?" not in text:
         return text
     return f"{Header(found[1], 'utf-8').encode()} <{found[2]}>" if found else Header(text, "utf-8", maxlinelen=900).encode()
 
@@ -76,51 +94,104 @@ def _commit(objects: Objects, tree: str, parent: str, author: str, date: str, te
     found = _PERSON.fullmatch(author)
     name, address = (found[1], found[2]) if found else (author, "upstream@invalid")
     who = {
-        "GIT_AUTHOR_NAME": name or "upstream",
+        # Python writes variables in the locale's encoding, and git reads UTF-8.
+        "GIT_AUTHOR_NAME": os.fsdecode((name or "upstream").encode("utf-8", "surrogateescape")),
         "GIT_AUTHOR_EMAIL": address,
         "GIT_AUTHOR_DATE": date or _EPOCH,
         "GIT_COMMITTER_DATE": date or _EPOCH,
     }
     words = ["commit-tree", tree, *(["-p", parent] if parent else [])]
-    return objects.run(words, env={**who, **COMMITTER}, stdin=text.encode("utf-8", "surrogateescape"))[1].decode().strip()
+    status, out, said = objects.run(words, env={**who, **COMMITTER}, stdin=text.encode("utf-8", "surrogateescape"), check=False)
+    if status:
+        raise PatchInvalid(f"git makes no commit of {text.partition(chr(10))[0]!r}.", details=said.splitlines()[-5:])
+    return out.decode().strip()
 
 
-def export(objects: Objects, base: str, tip: str) -> list[Exported]:
+class Commit(msgspec.Struct, frozen=True):
+    """
+    A commit of a series.
+
+    Attributes:
+        text: Its message, less the trailer that names the file or the pull request.
+        name: What that trailer names: a file, or ``#7``; empty where there is none.
+    """
+
+    commit: str
+    parents: tuple[str, ...]
+    author: str
+    date: str
+    text: str
+    name: str
+
+
+def read(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None = None) -> list[Commit]:
+    """
+    Return the commits after *base* up to *tip*, oldest first.
+
+    Args:
+        said: Messages by what ``git am`` made of them; see `carried`.
+
+    Raises:
+        PatchInvalid: A message is not text.
+    """
+    words = ["log", "--reverse", "--topo-order", "-z", "--encoding=UTF-8", "--format=%H%x00%P%x00%an <%ae>%x00%aD%x00%B"]
+    raw = objects.run([*words, f"{base}..{tip}", "--"])[1].split(b"\0")
+    made = []
+    for at in range(0, len(raw) - 4, 5):
+        try:
+            commit, parents, author, date, text = (part.decode() for part in raw[at : at + 5])
+        except UnicodeDecodeError:
+            raise PatchInvalid(f"The message of {raw[at].decode()[:12]} is not UTF-8.") from None
+        made.append(Commit(commit, tuple(parents.split()), author, date, *_marked((said or {}).get(text, text))))
+    return made
+
+
+def _marked(text: str) -> tuple[str, str]:
+    """Return *text* without our trailer, and what that names; ours is the last of its kind in the last paragraph."""
+    lines = text.rstrip("\n").split("\n")
+    for at in range(len(lines) - 1, -1, -1):
+        key, _, value = lines[at].partition(": ")
+        if key in (FILE, PICK):
+            return "\n".join(lines[:at] + lines[at + 1 :]), f"#{value.strip()}" if key == PICK else value.strip()
+        if not lines[at].strip():
+            break
+    return text, ""
+
+
+def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None = None) -> list[Exported]:
     """
     Return the files of the commits after *base* up to *tip*, oldest first.
 
     Raises:
-        PatchInvalid: A merge is among them, or a message lacks a trailer that every patch must have.
+        PatchInvalid: A merge is among them, a name cannot be a file's or is taken, or a message lacks a trailer that every patch must have.
     """
     made: list[Exported] = []
-    for commit in objects.run(["rev-list", "--reverse", f"{base}..{tip}", "--"])[1].decode().split():
-        head, _, text = objects.run(["cat-file", "commit", commit])[1].decode("utf-8", "surrogateescape").partition("\n\n")
-        parents = [line.removeprefix("parent ") for line in head.splitlines() if line.startswith("parent ")]
-        if len(parents) != 1:
-            raise PatchInvalid(f"{commit[:12]} has {len(parents)} parents; a series is a line of commits.")
-        trailers = {
-            key: value.strip()
-            for key, colon, value in (line.partition(": ") for line in text.splitlines())
-            if colon and key in (FILE, PICK)
-        }
-        if PICK in trailers:
-            made.append(Exported(f"#{trailers[PICK]}", b"", int(trailers[PICK]), commit, parents[0]))
+    for one in read(objects, base, tip, said):
+        if len(one.parents) != 1:
+            raise PatchInvalid(
+                f"{one.commit[:12]} has {len(one.parents)} parents; a series is a line of commits.", todo="Make it one with git rebase."
+            )
+        if re.fullmatch(r"#[1-9][0-9]*", one.name):
+            made.append(Exported(one.name, b"", int(one.name[1:]), one.commit, one.parents[0]))
             continue
-        subject = " ".join(text.partition("\n\n")[0].split())
-        name = trailers.get(FILE) or f"{_slug(subject)}.patch"
-        if name in {one.name for one in made} or "/" in name or name.startswith(".") or not name.endswith(".patch"):
-            raise PatchInvalid(f"{commit[:12]} would become {name!r}, which is taken or is no file name of a patch.")
-        made.append(Exported(name, _rendered(objects, commit, parents[0], head, subject, text), 0, commit, parents[0]))
+        subject = " ".join(one.text.partition("\n\n")[0].split())
+        name = one.name or f"{_slug(subject)}.patch"
+        if name in {other.name for other in made} or not _NAME.fullmatch(name) or not name.isprintable() or len(name.encode()) > _LONGEST:
+            raise PatchInvalid(
+                f"{one.commit[:12]} would become {name!r}, which is taken or is no file name of a patch.",
+                todo=f"Name its file in the last line of its message: {FILE}: NAME.patch",
+            )
+        made.append(Exported(name, _rendered(objects, one, subject), 0, one.commit, one.parents[0]))
         patch.parse(name, made[-1].data)
     return made
 
 
-def _rendered(objects: Objects, commit: str, parent: str, head: str, subject: str, text: str) -> bytes:
-    date = objects.run(["log", "-1", "--no-walk", "--format=%aD", commit])[1].decode().strip()
-    author = next(line for line in head.splitlines() if line.startswith("author ")).removeprefix("author ").rsplit(" ", 2)[0]
-    body = "\n".join(line for line in text.partition("\n\n")[2].split("\n") if not line.startswith((f"{FILE}: ", f"{PICK}: "))).strip("\n")
-    top = f"From: {encoded(author)}\nDate: {date}\nSubject: [PATCH] {encoded(subject)}\n\n{body}\n---\n"
-    return top.encode("utf-8", "surrogateescape") + diff.render(objects, parent, commit, context=CONTEXT)
+def _rendered(objects: Objects, one: Commit, subject: str) -> bytes:
+    body = one.text.partition("\n\n")[2].strip("\n")
+    if "---" in body.split("\n"):
+        raise PatchInvalid(f"The message of {one.commit[:12]} has a line ---, which ends the text of a patch.", todo="Write it otherwise.")
+    top = f"From: {encoded(one.author)}\nDate: {one.date}\nSubject: [PATCH] {encoded(subject)}\n\n{body}\n---\n"
+    return top.encode() + diff.render(objects, one.parents[0], one.commit, context=CONTEXT)
 
 
 def _slug(subject: str) -> str:

@@ -103,10 +103,11 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
         return HunkState(hunk.label, hunk.heading, "moved" if len(at) == 1 else "ambiguous", nearest)
     if done := diff.places(text, hunk, done=True):
         return HunkState(hunk.label, hunk.heading, "already", min(done, key=lambda line: abs(line - hunk.new_start)))
-    line = _likeliest(diff.lines_of(text), hunk)
-    have = diff.lines_of(text)[line - 1 : line - 1 + len(hunk.before)]
-    expected, found = _differing(hunk.before, have)
-    return HunkState(hunk.label, hunk.heading, "gone", line, _shown(expected), _shown(found))
+    have = diff.lines_of(text)
+    line = _likeliest(have, hunk)
+    # Its first lines may be gone from the file's beginning.
+    expected, found = _differing(hunk.before, have[max(line, 0) : max(line + len(hunk.before), 0)])
+    return HunkState(hunk.label, hunk.heading, "gone", max(line, 0) + 1, _shown(expected), _shown(found))
 
 
 def _differing(wanted: Sequence[bytes], have: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -118,19 +119,18 @@ def _differing(wanted: Sequence[bytes], have: Sequence[bytes]) -> tuple[list[byt
 
 
 def _likeliest(have: list[bytes], hunk: Hunk) -> int:
-    """Return the line at which most of the hunk's lines stand, the named line before others; or where it should be when none does."""
-    scores: dict[int, int] = {}
+    """Return the index at which most of the hunk's lines stand, where it should be when none does."""
+    scores: dict[int, float] = {}
     wanted = [(offset, line) for offset, line in enumerate(hunk.before) if line.strip()]
     index: dict[bytes, list[int]] = {}
     for number, line in enumerate(have):
         index.setdefault(line, []).append(number)
     for offset, line in wanted:
-        # A line that stands everywhere (a closing bracket) says nothing of the place.
-        for number in index.get(line, [])[:20]:
-            scores[number - offset] = scores.get(number - offset, 0) + 1
-    best = max(scores, key=lambda at: (scores[at], -abs(at + 1 - hunk.start)), default=min(hunk.start, len(have)) - 1)
-    # Lines of the hunk may be gone from the file's beginning.
-    return max(best, 0) + 1
+        # A line that stands everywhere (a closing bracket) says little of the place.
+        standing = index.get(line, [])
+        for number in standing[:20]:
+            scores[number - offset] = scores.get(number - offset, 0.0) + 1 / len(standing)
+    return max(scores, key=lambda at: (scores[at], -abs(at + 1 - hunk.start)), default=min(hunk.start, len(have)) - 1)
 
 
 def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:

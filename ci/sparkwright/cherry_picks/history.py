@@ -12,8 +12,8 @@ from sparkwright.git import Objects
 from sparkwright.github import one_line
 
 _FORMAT = "--format=%H%x00%an%x00%cd%x00%s"
-#: What git calls an empty file; it need not be stored.
-_EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+#: The id of an empty tree, which git knows without having it.
+_NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")
 
 
@@ -49,7 +49,9 @@ def commit(objects: Objects, name: str) -> Commit:
 
 def is_ancestor(objects: Objects, commit: str, of: str) -> bool | None:
     """Is *commit* part of the history of the commit *of*? None where a part of that history is not there."""
-    return {0: True, 1: False}.get(objects.run(["merge-base", "--is-ancestor", commit, of], check=False)[0])
+    status, _, said = objects.run(["merge-base", "--is-ancestor", commit, of], check=False)
+    # git says no, too, where it could not read on; then it complains.
+    return None if said or status > 1 else status == 0
 
 
 def merge_base(objects: Objects, one: str, other: str) -> str | None:
@@ -67,6 +69,11 @@ def parents(objects: Objects, commit: str) -> list[str]:
 def parent(objects: Objects, commit: str) -> str:
     """Return the first parent of *commit*; empty when it has none."""
     return next(iter(parents(objects, commit)), "")
+
+
+def before(objects: Objects, commit: str) -> str:
+    """Return what *commit* is a change of: its first parent, or the empty tree."""
+    return parent(objects, commit) or _NOTHING
 
 
 def first_parents(objects: Objects, after: str, upto: str) -> list[str]:
@@ -124,7 +131,9 @@ def touches(objects: Objects, before: str, after: str, lines: Sequence[bytes]) -
 
     What is not there, because the host may not be asked, counts as touched: a report may name too much, not too little.
     """
-    sides = [one if one.strip("0") else _EMPTY for one in (before, after)]
+    sides = [
+        one if one.strip("0") else objects.run(["hash-object", "-w", "--stdin"], stdin=b"")[1].decode().strip() for one in (before, after)
+    ]
     status, out, _ = objects.run(["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", *sides, "--"], check=False)
     wanted = {line for line in lines if line.strip()}
     parts = diff.sections(out)

@@ -237,7 +237,7 @@ def _difference(session: Session, ledger: Ledger, old: Record, seen: Seen) -> li
             base = history.merge_base(objects, head, tip) if tip else None
             if base is None:
                 return ["the pinned state is gone from the host; there is nothing to compare with"]
-            read = (diff.blobs(objects, history.parent(objects, one), one) for one in history.own(objects, base, head))
+            read = (diff.blobs(objects, history.before(objects, one), one) for one in history.own(objects, base, head))
             mirror.files(set().union(*read))
             sides.append((base, head))
         found = history.range_diff(objects, *sides)

@@ -8,13 +8,13 @@ the export writes applies strictly, gives the tree that the worktree has, and ac
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from sparkwright import git
-from sparkwright.cherry_picks import commits, patch, series
+from sparkwright import digest, git
+from sparkwright.cherry_picks import commits, ledger, patch, series
 from sparkwright.cherry_picks.commits import Exported
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.series import Outcome
@@ -27,6 +27,21 @@ from sparkwright.git import Objects
 #: The worktree's branch, and the ref of the base below it.
 BRANCH, BASE = "series", "refs/sparkwright/base"
 
+#: The worktree's own configuration, which outranks the maintainer's: what would change bytes, or keep git am from going on.
+_CONFIG = {
+    "am.keepcr": "true",
+    "apply.ignoreWhitespace": "no",
+    "apply.whitespace": "nowarn",
+    "commit.gpgSign": "false",
+    "core.autocrlf": "false",
+    "core.hooksPath": "/dev/null",
+    "i18n.commitEncoding": "UTF-8",
+    "mailinfo.scissors": "false",
+}
+
+#: Stands in a series while an export writes: a patch that is not there, so that every reader refuses the half of it.
+UNFINISHED = "this-export-was-killed-run-it-again"
+
 
 class State(msgspec.Struct, frozen=True):
     """
@@ -36,6 +51,8 @@ class State(msgspec.Struct, frozen=True):
         dropped: Patches that the new base has already, each with the evidence.
         picks: Tree after each pick, by its number; an edit of a pick is none of the patch files'.
         files: Reviewed files to write together with the series (a bump's lock, say): path below the checkout → text.
+        before: Digests of what it was made from, and of what *files* replaces, by name; see `_pins`.
+        said: Messages that a mail cannot carry, by what is left of them; see `commits.carried`.
     """
 
     fork: str
@@ -44,6 +61,8 @@ class State(msgspec.Struct, frozen=True):
     dropped: dict[str, str]
     picks: dict[int, str]
     files: dict[str, str] = {}
+    before: dict[str, str] = {}
+    said: dict[str, str] = {}
 
 
 class Rebased(msgspec.Struct, frozen=True):
@@ -51,7 +70,7 @@ class Rebased(msgspec.Struct, frozen=True):
     How a rebase went.
 
     Attributes:
-        outcomes: Of every patch, by name; those after a conflict wait in the worktree.
+        outcomes: Of every patch, by name, up to the one that *stopped* it; the rest waits in the worktree.
         stopped: The patch that needs a person; empty when all is done.
         tip: The last commit so far.
     """
@@ -85,15 +104,29 @@ def start(
     folder = folder_of(session, fork)
     if folder.exists():
         raise RebaseUnfinished(f"There is a worktree of {fork} already.", details=[str(folder)])
+    pins = _pins(session, fork, files or {})
     patches = [one for one in series.of(session, fork) if one.name not in (gone or {})]
-    done, commit, stopped = _commits(session.objects, fork, base, patches)
+    done, (root, tip), stopped = _commits(session.objects, fork, base, patches)
     dropped = {**(gone or {}), **{name: "; ".join(one.says) for name, one in done.items() if one.status in ("already-upstream", "empty")}}
     picks = {one.pick: done[one.name].tree for one in patches if one.pick and one.name in done}
-    _worktree(session.objects, folder, commit[0], commit[1], State(fork, session.project.stack, base, dropped, picks, dict(files or {})))
-    if stopped:
-        rest = patches[[one.name for one in patches].index(stopped) :]
-        _am(folder, [commits.mail(one) for one in rest])
-    return Rebased(str(folder), done, stopped if stopped and _unfinished(folder) else "", commit[0], _tip(folder))
+    rest = patches[[one.name for one in patches].index(stopped) :] if stopped else []
+    said = {commits.carried(session.objects, one): commits.message(one) for one in rest}
+    state = State(fork, session.project.stack, base, dropped, picks, dict(files or {}), pins, said)
+    _worktree(session.objects, folder, root, tip, state)
+    if rest:
+        stopped = _am(folder, rest)
+        tip = _brought(session.objects, folder)[1]
+        done |= _placed(session.objects, root, tip, rest, stopped)
+    return Rebased(str(folder), done, stopped, root, tip)
+
+
+def _pins(session: Session, fork: str, files: Iterable[str]) -> dict[str, str]:
+    """Return the digests of what a worktree is made from and an export replaces: picks by number, files by their path in the checkout."""
+    root, book = session.project.root, ledger.load(session.project.root, fork)
+    paths = [*session.project.series_folder(fork).glob("*.patch"), *(root / name for name in files)]
+    found = {str(path.relative_to(root)): digest.sha256_file(path) for path in paths}
+    carried = book.carried(session.project.stack) if book else ()
+    return found | {one.name: digest.key("pick", [one.sha256, one.stacks[session.project.stack]]) for one in carried}
 
 
 def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) -> tuple[dict[str, Outcome], tuple[str, str], str]:
@@ -117,34 +150,61 @@ def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) 
 
 
 def _worktree(objects: Objects, folder: Path, base: str, tip: str, state: State) -> None:
-    folder.mkdir(parents=True)
-    git.run(["init", "-q", "."], cwd=folder)
-    (folder / ".git" / "objects" / "info" / "alternates").write_text(f"{objects.path / 'objects'}\n")
-    (folder / ".git" / "info" / "attributes").write_bytes((objects.path / "info" / "attributes").read_bytes())
-    git.run(["update-ref", BASE, base], cwd=folder)
-    git.run(["checkout", "-q", "-B", BRANCH, tip], cwd=folder)
-    (folder / ".git" / "sparkwright.json").write_bytes(msgspec.json.encode(state))
+    """Make the worktree beside its place and put it there as a whole."""
+    scratch = _scratch(folder)
+    scratch.mkdir(parents=True)
+    git.run(["init", "-q", "."], cwd=scratch)
+    for name, value in _CONFIG.items():
+        git.run(["config", name, value], cwd=scratch)
+    (scratch / ".git" / "objects" / "info" / "alternates").write_text(f"{objects.path / 'objects'}\n")
+    (scratch / ".git" / "info" / "attributes").write_bytes((objects.path / "info" / "attributes").read_bytes())
+    git.run(["update-ref", BASE, base], cwd=scratch)
+    git.run(["checkout", "-q", "-B", BRANCH, tip], cwd=scratch)
+    (scratch / ".git" / "sparkwright.json").write_bytes(msgspec.json.encode(state))
+    scratch.replace(folder)
 
 
-def _am(folder: Path, mails: Sequence[bytes]) -> None:
-    """Let git place the rest; where it cannot, it stops as it does for everybody, with its own words in the worktree."""
+def _scratch(folder: Path) -> Path:
+    """Return the place beside *folder* for what is not a worktree yet, or no longer; what a killed run left there is removed."""
+    scratch = folder.with_name(f".{folder.name}.half")
+    shutil.rmtree(scratch, ignore_errors=True)
+    return scratch
+
+
+def _am(folder: Path, rest: Sequence[Patch]) -> str:
+    """Let git place the rest; where it cannot, it stops as it does for everybody. Return the patch at which it stopped."""
     box = folder / ".git" / "sparkwright-mails"
     box.mkdir()
     names = []
-    for number, data in enumerate(mails):
+    for number, one in enumerate(rest):
         names.append(str(box / f"{number:04}.mail"))
-        Path(names[-1]).write_bytes(data)
-    words = ["am", "--quiet", "--3way", "--keep-cr", "--committer-date-is-author-date", *names]
-    git.run(words, cwd=folder, env=commits.COMMITTER, check=False)
+        Path(names[-1]).write_bytes(commits.mail(one))
+    words = ["am", "--quiet", "--3way", "--keep", "--keep-cr", "--committer-date-is-author-date", *names]
+    if not git.run(words, cwd=folder, env=commits.COMMITTER, check=False)[0]:
+        return ""
+    at = folder / ".git" / "rebase-apply" / "next"
+    return rest[int(at.read_text()) - 1 if at.exists() else 0].name
 
 
-def _tip(folder: Path) -> str:
-    return git.run(["rev-parse", "HEAD"], cwd=folder)[1].decode().strip()
+def _placed(objects: Objects, base: str, tip: str, rest: Sequence[Patch], stopped: str) -> dict[str, Outcome]:
+    """Return what git am made of *rest*, up to the patch at which it stopped."""
+    commit = {one.name: one.commit for one in commits.read(objects, base, tip)}
+    found: dict[str, Outcome] = {}
+    for one in rest:
+        if one.name == stopped:
+            break
+        if one.name in commit:
+            tree = objects.resolve(f"{commit[one.name]}^{{tree}}")
+            found[one.name] = Outcome("applied", tree, says=("git am found a place for it: look at it before the export",))
+        else:
+            found[one.name] = Outcome("empty", "", says=("git am found nothing left to do; the export asks for --drop",))
+    return found
 
 
 def _unfinished(folder: Path) -> list[str]:
     """Return why the worktree cannot be exported yet."""
     why = ["a patch waits: resolve it, `git add` it, and `git am --continue`"] if (folder / ".git" / "rebase-apply").exists() else []
+    why += ["git rebase is not done"] if (folder / ".git" / "rebase-merge").exists() else []
     changed = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1].decode().splitlines()
     return why + [f"not committed: {line}" for line in changed[:10]]
 
@@ -163,10 +223,19 @@ def state(folder: Path) -> State:
 
 
 def abort(session: Session, fork: str) -> None:
-    """Remove the worktree of *fork*, and what was done in it."""
+    """
+    Remove the worktree of *fork*, and what was done in it.
+
+    Raises:
+        NotProvided: There is none.
+    """
     folder = folder_of(session, fork)
-    state(folder)
-    shutil.rmtree(folder)
+    if not folder.exists():
+        state(folder)
+    # Out of its place first: a folder that is removed by half would be neither a worktree nor none.
+    scratch = _scratch(folder)
+    folder.replace(scratch)
+    shutil.rmtree(scratch)
 
 
 def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, list[Exported]]:
@@ -180,7 +249,8 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
         RebaseUnfinished: Something waits, or is not committed.
         PatchLost: A patch of the series has no commit.
         PatchInvalid, PickMismatch: A commit is not of the form; a pick was edited.
-        ExportMismatch: The files would not give the worktree's tree.
+        ExportMismatch: The files would not give the worktree's tree, or what they replace was changed since the worktree was made.
+        NotProvided: There is no worktree, or *drop* names no patch.
     """
     folder = folder_of(session, fork)
     made_for = state(folder)
@@ -188,12 +258,8 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
         raise RebaseUnfinished(f"The worktree of {fork} is not ready.", details=[str(folder), *waiting])
     objects = session.objects
     base, tip = _brought(objects, folder)
-    files = commits.export(objects, base, tip)
-    have = {one.name for one in files}
-    if lost := [
-        one.name for one in series.of(session, fork) if one.name not in have and one.name not in made_for.dropped and one.name not in drop
-    ]:
-        raise PatchLost(f"The worktree of {fork} lost {len(lost)} patches.", details=lost)
+    files = commits.export(objects, base, tip, made_for.said)
+    _account(session, fork, made_for, files, drop)
     for one in files:
         if one.pick and objects.resolve(f"{one.commit}^{{tree}}") != made_for.picks.get(one.pick):
             raise ExportMismatch(
@@ -201,6 +267,26 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
             )
     _verify(objects, fork, made_for.base.tree, files, objects.resolve(f"{tip}^{{tree}}"))
     return made_for, files
+
+
+def _account(session: Session, fork: str, made_for: State, files: Sequence[Exported], drop: Collection[str]) -> None:
+    """See that no patch is lost, and that nobody changed meanwhile what is about to be written over; half an export is no such change."""
+    folder = str(session.project.series_folder(fork).relative_to(session.project.root))
+    now = {name.removeprefix(f"{folder}/"): value for name, value in _pins(session, fork, made_for.files).items()}
+    before = {name.removeprefix(f"{folder}/"): value for name, value in made_for.before.items()}
+    there = {name for name in now if name.startswith("#") or name.endswith(".patch")}
+    have = {one.name for one in files}
+    if unknown := sorted(set(drop) - there - before.keys()):
+        raise NotProvided(f"The series of {fork} has no patch {', '.join(unknown)} to drop.", details=sorted(there))
+    if lost := sorted(there - have - made_for.dropped.keys() - set(drop)):
+        raise PatchLost(f"The worktree of {fork} lost {len(lost)} patches.", details=lost)
+    fresh = {one.name: digest.sha256_bytes(one.data) for one in files if not one.pick}
+    fresh |= {name: digest.sha256_bytes(text.encode()) for name, text in made_for.files.items()}
+    if changed := [name for name, value in now.items() if value not in (before.get(name), fresh.get(name)) and name not in drop]:
+        raise ExportMismatch(
+            f"{', '.join(changed)} of {fork} changed since the worktree was made.",
+            todo="Take those changes back and export again, or give the worktree up: `sparkwright rebase --abort`.",
+        )
 
 
 def _brought(objects: Objects, folder: Path) -> tuple[str, str]:
@@ -223,30 +309,61 @@ def _verify(objects: Objects, fork: str, base: str, files: Sequence[Exported], e
         raise ExportMismatch(f"The exported series of {fork} would give another tree than the worktree has.", details=[applied.tree])
 
 
-def write(session: Session, fork: str, files: Sequence[Exported]) -> list[str]:
+def write(session: Session, fork: str, files: Sequence[Exported], others: Mapping[str, str] | None = None) -> list[str]:
     """
     Write the patches of ours in *files* and their order, and return what changed, a line each.
 
-    A run that is killed in between leaves a series that disagrees with its folder, which every reader refuses; the next export mends it.
+    A run that is killed in between leaves a series that every reader refuses; the next export from the same worktree finishes it.
+
+    Args:
+        others: Reviewed files to write with it; None where the patches stay what they are, so that half of it would do no harm.
     """
     folder = session.project.series_folder(fork)
     folder.mkdir(parents=True, exist_ok=True)
+    listing = folder / "series"
     ours = [one for one in files if not one.pick]
     before = {path.name: path.read_bytes() for path in folder.glob("*.patch")}
-    changed = [f"new: {one.name}" for one in ours if one.name not in before]
-    changed += [f"changed: {one.name}" for one in ours if before.get(one.name, one.data) != one.data]
-    changed += [f"removed: {name}" for name in sorted(before.keys() - {one.name for one in ours})]
-    for one in ours:
-        if before.get(one.name) != one.data:
-            _replace(folder / one.name, one.data)
-    listing = folder / "series"
-    text = "".join(f"{one.name}\n" for one in ours)
-    if not listing.exists() or [line for line in listing.read_text("utf-8").splitlines() if line.strip()] != text.splitlines():
-        changed += ["order: series"] if listing.exists() else []
-        _replace(listing, text.encode())
-    for name in before.keys() - {one.name for one in ours}:
+    text = listing.read_text("utf-8", "replace") if listing.exists() else ""
+    old = text.replace(f"{UNFINISHED}\n", "")
+    order, was = [one.name for one in ours], [name for name in map(_listed, old.splitlines()) if name]
+    fresh = {listing.parent / one.name: one.data for one in ours if before.get(one.name) != one.data}
+    root = session.project.root
+    fresh |= {root / name: text.encode() for name, text in (others or {}).items() if not _holds(root / name, text.encode())}
+    changed = [f"new: {name}" for name in order if name not in before]
+    changed += [f"changed: {path.name}" for path in fresh if path.parent == folder and path.name in before]
+    changed += [f"removed: {name}" for name in sorted(before.keys() - set(order))]
+    changed += ["order: series"] if was and order != was else []
+    changed += [f"changed: {path.relative_to(root)}" for path in fresh if path.parent != folder]
+    if changed and others is not None:
+        _replace(listing, f"{UNFINISHED}\n{old}".encode())
+    for path, data in fresh.items():
+        _replace(path, data)
+    for name in before.keys() - set(order):
         (folder / name).unlink()
+    if changed or order != was or old != text:
+        _replace(listing, _ordered(old, order).encode() if order != was else old.encode())
+    for left in folder.glob(".*.new"):
+        left.unlink()
     return changed
+
+
+def _listed(line: str) -> str:
+    return line.partition("#")[0].strip()
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    return path.exists() and path.read_bytes() == data
+
+
+def _ordered(old: str, order: Sequence[str]) -> str:
+    """Return the series file *old* for the patches *order*; a comment goes with the patch on its line or below it."""
+    lines: dict[str, list[str]] = {}
+    above: list[str] = []
+    for line in old.splitlines():
+        above.append(line)
+        if _listed(line):
+            lines[_listed(line)], above = above, []
+    return "".join(f"{line}\n" for line in [line for name in order for line in lines.get(name, [name])] + above)
 
 
 def _replace(path: Path, data: bytes) -> None:

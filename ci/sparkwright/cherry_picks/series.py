@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright import digest
-from sparkwright.cherry_picks import conflict, diff, ledger, patch, pick, upstream
+from sparkwright.cherry_picks import conflict, diff, ledger, patch, pick, together, upstream
 from sparkwright.cherry_picks.conflict import ConflictReport
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
@@ -180,7 +180,13 @@ Explain = Callable[[str, Patch, Sequence[Patch]], ConflictReport]
 def apply_to(objects: Objects, fork: str, base: str, patches: Sequence[Patch], *, explain: Explain | None = None) -> PatchedTree:
     """Apply *patches* to the tree *base*, in order; see `apply`."""
     tree, steps = base, list[AppliedPatch]()
-    with console.step(f"apply {len(patches)} patches to {fork}"), objects.index(base) as index:
+    with console.step(f"apply {len(patches)} patches to {fork}"):
+        if (known := together.trees(objects, base, patches)) is not None:
+            for one, after in zip(patches, known, strict=True):
+                console.note(f"{after[:12]}  {one.subject}")
+                steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, after, one.pick))
+            return PatchedTree(fork, base, known[-1] if known else base, tuple(steps))
+    with objects.index(base) as index:
         for number, one in enumerate(patches):
             done = attempt(objects, index, tree, one)
             if done.status != "applied":
@@ -203,7 +209,9 @@ def attempt(objects: Objects, index: Index, tree: str, one: Patch, *, movable: b
         return Outcome("empty", tree, says=("its diff is empty",))
     there, where = index.apply(one.data, reverse=True, check=True)
     fits, said = index.apply(one.data, check=True)
-    if there and (movable or not _OFFSET.search(where)) and not (fits and _same(one)):
+    exact = fits and not _OFFSET.search(said)
+    # What fits at its very lines is not there because its like stands elsewhere.
+    if there and (not _OFFSET.search(where) or (movable and not exact)) and not (fits and _same(one)):
         return Outcome("already-upstream", tree, says=("the whole change can be taken away from this tree, so it is in there",))
     if not fits:
         return Outcome("conflict", tree, says=tuple(_reasons(said)))
@@ -262,7 +270,7 @@ def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> E
 
     def explain(tree: str, one: Patch, earlier: Sequence[Patch]) -> ConflictReport:
         mirror = session.mirror(book.url) if book else None
-        came = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
+        came = Base("the base", source.tree, source.pin if source.kind == "git" else "")
         taken = upstream.taken_away(session.objects, source.tree, [one])
         verb = f"--stack {session.project.stack} --fork {source.fork}"
         aside = f"sparkwright pick {one.pick} {verb} --exclude PATH=REASON    (leave a file out, and carry it as a patch of ours)"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import email.utils
 
 import msgspec
 
-from sparkwright.cherry_picks import drift, ledger, series
+from sparkwright import digest
+from sparkwright.cherry_picks import diff, drift, ledger, series
 from sparkwright.cherry_picks.drift import Drift
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
+from sparkwright.errors import SparkwrightError
+from sparkwright.forks import sources
+from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.session import Session
 
 
@@ -55,17 +60,33 @@ def of(session: Session, fork: str, today: datetime.date) -> list[Line]:
 def _applied(session: Session, fork: str) -> frozenset[str]:
     """Return the names of what is known to apply to one of the locked sources, with its pins as they are now."""
     locked = session.lock.forks[fork]
-    trees = [locked.git.tree if locked.git else "", *(file.tree for file in (locked.sdist, locked.wheel) if file)]
+    trees = [_git_tree(session, fork, locked), *(file.tree for file in (locked.sdist, locked.wheel) if file)]
     known = (series.known(session, fork, tree) for tree in trees if tree)
     return frozenset(step.name for one in known if one for step in one.steps)
+
+
+def _git_tree(session: Session, fork: str, locked: ForkLock) -> str:
+    """Return the tree that patches are applied to, made of what is in the store; empty when something is not."""
+    if not locked.git or not locked.git.resolved:
+        return ""
+    submodules = any(one.kind == "submodule" for one in locked.vendored.values())
+    if not submodules and not locked.git.without:
+        return locked.git.tree
+    try:
+        tree = session.objects.without_paths(locked.git.tree, locked.git.without)
+        return sources.with_submodules(dataclasses.replace(session, offline=True), fork, tree, locked.vendored)
+    except SparkwrightError:
+        return ""
 
 
 def _pick(session: Session, fork: str, book: Ledger, one: Record, here: frozenset[str], seen: Drift | None, today: datetime.date) -> Line:
     day = datetime.date.fromisoformat(one.date) if one.date[:1].isdigit() else None
     path = session.store.root / "diffs" / one.sha256
-    needed, superseded = _needed(seen, one.name)
+    data = path.read_bytes() if path.exists() else b""
+    pin = digest.sha256_bytes(diff.without(data, one.stacks[session.project.stack])) if data else ""
+    needed, superseded = _needed(seen, one.name, pin)
     return Line(
-        fork, one.name, one.title, (today - day).days if day else -1, path.read_bytes().count(b"\n") if path.exists() else 0,
+        fork, one.name, one.title, (today - day).days if day else -1, data.count(b"\n"),
         "applied" if one.name in here else "not tried", needed, superseded, one.reason, one.drop_when, book.page(one.number),
     )  # fmt: skip
 

@@ -106,7 +106,7 @@ def _patch_id(session: Session, mirror: Mirror | None, base: Base, one: Patch, r
         return Evidence("patch-id", None, f"the history of {base.name} is not known here")
     for commit in candidates:
         try:
-            before = history.parent(objects, commit)
+            before = history.before(objects, commit)
             mirror.files(diff.blobs(objects, before, commit))
             found = diff.patch_id(objects, diff.render(objects, before, commit, context=context))
         except SparkwrightError as error:

@@ -52,8 +52,5 @@ def _over_releases(session: Session, fork: str, patches: list[Patch], arguments:
     sdist = session.lock.forks[fork].sdist
     if sdist is None:
         raise NotProvided(f"{fork} has no releases on the package index.")
-    found = bases.releases(sdist.name, upto=arguments.end)
-    start = arguments.start or sdist.version
-    return bisect.over_releases(session, fork, ledger.load(session.project.root, fork), patches, [
-        one for one in found if one.version == start or one in bases.releases_after(found, start)
-    ])  # fmt: skip
+    found = bases.between(session, sdist.name, arguments.start or sdist.version, arguments.end)
+    return bisect.over_releases(session, fork, ledger.load(session.project.root, fork), patches, found)

@@ -30,9 +30,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     before = rebase.line(session, fork, bases.of_source(session, fork))
     done = rebase.start(session, fork, made.base, files=made.files, gone=made.gone)
     if done.stopped:
-        show(session, fork, made.base, done)
         console.document({"bump": made, "rebase": done})
-        return 1
+        show(session, fork, made.base, done)
     changed = export.from_worktree(session, fork, [])
     between = history.range_diff(session.objects, before, (done.base, done.tip))
     for line in (*changed, "", "range-diff of both series:", *between):

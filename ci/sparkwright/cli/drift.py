@@ -62,7 +62,7 @@ def _drift(session: Session, fork: str, arguments: argparse.Namespace) -> Drift:
             tried = drift.trials(session, fork, book, patches, base)
             found += tried
             names.append(base.name)
-            console.note(f"{base.name}: {sum(one.state == 'applies' for one in tried)} of {len(tried)} apply")
+            console.note(f"{base.name}: {sum(one.state in ('applies', 'moves') for one in tried)} of {len(tried)} apply")
     made = Drift(fork, session.project.stack, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", tuple(names), tuple(found))
     if found:
         drift.save(session, made)

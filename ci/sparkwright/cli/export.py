@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, rebase, series
+from sparkwright.cherry_picks import bases, ledger, rebase, series
 from sparkwright.cli.rebase import command, only_fork
 from sparkwright.console import console
 from sparkwright.forks.session import Session
@@ -16,7 +16,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         checked = {fork: rebase.check(session, fork, bases.of_source(session, fork)) for fork in session.forks}
         console.document({"checked": checked})
         return 0
-    fork = only_fork(session)
+    fork = only_fork(session, made=True)
     changed = from_worktree(session, fork, arguments.drop) if rebase.folder_of(session, fork).exists() else _again(session, fork)
     for line in changed or ["nothing changed"]:
         console.result(line)
@@ -29,13 +29,12 @@ def from_worktree(session: Session, fork: str, drop: list[str]) -> list[str]:
     made_for, files = rebase.collect(session, fork, drop)
     for name, says in made_for.dropped.items():
         console.note(f"dropped: {name}, {says}")
-    changed = rebase.write(session, fork, files)
-    for name, text in made_for.files.items():
-        (session.project.root / name).write_text(text, "utf-8")
-        changed.append(f"changed: {name}")
+    changed = rebase.write(session, fork, files, made_for.files)
     rebase.abort(session, fork)
-    if any(name.startswith("#") for name in made_for.dropped):
-        console.warn(f"take the dropped picks out of the ledger: {command(session, fork, 'pick')} NUMBER --drop")
+    book = ledger.load(session.project.root, fork)
+    gone = [name for name in (*made_for.dropped, *drop) if book and name in {one.name for one in book.carried(session.project.stack)}]
+    for name in gone:
+        console.warn(f"the ledger still carries {name}: {command(session, fork, 'pick')} {name[1:]} --drop")
     return changed
 
 

@@ -8,13 +8,13 @@ from sparkwright.cherry_picks import bases, conflict, ledger, rebase, series
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
-from sparkwright.errors import UsageError
+from sparkwright.errors import PatchConflict, UsageError
 from sparkwright.forks.session import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Make the worktree of one fork, or remove it with --abort."""
-    fork = only_fork(session)
+    fork = only_fork(session, made=arguments.abort)
     if arguments.abort:
         rebase.abort(session, fork)
         console.note(f"the worktree of {fork} is gone; the series is as it was")
@@ -22,22 +22,26 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         return 0
     base = base_of(session, fork, arguments.onto)
     made = rebase.start(session, fork, base)
-    show(session, fork, base, made)
     console.document({"rebase": made})
-    return 1 if made.stopped else 0
+    show(session, fork, base, made)
+    return 0
 
 
-def only_fork(session: Session) -> str:
+def only_fork(session: Session, *, made: bool = False) -> str:
     """
-    Return the one fork that is meant.
+    Return the one fork that is meant: of several the one that has patches, or, with *made*, the one that has a worktree.
 
     Raises:
         UsageError: The stack has several, and the command line names none or several.
     """
-    patched = [fork for fork in session.forks if series.entries(session, fork)] if len(session.forks) > 1 else list(session.forks)
-    if len(patched) != 1:
+    forks = list(session.forks)
+    if len(forks) > 1 and made:
+        forks = [fork for fork in forks if rebase.folder_of(session, fork).exists()] or forks
+    if len(forks) > 1:
+        forks = [fork for fork in forks if series.entries(session, fork)]
+    if len(forks) != 1:
         raise UsageError("One fork at a time, please.", todo="Name it with --fork.")
-    return patched[0]
+    return forks[0]
 
 
 def base_of(session: Session, fork: str, name: str) -> Base:
@@ -53,7 +57,12 @@ def base_of(session: Session, fork: str, name: str) -> Base:
 
 
 def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
-    """Print what came of every patch, and how to go on."""
+    """
+    Print what came of every patch, and how to go on.
+
+    Raises:
+        PatchConflict: One waits in the worktree; the report is in the failure.
+    """
     rows = [
         [name, one.status, "; ".join(one.says) or (f"{one.moved} hunks at other lines" if one.moved else "")]
         for name, one in made.outcomes.items()
@@ -64,15 +73,16 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
         return
     stopped = next(one for one in series.of(session, fork) if one.name == made.stopped)
     book = ledger.load(session.project.root, fork)
-    tree = session.objects.resolve(f"{made.tip}^{{tree}}") if session.objects.has(made.tip) else base.tree
-    report = conflict.explain(
-        session.objects, tree, stopped, fork=fork, base=base.name, mirror=session.mirror(book.url) if book else None,
-        tip=(session.mirror(book.url).known(book.branch) or "") if book else "",
+    error = conflict.error(conflict.explain(
+        session.objects, session.objects.resolve(f"{made.tip}^{{tree}}"), stopped, fork=fork, base=base.name,
+        mirror=session.mirror(book.url) if book else None, tip=(session.mirror(book.url).known(book.branch) or "") if book else "",
         commands=(f"resolve it in {made.folder}: git add FILE…, git am --continue", command(session, fork, "export")),
+    ))  # fmt: skip
+    raise PatchConflict(
+        error.what, details=error.details, data=error.data,
+        todo=f"Resolve it in {made.folder} (git add FILE…, git am --continue), then {command(session, fork, 'export')}; "
+        "until then nothing reviewed is changed.",
     )  # fmt: skip
-    console.warn(f"{made.stopped} needs you:")
-    for line in conflict.lines(report):
-        console.note(f"  {line}")
 
 
 def command(session: Session, fork: str, verb: str) -> str:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkwright import git
 from sparkwright.console import console
 from sparkwright.digest import sha256_bytes
-from sparkwright.errors import Offline, SourceUnreachable
+from sparkwright.errors import MirrorDamaged, Offline, SourceUnreachable
 from sparkwright.forks.packageindex import shown
 from sparkwright.git import GitFailed
 
@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
 
-#: What makes a repository one whose missing files are no fault (git-clone(1), --filter). It has no address of its own.
-_BLOBLESS = {"core.repositoryFormatVersion": "1", "extensions.partialClone": "upstream", "remote.upstream.promisor": "true"}
+#: What makes a repository one whose missing files are no fault (git-clone(1), --filter). It is said on the command line, and not in the
+#: mirror: there, every command that meets a missing object would try to fetch it, again and again where the mirror is damaged.
+_BLOBLESS = ("-c", "remote.upstream.promisor=true", "-c", "remote.upstream.partialCloneFilter=blob:none")
+
+#: Addresses whose transport notices by itself that the other end says nothing; for the others git waits without end.
+_WATCHED = ("http://", "https://", "file://")
+
+#: What git says when it cannot read what it wrote. The other end of a ``file://`` says the same of its own files.
+_DAMAGED = re.compile(r"corrupt|inflate|does not match|bad (?:object|shallow|config)|[Mm]issing|unable to (?:read|resolve)|broken|invalid")
 
 #: Where the history of a branch or pull request is kept, by its name at the host.
 _FETCHED = "refs/fetched/"
@@ -73,10 +80,11 @@ class Mirror:
         """
         if self._objects.has(f"{commit}^{{commit}}"):
             return
-        with self._held():
-            # In a mirror that has histories, a shallow fetch would cut them off.
-            depth = () if self._histories() else ("--depth=1",)
-            self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
+        with self._held() as has_histories:
+            if not self._objects.has(f"{commit}^{{commit}}"):
+                # In a mirror that has histories, a shallow fetch would cut them off.
+                depth = () if has_histories else ("--depth=1",)
+                self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
 
     def history(self, name: str, *, newest: bool = False) -> str | None:
         """
@@ -95,14 +103,16 @@ class Mirror:
         if named is None or (named == known):
             return named
         with self._held():
-            self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *(("--unshallow",) if (self.path / "shallow").exists() else ()))
+            if self.known(name) != named:
+                depth = ("--unshallow",) if (self.path / "shallow").exists() else ()
+                self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *depth)
         return named
 
     def known(self, name: str) -> str | None:
         """Return the commit of *name* as of the last `history`, without asking the host; None when there was none."""
         if not (self.path / "HEAD").exists():
             return None
-        status, out, _ = git.run(["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], cwd=self.path, check=False)
+        status, out, _ = self._git(["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], check=False)
         return out.decode().strip() if status == 0 else None
 
     def files(self, ids: Collection[str]) -> None:
@@ -112,56 +122,80 @@ class Mirror:
         Raises:
             Offline, SourceUnreachable: As `commit`.
         """
-        missing = self._objects.missing(ids)
-        if not missing:
+        if not self._objects.missing(ids):
             return
         with self._held():
-            self._fetch(
-                [], f"offer {len(missing)} files of its own commits", "--stdin", stdin="".join(f"{one}\n" for one in missing).encode()
-            )
+            if missing := self._objects.missing(ids):
+                wanted = "".join(f"{one}\n" for one in missing).encode()
+                self._fetch([], f"offer {len(missing)} files of its own commits", "--stdin", stdin=wanted)
 
     def tree(self, tree: str, without: Sequence[str] = ()) -> str:
         """
         Bring every file of *tree* and return the tree less the folders and files *without*.
 
         Raises:
-            SourceUnreachable: As `commit`; the folders left out need not exist at the host.
+            Offline, SourceUnreachable: As `commit`; the folders left out need not exist at the host.
+            MirrorDamaged: A folder of the tree cannot be read.
         """
-        reduced = self._objects.without_paths(tree, without) if without else tree
-        self.files({blob for mode, blob in self._objects.paths(reduced).values() if mode != git.SUBMODULE})
+        try:
+            reduced = self._objects.without_paths(tree, without) if without else tree
+            blobs = {blob for mode, blob in self._objects.paths(reduced).values() if mode != git.SUBMODULE}
+        except GitFailed as error:
+            raise self._damaged(error.details) from error
+        self.files(blobs)
         return reduced
 
-    def _histories(self) -> bool:
-        return bool(git.run(["for-each-ref", "--count=1", _FETCHED], cwd=self.path)[1])
+    def _git(self, words: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
+        return git.run(words, cwd=self.path, env=git.HERE, **options)
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        """Hold the mirror's lock; make the mirror when it is not there."""
+    def _held(self) -> Iterator[bool]:
+        """Hold the mirror's lock, make the mirror when it is not there, clear up after a killed git; yield whether it has histories."""
         self._online(f"a part of {shown(self.url)}")
         with self._session.store.lock(f"mirror-{self.path.name}"):
+            if self.path.is_file():
+                raise self._damaged(["a file lies where its folder should be"])
             if not (self.path / "HEAD").exists():
                 with self._session.store.building(self.path) as folder:
                     git.run(["init", "-q", "--bare", "."], cwd=folder)
-                    for name, value in _BLOBLESS.items():
-                        git.run(["config", name, value], cwd=folder)
                 self._objects.borrow(self.path.parent.glob("*.git"))
-            yield
+            for left in (*self.path.glob("*.lock"), *self.path.glob("refs/**/*.lock"), *self.path.glob("objects/pack/*tmp*")):
+                left.unlink(missing_ok=True)
+            status, found, said = self._git(["for-each-ref", "--count=1", _FETCHED], check=False)
+            if status:
+                raise self._damaged(said.splitlines()[:20])
+            yield bool(found)
 
     def _fetch(self, refs: Sequence[str], what: str, *options: str, stdin: bytes | None = None) -> None:
         # The address is given each time: it follows the mirror map of the run, and no other git command may find it.
-        where = ["-c", f"remote.upstream.url={self.address}", "-c", "fetch.unpackLimit=1"]
+        where = [*_BLOBLESS, "-c", f"remote.upstream.url={self.address}", "-c", "fetch.unpackLimit=1"]
         if stdin is not None:
             where += ["-c", "fetch.negotiationAlgorithm=noop"]
         words = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--filter=blob:none", *options, "upstream", *refs]
+        if not self.address.startswith(_WATCHED):
+            self.ref("HEAD")
         try:
             with console.step(f"mirror {shown(self.url)}"):
-                git.run([*where, *words], cwd=self.path, stdin=stdin)
+                self._git([*where, *words], stdin=stdin)
         except GitFailed as error:
+            if damage := self._damage(error):
+                raise self._damaged(damage) from error
             raise self._unreachable(f"does not {what}", error) from error
+
+    def _damage(self, error: GitFailed) -> Sequence[str]:
+        """Return what is wrong with the mirror itself, after a fetch that failed; looked for only where git's words suggest it."""
+        if not _DAMAGED.search("\n".join(error.details)):
+            return ()
+        status, _, said = self._git([*_BLOBLESS, "fsck", "--connectivity-only", "--no-dangling", "--no-progress"], check=False)
+        return said.splitlines()[:20] if status else ()
 
     def _online(self, what: str) -> None:
         if self._session.offline:
             raise Offline(f"{what} is not in the store.")
+
+    def _damaged(self, words: Sequence[str]) -> MirrorDamaged:
+        what = f"The mirror of {shown(self.url)} is damaged."
+        return MirrorDamaged(what, details=words, todo=f"Remove {self.path}; the next run fetches it again.")
 
     def _unreachable(self, what: str, error: GitFailed) -> SourceUnreachable:
         return SourceUnreachable(f"{shown(self.address)} {what}.", details=[shown(line) for line in error.details])

@@ -18,7 +18,7 @@ from sparkwright.forks import archive, download
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.packageindex import shown
 from sparkwright.forks.session import Session
-from sparkwright.forks.spec import SourceKind
+from sparkwright.forks.spec import KINDS, SourceKind
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -53,9 +53,9 @@ def fetch(session: Session, fork: str) -> FetchedSource:
 
 def fetch_locked(session: Session, fork: str, locked: ForkLock) -> FetchedSource:
     """Bring what *locked* says, which need not be what the lock file says yet; see `fetch`."""
-    key = digest.key("source", {"lock": locked, "source": session.source, "mirrors": dict(session.mirrors)})
+    key = digest.key("source", {"lock": locked, "source": _asked(session, fork, locked), "mirrors": dict(session.mirrors)})
     known = session.store.get("source", key, FetchedSource)
-    if known and session.objects.has(f"{known.tree}^{{tree}}"):
+    if known and session.objects.whole(known.tree):
         return known
     with console.step(f"fetch {fork}"), session.store.lock("objects"):
         fetched = _fetch_kind(session, fork, locked, choose(session, fork, locked))
@@ -67,17 +67,33 @@ def fetch_locked(session: Session, fork: str, locked: ForkLock) -> FetchedSource
 
 
 def choose(session: Session, fork: str, locked: ForkLock) -> SourceKind:
-    """Return the kind of source to take; ``auto`` takes git when commit and tree are locked and reachable, and says why not."""
-    have: list[SourceKind] = [kind for kind in ("git", "sdist", "wheel") if getattr(locked, kind)]
-    if session.source != "auto":
-        if session.source not in have:
-            raise NotProvided(f"{fork} has no source of kind {session.source}.", details=[f"locked: {', '.join(have)}"])
-        return session.source
+    """
+    Return the kind of source to take; ``auto`` takes git when commit and tree are locked and reachable, and says why not.
+
+    Raises:
+        NotProvided: The run is for this fork, and the lock has no source of the kind that was asked for.
+    """
+    have, asked = _kinds(locked), _asked(session, fork, locked)
+    if asked != "auto":
+        if asked not in have:
+            raise NotProvided(f"{fork} has no source of kind {asked}.", details=[f"locked: {', '.join(have)}"])
+        return asked
+    if session.source not in ("auto", *have):
+        console.note(f"{fork}: it has no source of kind {session.source} and is only needed by another fork, so any other kind will do")
     if locked.git and len(have) > 1 and not (locked.whole and _reachable(session, locked.git)):
         why = "is not reachable from here" if locked.whole else "is not resolved in the lock"
         console.note(f"{fork}: taking the {have[1]}, because the git source {why}")
         have.remove("git")
     return have[0]
+
+
+def _kinds(locked: ForkLock) -> list[SourceKind]:
+    return [kind for kind in KINDS if getattr(locked, kind)]
+
+
+def _asked(session: Session, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
+    """Return which kind of source the run asks for; of a fork that it merely needs, and that has none of that kind, any."""
+    return session.source if fork in session.forks or session.source in _kinds(locked) else "auto"
 
 
 def _reachable(session: Session, locked: GitLock) -> bool:

@@ -138,7 +138,8 @@ class Project:
 
     @property
     def audit_file(self) -> Path:
-        return self.root / "ci" / "audit.yaml"
+        """``ci/audit/<stack>.yaml``: what the stack adds to ``ci/audit.yaml``."""
+        return self.root / "ci" / "audit" / f"{self.stack}.yaml"
 
     def series_folder(self, fork: str) -> Path:
         return self.root / "forks" / self.stack / fork

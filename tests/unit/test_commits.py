@@ -1,0 +1,443 @@
+"""A series as commits and back: not a byte is lost, whatever the text, the files, the machine or the user's git say."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkwright.cherry_picks import bases, commits, patch, rebase, series
+from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cli import main
+from sparkwright.errors import ExportMismatch, PatchInvalid, SourceUnreachable
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+from sparkwright.git import EXECUTABLE, REGULAR, Objects
+from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini, Repository
+
+ROOT = Path(__file__).parents[2]
+TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
+TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
+
+WORST = """
+[user]
+    name = Somebody
+    email = s@s.example
+[commit]
+    gpgsign = true
+[gpg]
+    program = false
+[core]
+    autocrlf = true
+    hooksPath = /nonexistent
+[i18n]
+    commitEncoding = ISO-8859-1
+    logOutputEncoding = ISO-8859-1
+[diff]
+    noprefix = true
+"""
+
+#: Path → (mode, bytes).
+Files = dict[str, tuple[str, bytes]]
+
+
+@pytest.fixture(name="objects", scope="module")
+def _objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    return Objects(tmp_path_factory.mktemp("commits") / "objects.git")
+
+
+def stored(objects: Objects, files: Files) -> str:
+    """Return the tree of *files*."""
+    return objects.store_files((path, mode, data) for path, (mode, data) in sorted(files.items()))
+
+
+def difference(objects: Objects, before: str, after: str) -> bytes:
+    """Return what git itself makes of the way from *before* to *after*, in the form that the files of a series have."""
+    words = ["git", "diff-tree", "-r", "-p", "-U1", "--full-index", "--binary", "--no-renames", "--no-indent-heuristic", before, after]
+    return subprocess.run(
+        words, cwd=objects.path, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}, capture_output=True, check=True
+    ).stdout
+
+
+def mailed(
+    change: bytes, subject: str = "Change it", text: str = f"As told.\n\n{TRAILERS}", author: str = "T <t@t.example>", date: str = ""
+) -> bytes:
+    """Return a file of a series."""
+    head = (
+        f"From: {commits.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\nSubject: [PATCH] {commits.encoded(subject)}\n"
+    )
+    return f"{head}\n{text}\n---\n".encode() + change
+
+
+def imported(objects: Objects, base: str, files: Mapping[str, bytes]) -> tuple[str, str, list[Patch]]:
+    """Return *files*, applied strictly, as commits: their root and their tip."""
+    patches = [patch.parse(name, data) for name, data in files.items()]
+    applied = series.apply_to(objects, "mini", base, patches)
+    root = commits.root(objects, base, "mini 1.0")
+    return root, commits.build(objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]), patches
+
+
+def exported(objects: Objects, root: str, tip: str) -> dict[str, bytes]:
+    return {one.name: one.data for one in commits.export(objects, root, tip)}
+
+
+# What a series may hold.
+
+LINES = st.sampled_from(
+    [b"a", b"b", b"}", b"", b"\tx", b"tail  ", b"w\xc3\xb6rt", b"\xff\xfe", b"---", b"-- ", b"--- a/x", b"+++ b/x", b"@@ -1 +1 @@",
+     b"diff --git a/x b/x", b"From 0123 Mon Sep 17 00:00:00 2001", b"\\ No newline at end of file", b"# it", b"x\r"]
+)  # fmt: skip
+ENDS = st.sampled_from([b"\n", b"\n", b"\r\n"])
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> bytes:
+    """Text of all kinds of line ends, with and without the last, or bytes."""
+    if draw(st.integers(0, 6)) == 0:
+        return draw(st.binary(min_size=1, max_size=300)) + b"\0"
+    end = draw(ENDS)
+    text = b"".join(line + end for line in draw(st.lists(LINES, max_size=25)))
+    return text if draw(st.booleans()) else text.removesuffix(b"\n")
+
+
+PATHS = st.sampled_from(
+    ["a.txt", "dir/b c.txt", "größe/ü.txt", 'say "so".txt', "back\\slash", "run.sh", "-x", "a.txt.orig", "dir/a b/c  d"]
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Files]:
+    """The states of a tree, each another than the one before."""
+    states: list[Files] = [
+        {"keep": (REGULAR, b"kept\n"), **{draw(PATHS): (REGULAR, draw(contents())) for _ in range(draw(st.integers(0, 4)))}}
+    ]
+    for _ in range(draw(st.integers(1, 3))):
+        files = dict(states[-1])
+        for _ in range(draw(st.integers(1, 3))):
+            path, verb = (
+                draw(st.one_of(PATHS, st.sampled_from(sorted(files)))),
+                draw(st.sampled_from(["write", "edit", "mode", "remove", "move"])),
+            )
+            mode, data = files.get(path, (REGULAR, b""))
+            lines = data.splitlines(keepends=True)
+            if verb == "edit" and len(lines) > 1:
+                at = draw(st.integers(0, len(lines) - 1))
+                files[path] = (mode, b"".join([*lines[:at], draw(LINES) + b"\n", *lines[at + draw(st.integers(0, 1)) :]]))
+            elif verb == "mode" and path in files:
+                files[path] = (EXECUTABLE if mode == REGULAR else REGULAR, data)
+            elif verb == "remove" and path != "keep":
+                files.pop(path, None)
+            elif verb == "move" and path != "keep" and path in files:
+                files[draw(PATHS)] = files.pop(path)
+            else:
+                files[path] = (mode, draw(contents()))
+        if files != states[-1]:
+            states.append(files)
+    return states
+
+
+WORDS = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
+SUBJECTS = st.one_of(
+    st.lists(WORDS, min_size=1, max_size=6).map(" ".join),
+    st.sampled_from(
+        ["[Bugfix][ROCm] Mend it", "[PATCH] twice", "Re: it", "=?utf-8?q?x?= as text", "x" * 300, "ü " * 200 + "end", "---", "a: b"]
+    ),
+).filter(lambda text: text.strip() == text)
+AUTHORS = st.tuples(
+    st.lists(st.text(st.characters(categories=("L", "N")), min_size=1, max_size=20), min_size=1, max_size=5).map(" ".join),
+    st.sampled_from(["t@t.example", "1+x@users.noreply.example", "x"]),
+).map(lambda parts: f"{parts[0]} <{parts[1]}>")
+BODY = st.sampled_from(
+    ["As told.", "", "", "Über Größen.", "diff --git a/x b/x", "--- a/x", "+++ b/x", "@@ -1 +1 @@", "-gone", "+there", "----", "--- ",
+     "-- ", "From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001", "From: Other <o@o.example>", "Subject: [PATCH] other",
+     "Date: Mon, 1 Jan 2001 00:00:00 +0000", "Patch-File: x", "Patch-File: other.patch", "Patch-Pick: 7", "# comment", "  indented",
+     "trailing  ", "cr\r", "form\x0cfeed", "Reason: the body's", "Signed-off-by: T <t@t.example>", "Index: x", "[PATCH] x", "-- >8 --"]
+)  # fmt: skip
+TEXTS = st.tuples(
+    st.lists(BODY, max_size=8).map("\n".join), st.sampled_from(["", "\nPatch-File: other.patch", "\nUpstream-Link: x#1", "\nPatch-Pick: 9"])
+).map(lambda parts: f"{parts[0]}\n\n{TRAILERS}{parts[1]}".strip("\n"))
+DATES = st.builds(
+    lambda day, hours: f"{day:%a}, {day.day} {day:%b %Y %H:%M:%S} {hours:+03d}00",
+    st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2037, 1, 1)), st.integers(-11, 12),
+)  # fmt: skip
+HEADS = st.tuples(SUBJECTS, TEXTS, AUTHORS, DATES)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(histories(), st.data())
+def test_export_after_import_is_the_identity(objects: Objects, states: list[Files], data: st.DataObject) -> None:
+    """Whatever its patches change and say, a series that became commits and files again is the same, byte for byte."""
+    trees = [stored(objects, files) for files in states]
+    changes = [difference(objects, before, after) for before, after in itertools.pairwise(trees)]
+    files = {f"{number} ü.patch": mailed(change, *data.draw(HEADS)) for number, change in enumerate(changes) if change}
+
+    root, tip, _ = imported(objects, trees[0], files)
+    assert exported(objects, root, tip) == files
+    assert objects.resolve(f"{tip}^{{tree}}") == trees[-1]
+
+
+@pytest.mark.parametrize(
+    "text", ["Grüße an alle, die [Bugfix] und Größe = ½ schreiben – und an alle anderen auch, immer", "=?utf-8?q?x?= as text"]
+)
+def test_a_header_reads_as_its_author_wrote_it(tmp_path: Path, text: str) -> None:
+    """What is not ASCII is encoded so that git, too, reads the same; a subject that looks encoded is not taken for it."""
+    one = mailed(b"diff --git a/x b/x\nnew file mode 100644\n", text, author=f"{text[:9]} <t@t.example>")
+    (tmp_path / "mail").write_bytes(one)
+    words = ["git", "mailinfo", "-k", "message", "diff"]
+    told = subprocess.run(words, cwd=tmp_path, input=one, capture_output=True, check=True).stdout.decode().splitlines()
+    read = patch.parse("x.patch", one)
+
+    assert one.partition(b"\n\n")[0].isascii()
+    assert told[:3] == [f"Author: {text[:9].strip()}", "Email: t@t.example", f"Subject: [PATCH] {text}"]
+    assert (read.subject, read.author) == (text, f"{text[:9].strip()} <t@t.example>")
+
+
+# Identity.
+
+#: The commits of `fixed`, as they are on every machine.
+FIXED = ("21b6f1fa603ed5d8712223e2318c8e6c9f9ffeef", "d4b8d830ecce2ab87ed835c2f23b17a67c60788e")
+
+
+def fixed(folder: Path) -> tuple[str, str]:
+    """Return root and tip of a series of a patch of ours and a pick, made in a new repository."""
+    objects = Objects(folder / "objects.git")
+    trees = [stored(objects, {"a.txt": (REGULAR, data)}) for data in (b"1\r\n", b"1\r\n2", b"\xff\n")]
+    ours = patch.parse("größe.patch", mailed(difference(objects, trees[0], trees[1]), "Größe", author="Jörg <j@j.example>"))
+    pick = Patch("#7", "0" * 64, "Improve it", "Backport", "the test", "never", ("a.txt",), b"-", pick=7, author="octocat")
+    root = commits.root(objects, trees[0], "mini 1.0")
+    return root, commits.build(objects, root, [(ours, trees[1]), (pick, trees[2])])
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"TZ": "Asia/Tokyo", "LC_ALL": "C", "LANG": "de_DE.ISO-8859-1", "PYTHONUTF8": "0"},
+        {"GIT_AUTHOR_DATE": "2001-01-01T00:00:00Z", "GIT_COMMITTER_NAME": "Somebody", "GIT_AUTHOR_EMAIL": "s@s.example", "EMAIL": "x@x"},
+    ],
+    ids=["plain", "locale", "variables"],
+)
+def test_commit_ids_are_the_same_on_every_machine(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Neither the user's git configuration nor the locale, the time zone, or git's variables change a commit."""
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    (home / ".gitconfig").write_text(WORST)
+    words = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from tests.unit import test_commits as t; "
+    made = subprocess.run(
+        [sys.executable, "-c", words + f"print(*t.fixed(Path({str(tmp_path)!r})))"],
+        env={**os.environ, "HOME": str(home), **environment}, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+
+    assert tuple(made) == FIXED
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "99 Foo 2026", "Sun, 1 Nov 2026 12:00:00 +0000\x00"])
+def test_a_date_is_the_patchs_own_or_a_fixed_one(objects: Objects, date: str) -> None:
+    """A patch without a date gets one that is always the same; one whose date is none is refused, never dated today."""
+    base, after = (stored(objects, {"a.txt": (REGULAR, data)}) for data in (b"1\n", b"2\n"))
+    data = mailed(difference(objects, base, after)).replace(b"Date: Sun, 1 Nov 2026 12:00:00 +0000", f"Date: {date}".encode())
+    if date:
+        with pytest.raises((PatchInvalid, ValueError)):
+            imported(objects, base, {"x.patch": data})
+        return
+    root, tip, _ = imported(objects, base, {"x.patch": data})
+
+    assert b"\nDate: Thu, 1 Jan 2026 00:00:00 +0000\n" in exported(objects, root, tip)["x.patch"]
+
+
+# What a maintainer's commits become.
+
+
+@pytest.fixture(name="work")
+def _work(repository: Repository, objects: Objects) -> Repository:
+    """Return a repository with a first commit, whose objects are in *objects*, too."""
+    repository.commit({"a.txt": TEXT, "b.txt": b"b\n"}, "Begin")
+    alternates = objects.path / "objects" / "info" / "alternates"
+    alternates.parent.mkdir(exist_ok=True)
+    alternates.write_text(f"{repository.path / '.git' / 'objects'}\n")
+    return repository
+
+
+def edited(old: str, new: str) -> bytes:
+    return TEXT.replace(f"{old}\n".encode(), f"{new}\n".encode(), 1)
+
+
+def told(objects: Objects, work: Repository, message: str, **options: str) -> dict[str, bytes]:
+    """Return the export of a commit that says *message*."""
+    (work.path / "a.txt").write_bytes(edited("line 7", "line seven"))
+    config = [word for name, value in options.items() for word in ("-c", f"{name.replace('_', '.')}={value}")]
+    work.git(*config, "commit", "--quiet", "--all", "--cleanup=verbatim", "-m", message)
+    return exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
+
+
+def test_a_new_commit_is_named_by_its_subject(objects: Objects, work: Repository) -> None:
+    """A commit that says nothing of a file becomes one whose name is its subject, in letters that every file system has."""
+    files = told(objects, work, f"[Kernel] Take Größe = 2, not 1!\n\nAs told.\n\n{TRAILERS}\n")
+
+    assert list(files) == ["kernel-take-gr-e-2-not-1.patch"]
+    assert files["kernel-take-gr-e-2-not-1.patch"] == mailed(
+        work.output("diff", "-U1", "--full-index", "HEAD~1"), "[Kernel] Take Größe = 2, not 1!"
+    )
+
+
+@pytest.mark.parametrize("at", ["last", "before a sign-off"])
+def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, work: Repository, at: str) -> None:
+    """The last Patch-File of the last paragraph counts, also when git put another trailer behind it."""
+    signed = "Signed-off-by: T <t@t.example>"
+    text = f"{TRAILERS}\nPatch-File: the name.patch" + (f"\n{signed}" if at != "last" else "")
+    files = told(objects, work, f"Subject\n\nPatch-File: no.patch\n\n{text}\n")
+
+    assert list(files) == ["the name.patch"]
+    assert patch.parse("x.patch", files["the name.patch"]).text == f"Patch-File: no.patch\n\n{TRAILERS}" + (
+        f"\n{signed}" if at != "last" else ""
+    )
+
+
+def test_a_message_in_another_encoding_is_read_as_it_is_meant(objects: Objects, work: Repository) -> None:
+    """A commit that says that its message is Latin-1 is exported as UTF-8."""
+    message = f"Größe\n\nÜber alles.\n\n{TRAILERS}\nPatch-File: x.patch\n"
+    (work.path / "message").write_bytes(message.encode("latin-1"))
+    (work.path / "a.txt").write_bytes(edited("line 7", "line seven"))
+    work.git("-c", "i18n.commitEncoding=ISO-8859-1", "commit", "--quiet", "-F", "message", "a.txt")
+    files = exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
+
+    assert patch.parse("x.patch", files["x.patch"]).text == f"Über alles.\n\n{TRAILERS}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.patch", "/etc/x.patch", "dir/x.patch", ".git", ".x.patch", "series", "x", ".patch", "-x.patch", "a#b.patch", "x\x07.patch",
+     "x\u2028.patch", "#7.patch", "x" * 201 + ".patch", "ü" * 120 + ".patch"],
+)  # fmt: skip
+def test_an_evil_file_name_is_refused(objects: Objects, work: Repository, name: str) -> None:
+    """A Patch-File that is a path, hidden, quilt's comment, unprintable, or too long for a file system is an error."""
+    with pytest.raises(PatchInvalid, match="is no file name of a patch"):
+        told(objects, work, f"Subject\n\n{TRAILERS}\nPatch-File: {name}\n")
+
+
+@pytest.mark.parametrize("number", ["0", "x", "-1", "7 8", "٧", "../7"])
+def test_an_evil_pick_is_refused(objects: Objects, work: Repository, number: str) -> None:
+    """A Patch-Pick that is no number of a pull request is an error."""
+    with pytest.raises(PatchInvalid):
+        told(objects, work, f"Subject\n\n{TRAILERS}\nPatch-Pick: {number}\n")
+
+
+def test_a_subject_that_makes_no_name_asks_for_one(objects: Objects, work: Repository) -> None:
+    """A subject without a letter or digit of ASCII gives no name, and the error says how to give one."""
+    with pytest.raises(PatchInvalid) as caught:
+        told(objects, work, f"修复\n\n{TRAILERS}\n")
+
+    assert caught.value.todo == "Name its file in the last line of its message: Patch-File: NAME.patch"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["Only a subject\n", "Subject\n\nNo trailers.\n", f"Subject\n{TRAILERS}\n", f"Subject\n\n{TRAILERS.replace('Pending', 'Perhaps')}\n",
+     f"Subject\n\nText\n---\nmore\n\n{TRAILERS}\n"],
+    ids=["subject alone", "no trailers", "no blank line", "unknown status", "a line that ends the text"],
+)  # fmt: skip
+def test_a_message_that_does_not_say_everything_is_refused(objects: Objects, work: Repository, message: str) -> None:
+    """A commit without the trailers that a patch must have is an error before anything is written."""
+    with pytest.raises(PatchInvalid):
+        told(objects, work, message)
+
+
+def test_a_message_that_is_not_text_is_refused(objects: Objects, work: Repository) -> None:
+    """Bytes of an encoding that nobody names are an error, not replaced by question marks."""
+    work.commit({"a.txt": edited("line 7", "line seven")}, f"Size\n\n{TRAILERS}")
+    # git commit mends such a message; other programs do not.
+    (work.path / "raw").write_bytes(work.output("cat-file", "commit", "HEAD").replace(b"Size", b"Gr\xf6\xdfe"))
+    commit = work.git("hash-object", "-t", "commit", "-w", "raw")
+
+    with pytest.raises(PatchInvalid, match="is not UTF-8"):
+        exported(objects, work.git("rev-parse", "HEAD~1"), commit)
+
+
+def test_a_merge_is_refused(objects: Objects, work: Repository) -> None:
+    """A series is a line; a merge among its commits is an error that names it."""
+    base = work.git("rev-parse", "HEAD")
+    work.git("checkout", "--quiet", "-b", "side")
+    work.commit({"b.txt": b"c\n"}, f"Side\n\n{TRAILERS}")
+    work.git("checkout", "--quiet", "main")
+    work.commit({"a.txt": edited("line 7", "line seven")}, f"Main\n\n{TRAILERS}")
+    work.git("merge", "--quiet", "--no-edit", "side")
+
+    with pytest.raises(PatchInvalid, match=f"{work.git('rev-parse', '--short=12', 'HEAD')} has 2 parents"):
+        exported(objects, base, work.git("rev-parse", "HEAD"))
+
+
+def test_two_commits_of_one_name_are_refused(objects: Objects, work: Repository) -> None:
+    """A commit that was split keeps its name in both halves until the maintainer names one of them anew."""
+    base = work.git("rev-parse", "HEAD")
+    for word in ("seven", "VII"):
+        work.commit({"a.txt": edited("line 7", f"line {word}")}, f"Split\n\n{TRAILERS}\nPatch-File: x.patch")
+
+    with pytest.raises(PatchInvalid, match=r"would become 'x\.patch', which is taken"):
+        exported(objects, base, work.git("rev-parse", "HEAD"))
+
+
+def test_a_commit_that_changes_nothing_is_refused(objects: Objects, work: Repository) -> None:
+    """An empty commit makes no patch."""
+    work.commit({}, f"Nothing\n\n{TRAILERS}")
+
+    with pytest.raises(PatchInvalid):
+        exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
+
+
+@pytest.mark.parametrize("kind", ["link", "submodule"])
+def test_a_commit_that_makes_a_link_is_refused(objects: Objects, work: Repository, kind: str) -> None:
+    """What no patch of ours may do, none is exported to do."""
+    link = f"120000,{work.git('hash-object', '-w', '/etc/hostname')},x" if kind == "link" else f"160000,{work.git('rev-parse', 'HEAD')},x"
+    work.git("update-index", "--add", "--cacheinfo", link)
+    work.git("commit", "--quiet", "-m", f"Evil\n\n{TRAILERS}")
+
+    with pytest.raises(PatchInvalid, match=f"makes a {kind}"):
+        exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
+
+
+# The series that we have.
+
+
+def test_the_demos_series_is_in_the_exported_form(mini: Mini) -> None:
+    """What the demo shows is what `export` writes."""
+    assert main.run(["export", "--check", *mini.words]) == 0
+
+
+def test_a_file_in_another_form_is_named(mini: Mini) -> None:
+    """A patch with more context, or edited by hand, is an error of the check; `export` writes it in the one form."""
+    path = mini.root / "forks/demo/vllm/let-the-external-projects-be-left-out.patch"
+    exact = path.read_bytes()
+    path.write_bytes(exact.replace(b"\n---\n", b"\n\n---\n CMakeLists.txt | 6 ++++++\n\n"))
+    with pytest.raises(ExportMismatch) as caught:
+        main.run(["export", "--check", *mini.words])
+    assert caught.value.details == (path.name,)
+
+    assert main.run(["export", "--fork", "vllm", *mini.words]) == 0
+    assert path.read_bytes() == exact
+
+
+@pytest.mark.network
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("forks/*/stack.yaml")))
+def test_the_stacks_series_are_in_the_exported_form(stack: str, user_store: Store) -> None:
+    """Every series of every stack is what `export` writes, on the release that the stack locks."""
+    project = Project(ROOT, stack)
+    session = Session(project, user_store, tuple(project.spec.forks), ROOT / "dist", source="sdist")
+    for fork in (name for name in project.spec.forks if series.names(project.series_folder(name))):
+        try:
+            series.picks(session, fork)
+        except SourceUnreachable as error:
+            pytest.skip(f"the picks of {fork} cannot be had from here: {error.what}")
+        assert rebase.check(session, fork, bases.of_source(session, fork)) > 0

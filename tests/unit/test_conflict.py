@@ -1,0 +1,430 @@
+"""The conflict report: what a hunk wants, what it finds, who changed it on either side; never a failure of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkwright.cherry_picks import conflict, diff, series, upstream
+from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
+from sparkwright.cherry_picks.diff import Hunk
+from sparkwright.cherry_picks.history import Commit
+from sparkwright.cherry_picks.patch import Patch
+from sparkwright.errors import PatchConflict
+from sparkwright.forks import sources
+from sparkwright.git import Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 41))
+Files = dict[str, bytes]
+
+
+def edited(*changes: tuple[str, str], text: str = TEXT) -> bytes:
+    for old, new in changes:
+        assert f"{old}\n" in text
+        text = text.replace(f"{old}\n", f"{new}\n", 1)
+    return text.encode()
+
+
+@pytest.fixture(name="objects")
+def _objects(tmp_path: Path) -> Objects:
+    return Objects(tmp_path / "objects.git")
+
+
+def tree_of(objects: Objects, files: Files) -> str:
+    return objects.store_files((path, "100644", data) for path, data in files.items())
+
+
+def made(objects: Objects, before: Files, after: Files, name: str = "0.patch", *, context: int = 3) -> Patch:
+    """Return the patch that makes *after* of *before*."""
+    data = diff.render(objects, tree_of(objects, before), tree_of(objects, after), context=context)
+    paths = tuple(dict.fromkeys(section.path for section in diff.sections(data)))
+    return Patch(name, "0" * 64, "Change it", "Pending", "why", "then", paths, data)
+
+
+def hunk(before: bytes, after: bytes, *, context: int = 3) -> Hunk:
+    """Return the only hunk of a change of one file."""
+    with tempfile.TemporaryDirectory() as folder:
+        objects = Objects(Path(folder) / "objects.git")
+        [found] = made(objects, {"a": before}, {"a": after}, context=context).sections()[0].hunks
+    return found
+
+
+def explained(objects: Objects, files: Files, one: Patch, **more: Any) -> ConflictReport:
+    return conflict.explain(objects, tree_of(objects, files), one, fork="widget", base="1.1", **more)
+
+
+# Hunks.
+
+LINE_20 = (TEXT.encode(), edited(("line 20", "line twenty")))
+
+
+def test_a_hunk_that_fits() -> None:
+    """Its lines stand where it says."""
+    assert conflict.hunk_state(LINE_20[0], hunk(*LINE_20)) == HunkState("@@ -17,7 +17,7 @@", "line 16", "fits", 17)
+
+
+@pytest.mark.parametrize("shift", [2, -3])
+def test_a_hunk_whose_lines_moved(shift: int) -> None:
+    """They stand at one other place, which is named."""
+    text = b"added\n" * shift + TEXT.encode() if shift > 0 else "".join(TEXT.splitlines(keepends=True)[-shift:]).encode()
+
+    state = conflict.hunk_state(text, hunk(*LINE_20))
+    assert (state.state, state.line) == ("moved", 17 + shift)
+
+
+def test_a_hunk_whose_lines_stand_twice() -> None:
+    """Two places, none of them the named one: the nearest is named, and nothing is chosen."""
+    state = conflict.hunk_state(b"added\n" + TEXT.encode() * 2, hunk(*LINE_20))
+
+    assert (state.state, state.line) == ("ambiguous", 18)
+
+
+def test_a_hunk_that_is_done_already() -> None:
+    """What it would write stands there, at this or at another line."""
+    assert conflict.hunk_state(LINE_20[1], hunk(*LINE_20)).state == "already"
+    state = conflict.hunk_state(b"added\n" + LINE_20[1], hunk(*LINE_20))
+    assert (state.state, state.line) == ("already", 18)
+
+
+def test_a_hunk_whose_lines_are_gone() -> None:
+    """The lines that differ are shown, those that both sides have are not."""
+    text = b"added\nadded\n" + edited(("line 19", "line XIX"), ("line 21", "line 21\nline 21.5"))
+
+    assert conflict.hunk_state(text, hunk(*LINE_20)) == HunkState(
+        "@@ -17,7 +17,7 @@", "line 16", "gone", 19, ("line 19", "line 23"), ("line XIX", "line 21.5")
+    )
+
+
+def test_a_hunk_at_a_beginning_that_is_gone() -> None:
+    """The likeliest place is never before the first line, and what is shown stands there."""
+    text = "".join(f"line {number}\n" for number in range(4, 41)).encode()
+    state = conflict.hunk_state(text, hunk(TEXT.encode(), edited(("line 3", "line three"))))
+
+    assert (state.state, state.line) == ("gone", 1)
+    assert state.expected == ("line 1", "line 2", "line 3")
+    assert state.found == ()
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"other\n", b"no line end", b"\x00\xff"])
+def test_a_hunk_in_a_file_that_has_nothing_of_it(text: bytes) -> None:
+    """The place is a line of the file, or its first."""
+    state = conflict.hunk_state(text, hunk(*LINE_20))
+
+    assert state.state == "gone"
+    assert 1 <= state.line <= max(1, text.count(b"\n") + 1)
+
+
+def test_a_likely_place_is_not_chosen_by_lines_that_stand_everywhere() -> None:
+    """A closing bracket, as often as it comes, outweighs no line that is unique."""
+    before = b"}\n}\n}\nunique\nold\n}\n}\n}\n"
+    text = b"}\n" * 500 + b"unique\nother\n" + b"}\n" * 500
+    state = conflict.hunk_state(text, hunk(before, before.replace(b"old", b"new")))
+
+    assert state.line == 499
+    assert (state.expected, state.found) == (("old",), ("other",))
+
+
+def test_line_ends_are_seen() -> None:
+    """A file that was converted to CRLF looks the same on a terminal; the report shows the difference."""
+    state = conflict.hunk_state(TEXT.replace("\n", "\r\n").encode(), hunk(*LINE_20))
+
+    assert state.state == "gone"
+    assert (state.expected[0], state.found[0]) == ("line 17", "line 17␍") or state.found[0].endswith("␍")
+
+
+def test_a_missing_line_end_is_seen() -> None:
+    """The last line without its end is another line."""
+    before = TEXT.encode()
+    state = conflict.hunk_state(before.removesuffix(b"\n"), hunk(before, edited(("line 39", "line 39.5"))))
+
+    assert (state.expected, state.found) == (("line 40",), ("line 40␄",))
+
+
+def test_bytes_of_files_reach_no_terminal_as_commands() -> None:
+    """Escape sequences and what is not UTF-8 are shown by a sign in their place."""
+    state = conflict.hunk_state(b"a\n\x1b[31m\xff\tb\x7f\xc2\x9b\n", hunk(b"a\nb\n", b"a\nc\n"))
+
+    assert state.found == ("␛[31m�\tb��",)
+
+
+def test_huge_hunks_are_told_at_once_and_in_few_lines() -> None:
+    """Ten thousand lines on both sides take seconds at most, and a line of a megabyte is cut."""
+    before = b"".join(b"%d %s\n" % (number, b"x" * (number % 7)) for number in range(10_000))
+    found = hunk(before, before.replace(b"\n", b"!\n"))
+    began = time.monotonic()
+    state = conflict.hunk_state(before.replace(b"x", b"y") + b"z" * 1_000_000, found)
+
+    assert time.monotonic() - began < 20
+    assert (state.state, len(state.expected), len(state.found)) == ("gone", conflict.SHOWN, conflict.SHOWN)
+    assert max(map(len, state.expected + state.found)) <= 400
+
+
+# Files.
+
+
+def file_of(objects: Objects, base: Files, before: Files, after: Files, **more: Any) -> FileConflict:
+    [found] = explained(objects, base, made(objects, before, after), **more).files
+    return found
+
+
+def test_a_file_that_fits(objects: Objects) -> None:
+    """Hunks that only moved fit, as a pick's may."""
+    found = file_of(objects, {"a": b"added\n" + TEXT.encode()}, {"a": TEXT.encode()}, {"a": LINE_20[1]})
+
+    assert (found.state, found.fits, found.hunks[0].state) == ("there", True, "moved")
+
+
+def test_a_file_that_does_not(objects: Objects) -> None:
+    """One hunk that is gone is enough; the others are told, too."""
+    after = edited(("line 5", "line five"), ("line 35", "line thirty-five"))
+    found = file_of(objects, {"a": edited(("line 35", "else"))}, {"a": TEXT.encode()}, {"a": after})
+
+    assert (found.state, found.fits, [hunk.state for hunk in found.hunks]) == ("there", False, ["fits", "gone"])
+
+
+def test_a_missing_file_is_looked_for_under_its_name(objects: Objects) -> None:
+    """Upstream moved it, perhaps: up to three files of the same name are named."""
+    base = {f"{folder}/a.py": b"x\n" for folder in ("new", "old", "other", "some")} | {"a.pyc": b"", "b.py": b""}
+    found = file_of(objects, base, {"src/a.py": b"1\n"}, {"src/a.py": b"2\n"})
+
+    assert (found.state, found.fits) == ("missing", False)
+    assert found.candidates == ("new/a.py", "old/a.py", "other/a.py")
+
+
+def test_a_file_to_remove_may_be_missing(objects: Objects) -> None:
+    """A patch that removes what is not there is a conflict, too."""
+    assert file_of(objects, {"b": b""}, {"a": b"1\n", "b": b""}, {"b": b""}).state == "missing"
+
+
+def test_a_new_file_may_be_there_already(objects: Objects) -> None:
+    """Whatever it holds."""
+    found = file_of(objects, {"a": b"other\n", "b": b""}, {"b": b""}, {"a": b"new\n", "b": b""})
+
+    assert (found.state, found.fits) == ("exists", False)
+
+
+def test_a_binary_file_is_compared_by_its_id(objects: Objects) -> None:
+    """It fits when it is the very content that the patch is for."""
+    before, after = bytes(range(256)), bytes(reversed(range(256)))
+
+    assert file_of(objects, {"a": before}, {"a": before}, {"a": after}).fits
+    assert file_of(objects, {"a": b"\x00"}, {"a": before}, {"a": after}).state == "binary"
+
+
+def test_earlier_patches_of_ours_are_named(objects: Objects) -> None:
+    """Those that touched the file, in their order, and no others."""
+    base = {"a": TEXT.encode(), "b": b"1\n"}
+    first = made(objects, base, {**base, "a": edited(("line 20", "line XX"))}, "first.patch")
+    other = made(objects, base, {**base, "b": b"2\n"}, "other.patch")
+    one = made(objects, base, {**base, "a": LINE_20[1]})
+    found = explained(objects, {**base, "a": edited(("line 20", "line XX"))}, one, earlier=[first, other])
+
+    assert found.files[0].ours == ("first.patch",)
+    assert "  touched by our first.patch before" in conflict.lines(found)
+
+
+# Upstream's part.
+
+
+@pytest.fixture(name="begun")
+def _begun(host: Host) -> Host:
+    """Return the host with a history of a.txt: begun, line 5, line 20, line 35; v1 is the third."""
+    for text in (TEXT.encode(), edited(("line 5", "line V")), edited(("line 5", "line V"), ("line 20", "line XX"))):
+        host.work.commit({"a.txt": text}, f"State {text.count(b'V') + text.count(b'X')}")
+    host.lock()
+    host.work.commit({"a.txt": edited(("line 5", "line V"), ("line 20", "line XX"), ("line 35", "line XXXV"))}, "Last")
+    host.push()
+    return host
+
+
+def upstream_of(host: Host, base: bytes, before: bytes, after: bytes, **more: Any) -> FileConflict:
+    """Explain a patch from *before* to *after* on a tree that has no commit."""
+    session = host.session()
+    mirror = session.mirror(host.url)
+    tip = mirror.history("main", newest=True)
+    return file_of(session.objects, {"a.txt": base}, {"a.txt": before}, {"a.txt": after}, mirror=mirror, tip=tip, **more)
+
+
+STATES = (
+    TEXT.encode(),
+    edited(("line 5", "line V")),
+    edited(("line 5", "line V"), ("line 20", "line XX")),
+    edited(("line 5", "line V"), ("line 20", "line XX"), ("line 35", "line XXXV")),
+)
+
+
+def test_what_the_base_lacks_is_named(begun: Host) -> None:
+    """The patch was made for a newer state: of the commits between, those that touched the hunk's lines, by file ids alone."""
+    found = upstream_of(begun, STATES[0], STATES[3], STATES[3].replace(b"line XX\n", b"line XX and more\n"))
+
+    assert ([one.subject for one in found.base_lacks], found.base_has, found.note) == (["State 3"], (), "")
+
+
+def test_what_the_base_has_is_named(begun: Host) -> None:
+    """The patch was made for an older state."""
+    found = upstream_of(begun, STATES[3], STATES[0], edited(("line 20", "line twenty")))
+
+    assert ([one.subject for one in found.base_has], found.base_lacks, found.note) == (["State 3"], (), "")
+
+
+def test_where_no_commit_touched_the_lines_all_between_are_named(begun: Host) -> None:
+    """The hunk's context changed beyond what its lines say: rather too many than none."""
+    found = upstream_of(
+        begun,
+        STATES[2],
+        STATES[3],
+        STATES[3].replace(b"line 12\n", b"line twelve\n"),
+    )
+    assert found.fits
+
+    other = edited(("line 12", "else"), text=STATES[0].decode())
+    found = upstream_of(begun, other, STATES[3], STATES[3].replace(b"line 12\n", b"line twelve\n"))
+    assert found.note == "the base's a.txt is no state of upstream's branch"
+
+
+def test_a_file_that_ours_changed_is_placed_by_what_the_base_came_with(begun: Host) -> None:
+    """After a patch of ours the file is no state of upstream's; the base's own file is."""
+    ours = edited(("line 1", "ours"), text=STATES[0].decode())
+    patch = STATES[3].replace(b"line XX\n", b"line XX and more\n")
+    session = begun.session()
+    origin = tree_of(session.objects, {"a.txt": STATES[0]})
+
+    assert upstream_of(begun, ours, STATES[3], patch).note == "the base's a.txt is no state of upstream's branch"
+    assert [one.subject for one in upstream_of(begun, ours, STATES[3], patch, origin=origin).base_lacks] == ["State 3"]
+
+
+def test_a_patch_for_a_state_that_upstream_never_had(begun: Host) -> None:
+    """It builds on another patch, perhaps; that is said."""
+    found = upstream_of(begun, STATES[3], edited(("line 20", "line 20.5")), edited(("line 20", "line twenty")))
+
+    assert found.note == "the patch's a.txt is no state of upstream's branch"
+
+
+def test_without_a_history_that_is_said(objects: Objects) -> None:
+    """Nothing is guessed from a release archive alone."""
+    found = file_of(objects, {"a": b"1\n"}, {"a": b"2\n"}, {"a": b"3\n"})
+
+    assert found.note == "upstream's history is not in the store"
+
+
+def test_offline_it_names_too_much_rather_than_too_little(begun: Host) -> None:
+    """The files of the commits between are not in the store: all of these commits are named."""
+    begun.session().mirror(begun.url).history("main", newest=True)
+    session = begun.session("--offline")
+    mirror = session.mirror(begun.url)
+    one = made(session.objects, {"a.txt": STATES[3]}, {"a.txt": STATES[3].replace(b"line XX\n", b"line XX and more\n")})
+    tree = tree_of(session.objects, {"a.txt": STATES[0]})
+    report = conflict.explain(session.objects, tree, one, fork="widget", base="1.1", mirror=mirror, tip=mirror.known("main") or "")
+
+    assert [commit.subject for commit in report.files[0].base_lacks] == ["Last", "State 3", "State 1"]
+
+
+def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> None:
+    """apply names base, patch, hunk, both sides, upstream's commits, the three tests and the two commands, in text and as data."""
+    begun.work.git("checkout", "--quiet", "-b", "ours", "main")
+    mail = begun.work.change({"a.txt": STATES[3].replace(b"line 34\n", b"line thirty-four\n")})
+    begun.work.git("checkout", "--quiet", "main")
+    (begun.series / "ours.patch").write_bytes(mail)
+    (begun.series / "series").write_text("ours.patch\n")
+    session = begun.session()
+    session.mirror(begun.url).history("main", newest=True)
+    with pytest.raises(PatchConflict, match=r"ours\.patch does not apply to widget: a\.txt") as caught:
+        series.apply(session, sources.fetch(session, "widget"))
+    text = "\n".join(caught.value.details)
+    report = msgspec.convert(msgspec.to_builtins(caught.value.document()["conflict"]), ConflictReport)
+
+    for wanted in (
+        "base: https://github.com/acme/widget.git @ ",
+        "patch: ours.patch  Change something",
+        "a.txt: conflict",
+        "    wants: line XXXV",
+        "    finds: line 35",
+        "  the patch builds on, and the base lacks: ",
+        "already upstream by ancestor: could not be tested, the patch is ours",
+        "already upstream by patch-id: no, ",
+        "already upstream by reverse: no, ",
+        "to go on: sparkwright rebase --stack test --fork widget",
+        "to go on: sparkwright export --stack test --fork widget",
+    ):
+        assert wanted in text
+    assert report == caught.value.data["conflict"]
+    assert [one.subject for one in report.files[0].base_lacks] == ["Last"]
+    assert json.loads(msgspec.json.encode(caught.value.document()))["conflict"]["files"][0]["path"] == "a.txt"
+
+
+# For people.
+
+
+def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
+    """Four columns are the failure's indent; only a name or an address that is longer by itself may pass the rest."""
+    words = "a subject that goes on and on " * 10
+    commits = tuple(Commit("c" * 40, "T", "2026-11-01", words) for _ in range(2))
+    heading = "void a_function_with_a_very_long_name(" + "int argument, " * 20
+    state = HunkState("@@ -1234,12 +1234,34 @@", heading, "ambiguous", 12345, ("x" * 390,), ("y " * 190,))
+    file = FileConflict("some/folder/file.cuh", "there", (state,), ("elsewhere/file.cuh",), commits, commits, ("first.patch",), words)
+    evidence = (upstream.Evidence("patch-id", None, words), upstream.Evidence("reverse", False, words))
+    commands = ("sparkwright pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON    (leave a file out, and carry it as a patch)",)
+    report = ConflictReport(
+        "widget", f"https://github.com/acme/widget.git @ {'a' * 40}", "b" * 40, "#40082", words, "octocat",
+        "https://github.com/acme/widget/pull/40082", (file,), evidence, commands,
+    )  # fmt: skip
+    rows = conflict.lines(report)
+
+    assert max(map(len, rows)) <= 96
+    assert "to go on: sparkwright pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON" in rows
+    assert all(re.search(r"\S", row) for row in rows)
+
+
+def test_a_name_that_is_too_long_stays_whole(objects: Objects) -> None:
+    """A path that people copy is not broken."""
+    path = "/".join(["folder"] * 30)
+    rows = conflict.lines(explained(objects, {"b": b""}, made(objects, {path: b"1\n"}, {path: b"2\n"})))
+
+    assert any(path in row for row in rows)
+
+
+def test_files_that_fit_are_told_in_a_line(objects: Objects) -> None:
+    """What is wrong is not hidden among what is right."""
+    base = {"a": TEXT.encode(), "b": b"1\n"}
+    one = made(objects, base, {"a": LINE_20[1], "b": b"2\n"})
+    report = explained(objects, {**base, "b": b"other\n"}, one)
+
+    assert [row for row in conflict.lines(report) if row.startswith("a")] == ["a: fits"]
+    assert conflict.error(report, ["git's words"]).what == "0.patch does not apply to widget: b."
+    assert conflict.error(report, ["git's words"]).details[0] == "git's words"
+
+
+# Whatever comes.
+
+SCRATCH = tempfile.TemporaryDirectory()
+POOL = st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"}\n", b"a\r\n", b"\x1b[2J\n", b"\xff\n", b"\x00\n", b"end"])
+TEXTS = st.lists(POOL, max_size=12).map(b"".join)
+FILES = st.dictionaries(st.sampled_from(["a", "b", "dir/a", "dir/b", "ä x", "dir2"]), TEXTS, max_size=4)
+
+
+@settings(max_examples=60)
+@given(before=FILES, after=FILES, base=FILES, context=st.integers(0, 3))
+def test_explaining_never_fails(before: Files, after: Files, base: Files, context: int) -> None:
+    """Any patch on any tree gives a report with a row for each file, and its text and its data are made."""
+    objects = Objects(Path(SCRATCH.name) / "objects.git")
+    one = made(objects, before, after, context=context)
+    report = explained(objects, base, one, earlier=[one])
+    done = series.evaluate(objects, report.tree, [one])[0]
+
+    assert [file.path for file in report.files] == [section.old or section.new for section in one.sections()]
+    assert all(row.isprintable() or "\t" in row for row in conflict.lines(report))
+    assert msgspec.json.decode(msgspec.json.encode(conflict.error(report).document()))
+    if done.status == "applied" and context:
+        assert all(file.fits for file in report.files)

@@ -1,0 +1,428 @@
+"""Drift: what becomes of each patch on later releases and on the branch, by name and evidence, without touching the project."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from sparkwright import digest
+from sparkwright.cherry_picks import bases, drift, pick, series
+from sparkwright.cherry_picks.drift import Drift, Trial
+from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.cherry_picks.upstream import Evidence
+from sparkwright.cli import drift as verb
+from sparkwright.cli import main
+from sparkwright.console import console
+from sparkwright.demo import base as demo
+from sparkwright.errors import NotProvided, Offline, SourceUnreachable
+from sparkwright.forks.lock import FileLock
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 41))
+BLOCK = [f"    block {number}" for number in range(1, 6)]
+#: What our patches do, in their order.
+OURS = {
+    "taken": ("line 5", "line five"),
+    "kept": ("line 20", "line twenty"),
+    "lost": ("line 35", "line thirty-five"),
+    "altered": ("line 28", "\n".join(["line 28", *BLOCK])),
+}
+#: What upstream did, by release.
+RELEASED = {
+    "1.1": [OURS["taken"]],
+    "1.2": [
+        OURS["taken"],
+        ("line 1", "above\nline 1"),
+        ("line 35", "line XXXV"),
+        ("line 28", "\n".join(["line 28", *BLOCK[:4], "    another"])),
+    ],
+}
+
+
+def edited(*changes: tuple[str, str], text: str = TEXT) -> bytes:
+    for old, new in changes:
+        assert text.count(f"{old}\n") == 1
+        text = text.replace(f"{old}\n", f"{new}\n", 1)
+    return text.encode()
+
+
+class Index:
+    """A package index with sdists of widget, served as long as the block runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "files").mkdir(parents=True)
+
+    def offer(self, version: str, text: bytes) -> FileLock:
+        """Offer a release with *text* as a.txt, and return what a lock would say of it."""
+        path = self.folder / "files" / f"widget-{version}.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for name, data in {"a.txt": text, "b.txt": b"one\n", "PKG-INFO": f"Version: {version}\n".encode()}.items():
+                member = tarfile.TarInfo(f"widget-{version}/{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        page = self.folder / "simple" / "widget" / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        links = (
+            f'<a href="../../files/{one.name}#sha256={digest.sha256_file(one)}">{one.name}</a>' for one in sorted(path.parent.iterdir())
+        )
+        page.write_text(f"<!DOCTYPE html><html><body>{' '.join(links)}</body></html>")
+        return FileLock("widget", version, path.name, digest.sha256_file(path), path.stat().st_size)
+
+
+@pytest.fixture(name="index")
+def _index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Return an index that holds releases 1.0, 1.1, 1.2 and a pre-release."""
+    made = Index(tmp_path / "index")
+    for version, changes in {"1.0": [], **RELEASED, "2.0rc1": []}.items():
+        made.offer(version, edited(*changes))
+    with demo.serve(made.folder) as address:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
+        yield made
+
+
+@pytest.fixture(name="stack")
+def _stack(host: Host, index: Index) -> Host:
+    """Return a project on release 1.0 with four patches of ours and pick 7; upstream merged 7 after its releases."""
+    host.work.commit({"a.txt": TEXT.encode(), "b.txt": b"one\n"}, "Release 1.0")
+    host.lock(sdist=index.offer("1.0", TEXT.encode()))
+    host.work.git("checkout", "--quiet", "-b", "ours")
+    text = TEXT
+    for name, change in OURS.items():
+        text = edited(change, text=text).decode()
+        (host.series / f"{name}.patch").write_bytes(host.work.change({"a.txt": text.encode()}, name))
+    (host.series / "series").write_text("".join(f"{name}.patch\n" for name in OURS))
+    host.work.git("checkout", "--quiet", "main")
+    head = host.pull(7, {"b.txt": b"two\n"})
+    for version, changes in RELEASED.items():
+        host.work.commit({"a.txt": edited(*changes)}, f"Release {version}")
+    merge = host.squash(7)
+    host.work.commit({"b.txt": b"three\n"}, "Change it again")
+    host.push()
+    session, ledger = host.session(), Ledger(host.url)
+    seen = pick.Seen("git", "Improve it", "octocat", "merged", head, merge, "main")
+    record = pick.record(session, ledger, seen, 7, "why", "then")
+    host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
+    return host
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Iterator[None]:
+    """Leave no --json to the next test."""
+    yield
+    console.json = console.verbose = False
+
+
+def told(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Run ``drift`` and return what it says of the fork."""
+    capsys.readouterr()
+    assert main.main(["drift", *host.words, "--json", *words]) == 0
+    [made] = json.loads(capsys.readouterr().out)["drift"]
+    return dict(made)
+
+
+def states(made: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the states of each patch in the order of the bases."""
+    found: dict[str, list[str]] = {}
+    for trial in made["of"]["trials"]:
+        found.setdefault(trial["patch"].removesuffix(".patch"), []).append(trial["state"])
+    return found
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_patch_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Upstream took one as it was and one with a change, moved one, broke one; the pick was merged after the last release."""
+    made = told(stack, capsys, "--releases")
+
+    assert made["of"]["bases"] == ["1.1", "1.2", "main 2026-11-01"]
+    assert states(made) == {
+        "#7": ["applies", "applies", "already-upstream"],
+        "taken": ["already-upstream", "already-upstream", "already-upstream"],
+        "kept": ["applies", "moves", "moves"],
+        "lost": ["applies", "conflict", "conflict"],
+        "altered": ["applies", "likely-upstream", "likely-upstream"],
+    }
+
+
+def test_where_each_patch_ended(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last base that takes it, the first that has it, what it is now, and why."""
+    ended = {one["patch"].removesuffix(".patch"): one for one in told(stack, capsys, "--releases")["absorbed"]}
+    merge = stack.ledger.record(7).merge[:12]
+
+    assert {name: (one["last"], one["first"], one["state"]) for name, one in ended.items()} == {
+        "#7": ("1.2", "main 2026-11-01", "already-upstream"),
+        "taken": ("", "1.1", "already-upstream"),
+        "kept": ("main 2026-11-01", "", "moves"),
+        "lost": ("1.1", "", "conflict"),
+        "altered": ("1.1", "1.2", "likely-upstream"),
+    }
+    assert ended["taken"]["proof"] == "reverse: 1.1 holds the whole change"
+    assert ended["altered"]["proof"] == "4 of its 5 added lines stand there"
+    assert ended["#7"]["proof"].startswith(f"ancestor: {merge} is part of main 2026-11-01; patch-id: {merge} ")
+
+
+def test_the_newest_release_and_the_branch_are_enough(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Older releases and pre-releases are not even downloaded."""
+    made = told(stack, capsys)
+
+    assert made["of"]["bases"] == ["1.2", "main 2026-11-01"]
+    assert {path.name for path in (stack.cache / "downloads").rglob("*.tar.gz")} == {"widget-1.2.tar.gz"}
+
+
+def test_nothing_of_the_project_is_written(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ledger, lock and series have the same bytes, of the same time, and nothing stands beside them."""
+    before = contents(stack.root)
+    told(stack, capsys, "--releases")
+
+    assert contents(stack.root) == before
+
+
+def test_the_table_says_it_in_words(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each run of bases that agree."""
+    assert main.main(["drift", *stack.words, "--releases"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+
+    assert "widget of test" in said
+    for words in (
+        "applies: 1.1 to 1.2 main 2026-11-01 ancestor: ",
+        "is upstream: 1.1 to main 2026-11-01 1.1 reverse: 1.1 holds the whole change",
+        "applies at other lines: 1.2 to main 2026-11-01",
+        "conflicts: 1.2 to main 2026-11-01",
+        "is upstream most likely: 1.2 to main 2026-11-01",
+    ):
+        assert words in said
+
+
+def test_the_last_answer_is_kept_in_the_store(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other verbs read it there; before the first drift there is none."""
+    assert drift.last(stack.session(), "widget") is None
+    made = told(stack, capsys, "--releases")
+
+    assert msgspec.convert(made["of"], Drift) == drift.last(stack.session(), "widget")
+
+
+# Offline, and out of reach.
+
+
+def test_offline_what_is_in_the_store_is_used(stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases that were looked at before and the branch as it was last seen; nobody is asked, and the rest is left out."""
+    whole = told(stack, capsys, "--releases")
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", "http://127.0.0.1:9/simple/")
+    stack.path.rename(stack.path.with_suffix(".gone"))
+    some = told(stack, capsys, "--offline", "--releases")
+
+    assert some == whole
+    assert told(stack, capsys, "--offline")["of"]["bases"] == ["1.2", "main 2026-11-01"]
+
+
+def test_offline_a_release_that_was_never_looked_at_is_no_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a list that the index told, only what is in the store counts."""
+    told(stack, capsys)
+
+    assert told(stack, capsys, "--offline", "--releases")["of"]["bases"] == ["1.2", "main 2026-11-01"]
+
+
+def test_offline_a_file_of_the_branch_that_is_not_there_leaves_the_branch_out(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """A patch that came later touches a file that nobody fetched: that base is left out, and that is said."""
+    stack.work.commit({"c.txt": b"c\n"}, "A file for later")
+    stack.push()
+    told(stack, capsys)
+    stack.work.git("checkout", "--quiet", "-b", "more", "main")
+    (stack.series / "more.patch").write_bytes(stack.work.change({"c.txt": b"d\n"}, "more"))
+    (stack.series / "series").write_text("more.patch\n")
+    for name in OURS:
+        (stack.series / f"{name}.patch").unlink()
+    capsys.readouterr()
+    assert main.main(["drift", *stack.words, "--offline"]) == 0
+    said = capsys.readouterr()
+
+    assert "main of https://github.com/acme/widget.git is left out: " in said.err
+
+
+def test_offline_with_an_empty_store_the_picks_are_missing(stack: Host, tmp_path: Path) -> None:
+    """Their diffs are nowhere, which is not the same as nothing to try."""
+    stack.cache = tmp_path / "empty"
+
+    with pytest.raises(Offline):
+        main.run(["drift", *stack.words, "--offline"])
+
+
+def test_without_an_index_the_branch_is_tried(stack: Host, index: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    """That it does not answer is said."""
+    shutil.rmtree(index.folder / "simple" / "widget")
+    assert main.main(["drift", *stack.words, "--json"]) == 0
+    said = capsys.readouterr()
+
+    assert json.loads(said.out)["drift"][0]["of"]["bases"] == ["main 2026-11-01"]
+    assert "The index at" in said.err
+
+
+def test_without_the_repository_the_releases_are_tried(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pick's diff is in the store; its two tests by history are open, and that is said, not guessed."""
+    series.picks(stack.session(), "widget")
+    stack.path.rename(stack.path.with_suffix(".gone"))
+    assert main.main(["drift", *stack.words, "--json", "--releases"]) == 0
+    said = capsys.readouterr()
+    made = json.loads(said.out)["drift"][0]
+    [trial] = [one for one in made["of"]["trials"] if (one["patch"], one["base"]) == ("taken.patch", "1.2")]
+
+    assert made["of"]["bases"] == ["1.1", "1.2"]
+    assert "is left out: " in said.err
+    assert [one["holds"] for one in trial["evidence"]] == [None, None, True]
+
+
+# Bases by name.
+
+
+def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """A release, a branch, a tag, and a commit; in the order in which they are named."""
+    commit = stack.work.git("rev-parse", "main~1")
+    names = ["1.1", "main", "v1", commit]
+    made = told(stack, capsys, *(word for name in names for word in ("--to", name)))
+
+    assert made["of"]["bases"] == names
+    assert states(made)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
+    assert states(made)["taken"] == ["already-upstream", "already-upstream", "applies", "already-upstream"]
+
+
+def test_a_name_that_means_nothing_is_not_provided(stack: Host) -> None:
+    """It is neither a release nor in the repository."""
+    with pytest.raises(NotProvided, match=r"3\.0 is neither a release nor a branch, tag or commit of widget"):
+        main.run(["drift", *stack.words, "--to", "3.0"])
+
+
+def test_a_commit_that_nobody_has_is_unreachable(stack: Host) -> None:
+    with pytest.raises(SourceUnreachable, match="does not offer commit ffff"):
+        main.run(["drift", *stack.words, "--to", "f" * 40])
+
+
+def test_releases_are_ordered_by_version(index: Index) -> None:
+    """Numbers are compared as numbers, bounds hold, and pre-releases, wheels and files without a hash are no releases."""
+    for version in ("1.10", "1.2.post1", "1.9"):
+        index.offer(version, b"")
+    page = index.folder / "simple" / "widget" / "index.html"
+    page.write_text(
+        page.read_text().replace(
+            "</body>", '<a href="widget-9.0.tar.gz">widget-9.0.tar.gz</a> <a href="x#sha256=00">odd-1.tar.gz.x</a></body>'
+        )
+    )
+
+    assert [one.version for one in bases.releases("widget")] == ["1.0", "1.1", "1.2", "1.2.post1", "1.9", "1.10"]
+    assert [one.version for one in bases.releases("widget", after="1.1", upto="1.9")] == ["1.2", "1.2.post1", "1.9"]
+
+
+# What is looked at twice.
+
+
+def marked(stack: Host) -> list[Path]:
+    """Change what the store keeps of every trial, so that its use can be told."""
+    paths = sorted((stack.cache / "records" / "trial").iterdir())
+    for path in paths:
+        path.write_bytes(path.read_bytes().replace(b'"conflict"', b'"empty"'))
+    return paths
+
+
+def test_a_trial_is_not_made_twice(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Same patches, same base: the answer is the kept one."""
+    told(stack, capsys)
+    marked(stack)
+
+    assert states(told(stack, capsys))["lost"] == ["empty", "empty"]
+
+
+@pytest.mark.parametrize("changed", ["the patch", "its place", "the record"])
+def test_a_trial_of_something_else_is_made(stack: Host, capsys: pytest.CaptureFixture[str], changed: str) -> None:
+    """Another patch, another order, another merge commit: nothing kept is an answer to that."""
+    told(stack, capsys)
+    kept = marked(stack)
+    if changed == "the patch":
+        path = stack.series / "lost.patch"
+        path.write_bytes(path.read_bytes().replace(b"line thirty-five", b"line XXXVI"))
+    elif changed == "its place":
+        (stack.series / "series").write_text("".join(f"{name}.patch\n" for name in ("lost", "taken", "kept", "altered")))
+    else:
+        record = stack.ledger.record(7)
+        stack.write(msgspec.structs.replace(record, merge="", state="open", head=record.merge))
+
+    assert states(told(stack, capsys))["lost"] == ["conflict", "conflict"]
+    assert len(list((stack.cache / "records" / "trial").iterdir())) == 2 * len(kept)
+
+
+def test_evidence_that_could_not_be_read_is_asked_for_again(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """An open question is no answer to keep."""
+    stack.work.commit({"b.txt": b"four\n"}, "Only this file")
+    stack.push()
+    session = stack.session()
+    ledger, patches = stack.ledger, series.of(session, "widget")
+    mirror = session.mirror(stack.url)
+    tip = mirror.history("main", newest=True) or ""
+    offline = stack.session("--offline")
+    base = bases.of_commit(session, mirror, "main", tip, patches)
+    # The states of b.txt between are not in the store.
+    first = {one.patch: one for one in drift.trials(offline, "widget", ledger, patches, base)}
+    again = {one.patch: one for one in drift.trials(session, "widget", ledger, patches, base)}
+
+    assert (first["#7"].evidence[1].holds, again["#7"].evidence[1].holds) == (None, True)
+
+
+# Nothing to try.
+
+
+def test_a_fork_without_patches_has_nothing_to_try(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither index nor host is asked, and no file of the store says otherwise."""
+    for path in stack.series.iterdir():
+        path.unlink()
+    stack.write()
+    assert main.main(["drift", *stack.words]) == 0
+
+    assert "widget: no patches, or nothing later than the locked source" in capsys.readouterr().out
+    assert not (stack.cache / "downloads").exists()
+
+
+def test_a_fork_without_a_ledger_has_releases(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """The branch is known from the ledger alone."""
+    (stack.root / "cherry_picks" / "widget.yaml").unlink()
+
+    assert told(stack, capsys)["of"]["bases"] == ["1.2"]
+
+
+# Records.
+
+
+def trial(base: str, state: str, *, standing: tuple[int, int] = (0, 1), evidence: tuple[Evidence, ...] = ()) -> Trial:
+    return msgspec.convert(
+        {"patch": "p", "sha256": "", "base": base, "state": state, "moved": 0, "standing": standing, "evidence": evidence}, Trial
+    )
+
+
+def test_what_came_back_was_not_kept() -> None:
+    """A patch that applies again after a conflict did not apply throughout: the last base of the first run counts."""
+    trials = tuple(trial(str(number), state) for number, state in enumerate(["applies", "moves", "conflict", "applies"]))
+    made = Drift("widget", "test", "2026-11-01", ("0", "1", "2", "3"), trials)
+
+    assert drift.absorbed(made, "p") == drift.Absorbed("p", "1", "", "applies")
+    assert drift.absorbed(made, "other") == drift.Absorbed("other", "", "", "conflict")
+
+
+def test_a_conflict_after_upstream_had_it_is_said_so() -> None:
+    """Upstream changed what it took; it did not lose it."""
+    found = [trial("1", "conflict"), trial("2", "applies"), trial("3", "already-upstream"), trial("4", "conflict"), trial("5", "conflict")]
+
+    assert verb.runs(found) == ["conflicts: 1", "applies: 2", "is upstream: 3", "was upstream, changed since: 4 to 5"]
+
+
+def test_every_state_has_a_word() -> None:
+    assert set(verb.MARKS) == set(drift.State.__args__)  # type: ignore[attr-defined]  # of a Literal

@@ -1,0 +1,211 @@
+"""Questions to an upstream's history, asked of a real one with merges, squashes, reverts and other people's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.cherry_picks import history
+from sparkwright.git import Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host, Repository
+
+
+@pytest.fixture(name="objects")
+def _objects(repository: Repository, tmp_path: Path) -> Objects:
+    """Return an object database that borrows from the repository, as the store's does from mirrors."""
+    repository.commit({"a.txt": b"1\n"}, "Begin")
+    objects = Objects(tmp_path / "objects.git")
+    objects.borrow([repository.path / ".git"])
+    return objects
+
+
+def at(repository: Repository, name: str = "HEAD") -> str:
+    return repository.git("rev-parse", name)
+
+
+def merged(repository: Repository, name: str, files: dict[str, bytes | None], message: str) -> tuple[str, str]:
+    """Merge a branch of one commit into main; return its head and the merge."""
+    repository.git("checkout", "--quiet", "-b", name)
+    head = repository.commit(files, name)
+    repository.git("checkout", "--quiet", "main")
+    repository.git("merge", "--quiet", "--no-ff", "-m", message, name)
+    return head, at(repository)
+
+
+def test_a_commit_is_told_with_who_when_and_what(objects: Objects, repository: Repository) -> None:
+    """The day is that of UTC on which it reached the branch; the subject is one line without terminal commands."""
+    repository.git("-c", "user.name=x", "commit", "--quiet", "--allow-empty", "-m", "Mend \x1b[31mé (#12)\nat once\n\nMore.")
+    made = history.commit(objects, at(repository))
+
+    assert made == history.Commit(at(repository), "T", "2026-11-01", "Mend é (#12) at once")
+    assert made.line() == f"{made.commit[:12]} 2026-11-01 Mend é (#12) at once"
+
+
+@pytest.mark.parametrize(
+    ("subject", "number"),
+    [("A (#12)", 12), ("A (#12)  ", 12), ("A (#5) (#12)", 12), ('Revert "A (#5)"', 0), ("A #12", 0), ("A (#12) again", 0), ("", 0)],
+)
+def test_the_number_of_a_squash_ends_its_subject(subject: str, number: int) -> None:
+    """Any other number is somebody else's."""
+    assert history.Commit("c" * 40, "T", "2026-11-01", subject).number == number
+
+
+def test_a_commit_without_a_subject_is_a_commit(objects: Objects, repository: Repository) -> None:
+    """Nothing is shifted where a message is empty."""
+    repository.git("commit", "--quiet", "--allow-empty", "--allow-empty-message", "-m", "")
+    repository.commit({"a.txt": b"2\n"}, "After it")
+
+    assert [one.subject for one in history.touching(objects, ["a.txt"], at(repository, "HEAD~1"), at(repository))] == ["After it"]
+    assert history.commit(objects, at(repository, "HEAD~1")).subject == ""
+
+
+def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, repository: Repository, host: Host) -> None:
+    """Yes, no, and unknown: a commit that was fetched without its history says nothing of what it holds."""
+    first, last = at(repository), repository.commit({"a.txt": b"2\n"})
+    host.work.commit({"a.txt": b"1\n"}, "Begin")
+    old = host.work.commit({"a.txt": b"2\n"}, "Next")
+    new = host.work.commit({"a.txt": b"3\n"}, "Last")
+    host.lock()
+    session = host.session()
+    for commit in (old, new):
+        session.mirror(host.url).commit(commit)
+
+    assert history.is_ancestor(objects, first, last) is True
+    assert history.is_ancestor(objects, last, first) is False
+    assert history.is_ancestor(session.objects, old, new) is None
+
+
+def test_the_parents_of_a_commit_need_not_be_there(objects: Objects, repository: Repository) -> None:
+    """They are read from the commit itself; a first commit has none."""
+    before = at(repository)
+    head, merge = merged(repository, "side", {"b.txt": b"b\n"}, "Join")
+
+    assert history.parents(objects, merge) == [before, head]
+    assert (history.parent(objects, merge), history.parent(objects, before)) == (before, "")
+
+
+def test_a_merge_is_found_by_the_head_that_it_brought(objects: Objects, repository: Repository) -> None:
+    """Whatever its message says; a later merge that has the head in its history is not it."""
+    head, merge = merged(repository, "side", {"b.txt": b"b\n"}, "No number here")
+    merged(repository, "other", {"c.txt": b"c\n"}, "Merge pull request #8")
+    tip = at(repository)
+    found = history.merged_with(objects, head, tip)
+
+    assert found
+    assert found.commit == merge
+    assert history.merged_with(objects, tip, tip) is None
+
+
+def test_the_first_landing_is_the_squash(objects: Objects, repository: Repository) -> None:
+    """A cherry-pick with the same subject on the same branch comes later; what is on another branch does not count."""
+    repository.git("checkout", "--quiet", "-b", "release")
+    repository.commit({"b.txt": b"0\n"}, "Improve it (#7)")
+    repository.git("checkout", "--quiet", "main")
+    first = repository.commit({"b.txt": b"1\n"}, "Improve it (#7)")
+    repository.commit({"b.txt": b"2\n"}, "Improve it (#7)")
+    repository.git("merge", "--quiet", "-s", "ours", "-m", "Join", "release")
+    found = history.merged_as(objects, 7, at(repository))
+
+    assert found
+    assert found.commit == first
+    assert history.merged_as(objects, 70, at(repository)) is None
+
+
+def test_the_states_of_a_file_are_those_of_the_branch(objects: Objects, repository: Repository) -> None:
+    """Newest first, each with the commit of the branch that made it: of what a merge brought, the merge; zeros where it was removed."""
+    ids = [at(repository, "HEAD:a.txt")]
+    commits = [at(repository)]
+    commits.append(merged(repository, "side", {"a.txt": b"2\n"}, "Join")[1])
+    ids.append(at(repository, "HEAD:a.txt"))
+    repository.commit({"b.txt": b"b\n"})
+    commits.append(repository.commit({"a.txt": None}))
+    ids.append("0" * 40)
+    commits.append(repository.commit({"a.txt": b"1\n"}))
+    ids.append(ids[0])
+
+    assert history.states(objects, "a.txt", at(repository)) == list(reversed(list(zip(commits, ids, strict=True))))
+    assert history.states(objects, "none.txt", at(repository)) == []
+
+
+def test_the_name_of_a_file_is_no_pattern(objects: Objects, repository: Repository) -> None:
+    """Brackets, stars, colons, blanks and other alphabets stand for themselves."""
+    names = ["a*.txt", ":(glob)a.txt", "a [b].txt", "ä\n.txt"]
+    for name in names:
+        repository.commit({name: b"x\n"}, "It")
+    for name in names:
+        assert len(history.states(objects, name, at(repository))) == 1
+        assert len(history.touching(objects, [name], at(repository, "HEAD~4"), at(repository))) == 1
+
+
+def test_what_touched_a_file_since(objects: Objects, repository: Repository) -> None:
+    """Newest first, the commits of the branch alone, and none before the beginning."""
+    begin = at(repository)
+    merged(repository, "side", {"a.txt": b"2\n"}, "Join")
+    repository.commit({"b.txt": b"b\n"}, "Else")
+    repository.commit({"a.txt": b"3\n"}, "Last")
+
+    assert [one.subject for one in history.touching(objects, ["a.txt"], begin, at(repository))] == ["Last", "Join"]
+    assert history.touching(objects, ["a.txt"], at(repository), at(repository)) == []
+
+
+def test_the_commits_of_a_pull_request(objects: Objects, repository: Repository) -> None:
+    """Oldest first, those of merged side branches among them, merges and what the branch has left out."""
+    repository.git("checkout", "--quiet", "-b", "pr")
+    first = repository.commit({"b.txt": b"b\n"}, "First")
+    repository.git("checkout", "--quiet", "main")
+    base = repository.commit({"c.txt": b"c\n"}, "Meanwhile")
+    repository.git("checkout", "--quiet", "pr")
+    repository.git("merge", "--quiet", "--no-edit", "main")
+    last = repository.commit({"d.txt": b"d\n"}, "Last")
+
+    assert history.own(objects, base, last) == [first, last]
+
+
+def test_a_rebased_commit_keeps_its_words(objects: Objects, repository: Repository) -> None:
+    """Author, time and message make it the same; another message does not."""
+    repository.git("checkout", "--quiet", "-b", "pr")
+    old = repository.commit({"b.txt": b"b\n"}, "Add b\n\nBecause.")
+    repository.git("checkout", "--quiet", "main")
+    other = repository.commit({"c.txt": b"c\n"}, "Add b\n\nBut otherwise.")
+    repository.git("cherry-pick", old)
+
+    assert history.same_words(objects, old, at(repository))
+    assert not history.same_words(objects, other, at(repository))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "touched"),
+    [
+        (b"a\nb\nc\n", b"a\nB\nc\n", True),
+        (b"a\nx\nc\n", b"a\nb\nx\nc\n", True),
+        (b"a\nb\nc\n", b"A\nb\nc\n", False),
+        (b"b\n", b"b", True),
+        (b"a\n\n", b"a\n", False),
+        (b"\x00b\n", b"\x00c\n", True),
+    ],
+    ids=["removed", "added", "beside it", "line end", "blank line", "binary"],
+)
+def test_a_change_touches_the_lines_that_it_removes_or_adds(
+    objects: Objects, repository: Repository, before: bytes, after: bytes, touched: bool
+) -> None:
+    """Context does not count, and neither do blank lines; what cannot be told counts."""
+    ids = []
+    for text in (before, after):
+        repository.commit({"a.txt": text})
+        ids.append(at(repository, "HEAD:a.txt"))
+
+    assert history.touches(objects, ids[0], ids[1], [b"b\n", b"\n"]) == touched
+
+
+def test_making_and_removing_a_file_touches_its_lines(objects: Objects, repository: Repository) -> None:
+    """The content of a file that is not there is empty; a content that is not stored counts as touched."""
+    blob = at(repository, "HEAD:a.txt")
+
+    assert history.touches(objects, "0" * 40, blob, [b"1\n"])
+    assert history.touches(objects, blob, "0" * 40, [b"1\n"])
+    assert not history.touches(objects, "0" * 40, blob, [b"2\n"])
+    assert history.touches(objects, "f" * 40, blob, [b"2\n"])

@@ -1,0 +1,279 @@
+"""The ledger: what is written is read back, whatever people called their pull requests, and nothing half pinned is carried."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import yamlfile
+from sparkwright.cherry_picks import ledger
+from sparkwright.cherry_picks.ledger import Ledger, Record, State
+from sparkwright.errors import FileInvalid, NotProvided
+from sparkwright.forks.lock import UNRESOLVED
+
+ROOT = Path(__file__).parents[2]
+REAL = sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem != "ideas")
+HEAD, BASE, MERGE, SHA256 = "a" * 40, "b" * 40, "c" * 40, "d" * 64
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+OPEN: dict[str, Any] = {
+    "number": 7, "title": "Improve it", "author": "octocat", "state": "open", "seen": "2026-11-01", "date": "2026-10-31", "head": HEAD,
+    "base": BASE, "sha256": SHA256, "patch_id": MERGE, "reason": "why", "drop_when": "then", "files": ["a.txt"],
+}  # fmt: skip
+MERGED = {**OPEN, "state": "merged", "merge": MERGE}
+UNSEEN = {**OPEN, **dict.fromkeys(("title", "author", "state", "date", "head", "base", "sha256", "patch_id"), UNRESOLVED), "seen": "never"}
+
+
+def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
+    data = {"url": "https://github.com/acme/widget.git", "records": list(records), **fields}
+    return yamlfile.parse(yamlfile.dump(data), Ledger, "widget.yaml")
+
+
+def record(**changes: Any) -> Record:
+    return msgspec.convert({**OPEN, **changes}, Record)
+
+
+def refused(*records: dict[str, Any], **fields: Any) -> str:
+    """Return why the ledger is refused."""
+    with pytest.raises(FileInvalid) as caught:
+        parsed(*records, **fields)
+    return " ".join(caught.value.details)
+
+
+# Round trip.
+
+DAY = st.dates().map(str)
+COMMIT = st.text("0123456789abcdef", min_size=40, max_size=40)
+#: Whatever UTF-8 can hold; YAML reads some of it as something else unless it is quoted.
+WORDS = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
+    ["null", "- a", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b"]
+)
+PROSE = WORDS.filter(lambda text: re.search(r"\S", text) is not None)
+
+
+@st.composite
+def records(draw: st.DrawFn, number: int) -> Record:
+    """Return a record of any kind that is allowed."""
+    states: list[State] = ["open", "merged", "closed", "unresolved"]
+    state = draw(st.sampled_from(states))
+    pinned = state == "merged" or draw(st.booleans())
+    return Record(
+        number=number, title=draw(WORDS), author=draw(WORDS), state=state, seen=draw(DAY | st.just("never")),
+        date=draw(DAY | st.just(UNRESOLVED)), head=draw(COMMIT), base=draw(COMMIT) if pinned else UNRESOLVED,
+        sha256=draw(st.text("0123456789abcdef", min_size=64, max_size=64)), patch_id=draw(COMMIT | st.just("")), reason=draw(PROSE),
+        drop_when=draw(PROSE), merge=draw(COMMIT) if state == "merged" else "", files=tuple(draw(st.lists(WORDS, max_size=3))),
+        stacks=draw(st.dictionaries(WORDS, st.dictionaries(WORDS, PROSE, max_size=2), max_size=2)) if pinned else {},
+    )  # fmt: skip
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger:
+    numbers = draw(st.lists(st.integers(1, 99999), unique=True, max_size=4))
+    return Ledger(draw(WORDS), tuple(draw(records(number)) for number in numbers), draw(WORDS))
+
+
+@given(ledgers())
+def test_what_is_written_is_what_is_read(book: Ledger) -> None:
+    """The text of a ledger gives that ledger again, and that ledger gives that text again."""
+    text = ledger.render(book)
+    again = yamlfile.parse(text, Ledger, "widget.yaml")
+
+    assert again == book
+    assert ledger.render(again) == text
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "cherry_picks").mkdir()
+        ledger.write(Path(folder), "widget", book)
+        assert ledger.load(Path(folder), "widget") == book
+
+
+def test_an_edit_of_one_record_changes_its_lines_alone() -> None:
+    """Records are blocks with an empty line between them, so that a review shows what was decided."""
+    book = parsed(OPEN, {**MERGED, "number": 8}, {**UNSEEN, "number": 9})
+    before = ledger.render(book).splitlines()
+    after = ledger.render(book.with_record(msgspec.structs.replace(book.record(8), reason="another"))).splitlines()
+
+    assert [line for line in after if line not in before] == ["  reason: another"]
+    assert [before[at + 1] for at, line in enumerate(before) if not line] == ["- number: 7", "- number: 8", "- number: 9"]
+
+
+# Strictness.
+
+
+@pytest.mark.parametrize(
+    "one", [OPEN, MERGED, UNSEEN, {**OPEN, "state": "closed"}, {**MERGED, "sha256": EMPTY, "patch_id": "", "files": []}]
+)
+def test_each_kind_of_record_is_read(one: dict[str, Any]) -> None:
+    """Open, merged, closed, unseen, and merged without a change."""
+    [made] = parsed(one).records
+
+    assert made.pinned == (one is not UNSEEN)
+    assert made.tip == one.get("merge", one["head"])
+
+
+def test_a_pull_request_has_one_record() -> None:
+    """Two records of one number would be two truths; each is named once."""
+    assert "listed twice: #7, #8" in refused(OPEN, {**OPEN, "number": 8}, MERGED, {**OPEN, "number": 8})
+
+
+@pytest.mark.parametrize("field", ["head", "base", "sha256", "patch_id"])
+def test_a_carried_record_is_pinned(field: str) -> None:
+    """What a stack carries without a pin would be whatever the host has that day."""
+    assert "#7 is carried by test, but its diff is not pinned" in refused({**OPEN, field: UNRESOLVED, "stacks": {"test": {}}})
+
+
+def test_a_merged_record_needs_no_head() -> None:
+    """Its merge commit is the pin; a mirror without pull requests has no more."""
+    assert parsed({**MERGED, "head": UNRESOLVED, "stacks": {"test": {}}}).records[0].pinned
+
+
+@pytest.mark.parametrize("state", ["open", "closed", UNRESOLVED])
+def test_what_has_a_merge_commit_is_merged(state: str) -> None:
+    """State and merge commit cannot contradict each other."""
+    assert f"#7 is {state} with a merge commit" in refused({**MERGED, "state": state})
+    assert "#7 is merged without a merge commit" in refused({**OPEN, "state": "merged"})
+
+
+@pytest.mark.parametrize("field", ["head", "base", "merge", "patch_id"])
+@pytest.mark.parametrize("value", ["", "a" * 39, "A" * 40, "a" * 41, "g" * 40, "main", "a" * 40 + "\n", "٠" * 40])
+def test_a_commit_is_forty_digits(field: str, value: str) -> None:
+    """Abbreviations, names and other digits are refused, by field and record; only two fields may be empty."""
+    if value or field in ("head", "base"):
+        assert f"{field} " in refused({**MERGED, field: value})
+
+
+@pytest.mark.parametrize("value", ["", "d" * 63, "D" * 64, "d" * 64 + "\n"])
+def test_a_hash_is_sixty_four_digits(value: str) -> None:
+    assert "sha256 " in refused({**OPEN, "sha256": value})
+
+
+@pytest.mark.parametrize("field", ["seen", "date"])
+@pytest.mark.parametrize("value", ["", "2026-13-01", "2026-02-30", "20261101", "2026-11-1", "2026-W44-7", "yesterday", "٢٠٢٦-١١-٠١"])
+def test_a_day_is_one_of_the_calendar(field: str, value: str) -> None:
+    """A day has four, two and two digits, and exists."""
+    assert f"{field} {value!r} of #7 is neither a day nor" in refused({**OPEN, field: value})
+
+
+def test_only_seeing_can_be_never() -> None:
+    """A date is known or unresolved; a look was on a day or never."""
+    assert "date 'never'" in refused({**OPEN, "date": "never"})
+    assert "seen 'unresolved'" in refused({**OPEN, "seen": UNRESOLVED})
+
+
+def test_a_day_without_quotes_is_refused() -> None:
+    """YAML reads it as a date, which is another type."""
+    text = yamlfile.dump({"url": "u", "records": [OPEN]}).replace("'2026-11-01'", "2026-11-01")
+
+    with pytest.raises(FileInvalid, match="does not have the expected fields") as caught:
+        yamlfile.parse(text, Ledger, "widget.yaml")
+    assert "seen" in caught.value.details[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"number": 0}, "number"),
+        ({"number": -7}, "number"),
+        ({"number": "7"}, "number"),
+        ({"number": True}, "number"),
+        ({"state": "draft"}, "state"),
+        ({"reason": ""}, "reason"),
+        ({"reason": "  \n"}, "reason"),
+        ({"drop_when": ""}, "drop_when"),
+        ({"stacks": {"test": {"a.txt": " "}}}, "stacks"),
+        ({"stacks": ["test"]}, "stacks"),
+        ({"diff": "--- a"}, "diff"),
+        ({"files": "a.txt"}, "files"),
+    ],
+)
+def test_a_field_has_its_type(change: dict[str, Any], word: str) -> None:
+    """The message names the record's place and the field."""
+    said = refused(OPEN, {**OPEN, "number": 8, **change})
+
+    assert "$.records[1]" in said
+    assert word in said
+
+
+@pytest.mark.parametrize("field", [name for name in OPEN if name != "files"])
+def test_no_field_is_forgotten(field: str) -> None:
+    """Only the merge commit, the files and the stacks may be left out."""
+    assert f"`{field}`" in refused({name: value for name, value in OPEN.items() if name != field})
+
+
+def test_a_ledger_has_no_other_fields() -> None:
+    """A typo in the head of the file is found, too."""
+    assert "brunch" in refused(brunch="main")
+
+
+# Questions.
+
+
+def test_the_order_is_that_of_the_file() -> None:
+    """A record that is written anew keeps its place, a new one comes last, and stacks see that order."""
+    book = parsed({**OPEN, "number": 9, "stacks": {"test": {}}}, {**OPEN, "number": 3, "stacks": {"test": {}}}, {**OPEN, "number": 5})
+    changed = book.with_record(record(number=9, reason="another", stacks={"test": {}})).with_record(record(number=1))
+
+    assert [one.number for one in changed.records] == [9, 3, 5, 1]
+    assert changed.record(9).reason == "another"
+    assert [one.name for one in changed.carried("test")] == ["#9", "#3"]
+    assert changed.carried("other") == ()
+
+
+def test_a_missing_record_says_how_to_write_it() -> None:
+    with pytest.raises(NotProvided, match="has no record #8") as caught:
+        parsed(OPEN).record(8)
+    assert caught.value.todo == "Write one with `sparkwright pick 8`."
+    assert parsed(OPEN).known(8) is None
+
+
+def test_people_read_about_it_at_the_host() -> None:
+    """The page is below the repository's address, without its suffix."""
+    assert parsed(OPEN).page(7) == "https://github.com/acme/widget/pull/7"
+
+
+def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
+    """It has no picks then; a verb that needs one says where it should be."""
+    assert ledger.load(tmp_path, "widget") is None
+    with pytest.raises(FileInvalid, match="widget has no ledger") as caught:
+        ledger.require(tmp_path, "widget")
+    assert caught.value.details == (f"expected: {tmp_path / 'cherry_picks' / 'widget.yaml'}",)
+
+
+# The real files.
+
+
+def test_there_are_ledgers() -> None:
+    assert REAL == ["cutlass", "flashinfer", "vllm"]
+
+
+@pytest.mark.parametrize("fork", REAL)
+def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
+    """Byte for byte, so that the next pick changes its own record alone."""
+    book = ledger.require(ROOT, fork)
+
+    assert ledger.render(book) == ledger.path_of(ROOT, fork).read_text("utf-8")
+
+
+@pytest.mark.parametrize("fork", REAL)
+def test_the_stacks_of_a_real_ledger_exist(fork: str) -> None:
+    """A stack that carries a pick is in the repository, and so are the fork and the paths that it leaves out."""
+    for one in ledger.require(ROOT, fork).records:
+        for stack, left_out in one.stacks.items():
+            assert fork in yamlfile.load(ROOT / "forks" / stack / "lock.yaml", dict)["forks"]
+            assert set(left_out) < set(one.files)
+
+
+def test_the_pull_requests_of_the_reports_are_there() -> None:
+    """Every number that issue 3 names has a record."""
+    wanted = {
+        "vllm": {35568, 35693, 35803, 35947, 40082, 40923, 46316, 38832, 37725, 38126, 38423, 32564, 34697, 35733, 41215, 46932},
+        "flashinfer": {2520, 2560, 2598, 2650, 3932},
+        "cutlass": {3030, 3082},
+    }
+
+    assert all(numbers <= {one.number for one in ledger.require(ROOT, fork).records} for fork, numbers in wanted.items())

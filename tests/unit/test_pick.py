@@ -1,0 +1,991 @@
+"""Picks: a pull request becomes pins that hold for ever, or the run says in one word why it does not; nothing is half written."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from sparkwright.cherry_picks import pick, series
+from sparkwright.cherry_picks.ledger import Record
+from sparkwright.cli import main
+from sparkwright.console import console
+from sparkwright.errors import (
+    NotProvided,
+    Offline,
+    PatchConflict,
+    PatchInvalid,
+    PatchNoEffect,
+    PatchUpstream,
+    PickMismatch,
+    PickMoved,
+    PullRequestGone,
+    SourceUnreachable,
+    UsageError,
+)
+from sparkwright.forks import sources
+from sparkwright.forks.lock import UNRESOLVED
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
+WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
+TOKEN = "github_pat_11SECRETSECRETSECRET"
+LIMITED = (429, b'{"message": "API rate limit exceeded"}')
+LOGIN_PAGE = (200, b"<html><title>Sign in to the guest network</title></html>")
+
+
+def edited(*changes: tuple[str, str]) -> bytes:
+    text = TEXT.decode()
+    for old, new in changes:
+        assert f"{old}\n" in text
+        text = text.replace(f"{old}\n", f"{new}\n", 1)
+    return text.encode()
+
+
+class Api(http.server.ThreadingHTTPServer):
+    """GitHub's API for one repository: answers by number; every other number is unknown."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: dict[int, tuple[int, bytes]] = {}
+        self.otherwise = (404, b'{"message": "Not Found"}')
+        self.tokens: list[str] = []
+
+    def pull(self, number: int, head: str, state: str = "open", merge: str | None = None, **changes: object) -> None:
+        """Let the API tell of pull request *number*; it is merged when *merge* is given."""
+        told: dict[str, object] = {
+            "number": number,
+            "title": "Improve it",
+            "state": "closed" if merge else state,
+            "merged": merge is not None,
+            "merge_commit_sha": merge,
+            "user": {"login": "octocat"},
+            "head": {"sha": head},
+            "base": {"ref": "main"},
+            "updated_at": "2026-05-06T23:59:59Z",
+        }
+        self.answers[number] = (200, json.dumps({**told, **changes}).encode())
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Api
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; the test's output is for the test."""
+
+    def do_GET(self) -> None:
+        self.server.tokens.append(self.headers.get("Authorization", ""))
+        owner, _, number = self.path.removeprefix("/repos/").rpartition("/pulls/")
+        status, data = self.server.answers.get(int(number), self.server.otherwise) if owner == "acme/widget" else (404, b"")
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        self.close_connection = True
+
+
+@pytest.fixture(name="api")
+def _api(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """Return the API of the host, in the mirror map; it is asked without a token."""
+    for name in ("GITHUB_TOKEN", "GH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    server = Api()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    host.mirrors[pick.API] = f"http://127.0.0.1:{server.server_port}"
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(name="upstream")
+def _upstream(host: Host, api: Api) -> Host:
+    """Return the host with a first release, and a project that takes it."""
+    host.work.commit({"a.txt": TEXT, "b.txt": b"one\n"}, "Begin")
+    host.lock()
+    return host
+
+
+def run(host: Host, *words: str) -> Record:
+    """Run ``pick`` and return the record that it wrote last."""
+    assert main.run(["pick", *host.words, "--fork", host.fork, *words]) == 0
+    return host.ledger.records[-1]
+
+
+def taken(host: Host, *words: str) -> Record:
+    return run(host, *words, *WHY)
+
+
+def rendered(host: Host, base: str, tip: str) -> bytes:
+    """Return the diff as the plainest git gives it; the tree has nothing on which settings would differ."""
+    return host.work.output("diff-tree", "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-indent-heuristic", base, tip)
+
+
+def pins(record: Record) -> tuple[object, ...]:
+    return record.base, record.merge, record.sha256, record.patch_id, record.files
+
+
+def apply(host: Host, *words: str, cache: Path | None = None) -> series.PatchedTree:
+    session = host.session(*words, *(("--cache-dir", str(cache)) if cache else ()))
+    return series.apply(session, sources.fetch(session, host.fork))
+
+
+def by_git(api: Api) -> None:
+    """Put the API out of reach: a login page answers in its place."""
+    api.answers.clear()
+    api.otherwise = LOGIN_PAGE
+
+
+# What is pinned.
+
+
+def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Api) -> None:
+    """The pins of a merged pull request of several commits are its one commit on the branch and that commit's parent."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"a.txt": edited(("line 3", "line 3.0")), "c.txt": b"new\n"})
+    before = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    merge = upstream.squash(7)
+    api.pull(7, head, merge=merge, title="Improve it")
+    made = taken(upstream, "7")
+    data = rendered(upstream, before, merge)
+
+    assert (made.state, made.head, made.base, made.merge) == ("merged", head, before, merge)
+    assert (made.title, made.author, made.date, made.files) == ("Improve it", "octocat", "2026-11-01", ("a.txt", "c.txt"))
+    assert made.sha256 == hashlib.sha256(data).hexdigest()
+    assert made.seen == f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    assert made.stacks == {}
+
+
+def test_a_merge_is_pinned_against_its_first_parent(upstream: Host, api: Api) -> None:
+    """What a true merge brought to the branch is all of its commits, whatever the branch got meanwhile."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    before = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.work.git("merge", "--quiet", "--no-ff", "-m", "Merge pull request #7 from someone/pr7", "pr7")
+    upstream.push()
+    merge = upstream.work.git("rev-parse", "HEAD")
+    api.pull(7, head, merge=merge)
+    made = taken(upstream, "7")
+
+    assert (made.base, made.merge, made.files) == (before, merge, ("a.txt", "c.txt"))
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+def test_what_is_not_merged_is_pinned_against_where_it_left_the_branch(upstream: Host, api: Api, state: str) -> None:
+    """The diff of an open pull request, or of one that was turned down, is that from the merge base to its head."""
+    base = upstream.work.git("rev-parse", "main")
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.push()
+    api.pull(7, head, state, merge_commit_sha="f" * 40)
+    made = taken(upstream, "7")
+
+    assert (made.state, made.base, made.head, made.merge) == (state, base, head, "")
+    assert made.sha256 == hashlib.sha256(rendered(upstream, base, head)).hexdigest()
+
+
+def test_an_updated_branch_is_pinned_against_the_last_update(upstream: Host, api: Api) -> None:
+    """Where the author merged the branch into the pull request, what the branch brought is not part of the diff."""
+    upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
+    newer = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.work.git("checkout", "--quiet", "pr7")
+    upstream.work.git("merge", "--quiet", "--no-edit", "main")
+    head = upstream.work.commit({"c.txt": b"new\n"}, "More")
+    upstream.work.git("checkout", "--quiet", "main")
+    upstream.push("main", f"{head}:refs/pull/7/head")
+    api.pull(7, head)
+
+    assert (taken(upstream, "7").base, upstream.ledger.record(7).files) == (newer, ("a.txt", "c.txt"))
+
+
+def test_an_empty_merge_commit_is_a_record_with_nothing_to_carry(upstream: Host, api: Api) -> None:
+    """A squash that changes nothing, as of vLLM 41215, can be watched; a stack that wants to carry it is told."""
+    head = upstream.pull(7, {"a.txt": TEXT + b"more\n"})
+    upstream.work.commit({"a.txt": TEXT + b"more\n"}, "The same by somebody else")
+    merge = upstream.squash(7)
+    api.pull(7, head, merge=merge)
+    made = taken(upstream, "7")
+    written = upstream.ledger
+
+    assert (made.sha256, made.patch_id, made.files) == (hashlib.sha256(b"").hexdigest(), "", ())
+    with pytest.raises(PatchNoEffect, match="changes nothing in test") as caught:
+        run(upstream, "7", "--carry")
+    assert caught.value.details == ("its diff is empty",)
+    assert upstream.ledger == written
+
+
+def test_a_rebased_pull_request_is_pinned_with_all_of_its_commits(upstream: Host, api: Api) -> None:
+    """GitHub names the last commit of a rebase; the pins begin before the first."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"}, {"d.txt": b"newer\n"})
+    before = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.work.git("cherry-pick", "main..pr7")
+    upstream.push()
+    merge = upstream.work.git("rev-parse", "HEAD")
+    api.pull(7, head, merge=merge)
+    made = taken(upstream, "7")
+
+    assert (made.base, made.merge, made.files) == (before, merge, ("a.txt", "c.txt", "d.txt"))
+    assert made.sha256 == hashlib.sha256(rendered(upstream, before, merge)).hexdigest()
+
+
+def test_a_rebase_that_cannot_be_followed_is_refused(upstream: Host, api: Api) -> None:
+    """Where a commit of the pull request is not found on the branch, nothing is pinned rather than a part."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.work.git("cherry-pick", "pr7")
+    upstream.push()
+    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
+
+    with pytest.raises(PickMismatch, match="cannot be told what #7 changed") as caught:
+        taken(upstream, "7")
+    assert caught.value.details[0] == "it was rebased onto the branch, and only 1 of its 2 commits are found there"
+    assert upstream.ledger.records == ()
+
+
+def test_one_commit_is_the_same_squashed_or_rebased(upstream: Host, api: Api) -> None:
+    """A pull request of one commit needs no look at its own commits beyond that."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
+    before = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.work.git("cherry-pick", "pr7")
+    upstream.push()
+    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
+
+    assert taken(upstream, "7").base == before
+
+
+def test_a_squash_with_a_title_of_its_own_is_told_from_a_rebase(upstream: Host, api: Api) -> None:
+    """A maintainer may take the number out of the title; the one commit is still the whole."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    before = upstream.work.git("rev-parse", "main")
+    upstream.work.git("merge", "--quiet", "--squash", "pr7")
+    upstream.work.git("commit", "--quiet", "-m", "A better title")
+    upstream.push()
+    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
+
+    assert taken(upstream, "7").base == before
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_commits_that_were_pushed_to_the_branch_are_refused(upstream: Host, api: Api, told: bool) -> None:
+    """Where the pull request's own commits are the branch, nothing says which are its; an empty diff would be a lie."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    upstream.work.git("merge", "--quiet", "--ff-only", "pr7")
+    upstream.push()
+    if told:
+        api.pull(7, head, merge=head)
+    else:
+        by_git(api)
+
+    with pytest.raises(PickMismatch, match="cannot be told what #7 changed on main"):
+        taken(upstream, "7")
+    assert upstream.ledger.records == ()
+
+
+def test_a_merge_without_its_own_commits_is_refused_where_they_matter(upstream: Host, api: Api) -> None:
+    """A mirror without pull requests is enough for a squash that names its number, and too little for one that may be a rebase."""
+    head = upstream.branch("elsewhere", {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    upstream.work.git("cherry-pick", "main..elsewhere")
+    upstream.push()
+    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
+
+    with pytest.raises(SourceUnreachable, match="does not offer the commits of #7, as a mirror without pull requests does"):
+        taken(upstream, "7")
+
+
+def test_what_a_pull_request_may_not_do_is_refused_when_it_is_picked(upstream: Host, api: Api) -> None:
+    """A link in a diff never reaches the ledger."""
+    upstream.work.git("checkout", "--quiet", "-b", "pr7")
+    (upstream.work.path / "link").symlink_to("/etc/passwd")
+    head = upstream.work.commit({}, "A link")
+    upstream.work.git("checkout", "--quiet", "main")
+    upstream.push(f"{head}:refs/pull/7/head")
+    api.pull(7, head)
+
+    with pytest.raises(PatchInvalid, match="makes a link"):
+        taken(upstream, "7")
+    assert upstream.ledger.records == ()
+
+
+# By git alone.
+
+
+@pytest.mark.parametrize("kind", ["squash", "merge", "open", "closed", "empty"])
+def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind: str, tmp_path: Path) -> None:
+    """Where the API is out of reach, what was merged and how it was is read from the branch."""
+    changes = {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"}
+    head = upstream.pull(7, *changes)
+    upstream.work.commit({"b.txt": b"two\n", **({"a.txt": changes[0]["a.txt"], "c.txt": b"new\n"} if kind == "empty" else {})}, "Meanwhile")
+    merge = None
+    if kind in ("squash", "empty"):
+        merge = upstream.squash(7)
+    elif kind == "merge":
+        upstream.work.git("merge", "--quiet", "--no-ff", "-m", "Merge pull request #7 from someone/pr7", "pr7")
+        merge = upstream.work.git("rev-parse", "HEAD")
+    upstream.work.commit({"b.txt": b"three\n"}, "Later")
+    upstream.push()
+    api.pull(7, head, "closed" if kind == "closed" else "open", merge)
+    told = taken(upstream, "7")
+    upstream.write()
+    upstream.cache = tmp_path / "another"
+    by_git(api)
+    found = taken(upstream, "7")
+
+    assert pins(found) == pins(told)
+    assert found.head == told.head
+    assert found.state == ("merged" if merge else UNRESOLVED)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [(LIMITED, "github-limited"), ((403, b"{}"), "github-refused"), (LOGIN_PAGE, "github-unreachable")],
+    ids=["429", "403", "html"],
+)
+def test_an_api_that_does_not_tell_is_said_and_git_is_asked(
+    upstream: Host, api: Api, answer: tuple[int, bytes], reference: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit, a refusal and a login page in place of the API are named by reference, and the pins are made all the same."""
+    upstream.pull(7, {"c.txt": b"new\n"})
+    merge = upstream.squash(7)
+    api.otherwise = answer
+
+    assert taken(upstream, "7").merge == merge
+    said = capsys.readouterr().err
+    assert f"{reference}: " in said
+    assert "Asking git alone." in said
+
+
+def test_git_alone_forgets_nothing_that_the_api_told(upstream: Host, api: Api) -> None:
+    """Title, author and state of a known record stay where git cannot tell them; that it was not seen today is kept, too."""
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    api.pull(7, head, "closed")
+    told = taken(upstream, "7")
+    upstream.write(msgspec.structs.replace(told, seen="2026-10-01"))
+    by_git(api)
+
+    assert run(upstream, "7") == msgspec.structs.replace(told, seen="2026-10-01")
+
+
+def test_git_alone_keeps_a_merge_that_only_the_api_can_see(upstream: Host, api: Api) -> None:
+    """A merge commit without the number stays in the record, as long as it is part of the branch."""
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    upstream.work.git("merge", "--quiet", "--squash", "pr7")
+    upstream.work.git("commit", "--quiet", "-m", "A title without a number")
+    upstream.push()
+    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
+    told = taken(upstream, "7")
+    by_git(api)
+
+    assert pins(run(upstream, "7")) == pins(told)
+
+
+def test_a_subject_may_name_other_pull_requests(upstream: Host, api: Api) -> None:
+    """Only the last number of a subject is the commit's own: neither a revert nor a later landing is taken for the first."""
+    upstream.pull(5, {"c.txt": b"new\n"})
+    first = upstream.squash(5, "Add c")
+    upstream.pull(6, {"c.txt": None})
+    revert = upstream.squash(6, 'Revert "Add c (#5)"')
+    upstream.pull(9, {"c.txt": b"newer\n"})
+    again = upstream.squash(9, "Add c (#5)")
+    by_git(api)
+    made = {number: taken(upstream, str(number)) for number in (5, 6, 9)}
+
+    assert {number: one.merge for number, one in made.items()} == {5: first, 6: revert, 9: again}
+    assert [one.title for one in made.values()] == ["Add c", 'Revert "Add c (#5)"', "Add c (#5)"]
+
+
+def test_a_number_is_not_found_inside_another(upstream: Host, api: Api) -> None:
+    """#7 is neither #17 nor #77, and what a message says further down does not count."""
+    upstream.pull(17, {"c.txt": b"1\n"})
+    upstream.squash(17)
+    upstream.pull(77, {"c.txt": b"2\n"})
+    upstream.squash(77)
+    upstream.work.commit({"c.txt": b"3\n"}, "Other\n\nSee also (#7)")
+    upstream.push()
+    by_git(api)
+
+    with pytest.raises(PullRequestGone, match="neither a pull request 7 nor a commit on main that names it"):
+        taken(upstream, "7")
+
+
+def test_words_of_commits_reach_no_terminal_as_commands(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """A subject with escape sequences is shown and kept without them."""
+    upstream.pull(7, {"c.txt": b"new\n"})
+    upstream.squash(7, "Improve \x1b[31mit\x1b]0;owned\x07")
+    by_git(api)
+
+    assert taken(upstream, "7").title == "Improve it"
+    assert "\x1b" not in "".join(capsys.readouterr())
+
+
+def test_a_mirror_without_pull_requests_is_enough_for_a_squash(upstream: Host, api: Api) -> None:
+    """Where refs/pull is missing, the head stays unresolved, and the record is pinned by its merge commit."""
+    upstream.branch("pr7", {"c.txt": b"new\n"})
+    merge = upstream.squash(7)
+    by_git(api)
+    made = taken(upstream, "7")
+
+    assert (made.head, made.merge, made.pinned) == (UNRESOLVED, merge, True)
+
+
+def test_a_mirror_without_pull_requests_has_no_open_one(upstream: Host, api: Api) -> None:
+    """The API knows of it, but its commits cannot be had; that is said as what it is."""
+    api.pull(7, upstream.branch("pr7", {"c.txt": b"new\n"}))
+
+    with pytest.raises(SourceUnreachable, match="mirror without pull requests"):
+        taken(upstream, "7")
+
+
+def test_a_host_that_is_not_github_is_asked_by_git(upstream: Host, api: Api) -> None:
+    """The API is GitHub's alone."""
+    url = "https://git.example/acme/widget.git"
+    upstream.pull(7, {"c.txt": b"new\n"})
+    merge = upstream.squash(7)
+    for path in (upstream.root / "cherry_picks" / "widget.yaml",):
+        path.write_text(path.read_text().replace(upstream.url, url))
+    upstream.mirrors[url] = str(upstream.path)
+
+    assert taken(upstream, "7").merge == merge
+    assert api.tokens == []
+
+
+# What moved, went, or is not true.
+
+
+def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Api) -> None:
+    """The failure names both commits and what changed between them, and the ledger stays as it was."""
+    old = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    api.pull(7, old)
+    before = taken(upstream, "7")
+    new = upstream.pull(7, {"a.txt": edited(("line 3", "line III"))}, {"c.txt": b"new\n"})
+    api.pull(7, new)
+
+    with pytest.raises(PickMoved, match="head of #7 moved") as caught:
+        run(upstream, "7")
+    assert caught.value.reference == "pick-moved"
+    assert caught.value.details[:3] == (f"pinned: {old}", f"now:    {new}", "range-diff of both states:")
+    text = "\n".join(caught.value.details)
+    assert "pr7 1" in text
+    assert "-+line three" in text
+    assert "++line III" in text
+    assert upstream.ledger.records == (before,)
+
+
+def test_a_moved_head_is_found_in_a_fresh_store_and_without_the_api(upstream: Host, api: Api, tmp_path: Path) -> None:
+    """The pinned state is asked for by its commit, which the host may still have."""
+    old = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
+    by_git(api)
+    taken(upstream, "7")
+    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
+    upstream.push()
+    new = upstream.pull(7, {"a.txt": edited(("line 3", "line III"))})
+    upstream.cache = tmp_path / "fresh"
+
+    with pytest.raises(PickMoved) as caught:
+        run(upstream, "7")
+    assert caught.value.details[:3] == (f"pinned: {old}", f"now:    {new}", "range-diff of both states:")
+
+
+def test_a_moved_head_whose_old_state_is_gone_is_still_told(upstream: Host, api: Api, tmp_path: Path) -> None:
+    """Where the host has collected the pinned commit, both commits are shown, and why there is no comparison."""
+    old = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
+    by_git(api)
+    taken(upstream, "7")
+    new = upstream.pull(7, {"a.txt": edited(("line 3", "line III"))})
+    upstream.work.git("--git-dir", str(upstream.path), "-c", "gc.reflogExpire=now", "gc", "--quiet", "--prune=now")
+    upstream.cache = tmp_path / "fresh"
+
+    with pytest.raises(PickMoved) as caught:
+        run(upstream, "7")
+    assert caught.value.details[:2] == (f"pinned: {old}", f"now:    {new}")
+    assert caught.value.details[2].startswith("the pinned state cannot be had any more: ")
+
+
+def test_the_difference_of_two_states_may_hold_merges(upstream: Host, api: Api, tmp_path: Path) -> None:
+    """A pull request that merged a branch of its own is compared commit by commit, each file fetched as it is needed."""
+    upstream.branch("side", {"s.txt": b"side\n"})
+    upstream.work.git("checkout", "--quiet", "-B", "pr7", "main")
+    upstream.work.commit({"c.txt": b"new\n"}, "First")
+    upstream.work.git("merge", "--quiet", "--no-ff", "-m", "Join", "side")
+    old = upstream.work.git("rev-parse", "HEAD")
+    upstream.work.git("checkout", "--quiet", "main")
+    upstream.push(f"{old}:refs/pull/7/head")
+    api.pull(7, old)
+    taken(upstream, "7")
+    api.pull(7, upstream.pull(7, {"c.txt": b"newer\n"}))
+    upstream.cache = tmp_path / "fresh"
+
+    with pytest.raises(PickMoved) as caught:
+        run(upstream, "7")
+    assert caught.value.details[2] == "range-diff of both states:"
+    assert any("side 1" in line for line in caught.value.details)
+
+
+def test_a_large_difference_is_cut(upstream: Host, api: Api) -> None:
+    """A range-diff of thousands of lines says how many more there are, and bytes of files reach no terminal as commands."""
+    old = upstream.pull(7, {"c.txt": b"".join(b"\x1b[31mold %d\n" % number for number in range(3000))})
+    api.pull(7, old)
+    taken(upstream, "7")
+    api.pull(
+        7, upstream.pull(7, {"c.txt": b"".join(b"\x1b[31m%s %d\n" % (b"old" if number % 3 else b"new", number) for number in range(3000))})
+    )
+
+    with pytest.raises(PickMoved) as caught:
+        run(upstream, "7")
+    assert len(caught.value.details) < 120
+    assert caught.value.details[-1].endswith(" more lines)")
+    assert "\x1b" not in "".join(caught.value.details)
+
+
+def test_accept_pins_the_new_state(upstream: Host, api: Api) -> None:
+    """What moved is taken only when somebody says so; reason and stacks stay."""
+    old = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
+    api.pull(7, old)
+    taken(upstream, "7", "--carry")
+    new = upstream.pull(7, {"a.txt": edited(("line 3", "line III"))})
+    api.pull(7, new)
+    made = run(upstream, "7", "--accept")
+    tree = apply(upstream)
+
+    assert (made.head, made.reason, made.stacks) == (new, WHY[1], {"test": {}})
+    assert upstream.session().objects.blob(tree.tree, "a.txt") == edited(("line 3", "line III"))
+
+
+def test_another_merge_commit_than_the_pinned_one_is_an_error(upstream: Host, api: Api) -> None:
+    """A branch that was written anew, or a repository in the place of another, does not change the pins unseen."""
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    old = upstream.squash(7)
+    api.pull(7, head, merge=old)
+    before = taken(upstream, "7")
+    upstream.work.git("commit", "--quiet", "--amend", "-m", "Improve it, rewritten (#7)")
+    upstream.push()
+    new = upstream.work.git("rev-parse", "HEAD")
+    api.pull(7, head, merge=new)
+
+    with pytest.raises(PickMoved, match="merge commit of #7 is another one") as caught:
+        run(upstream, "7")
+    assert caught.value.details == (f"pinned: {old}", f"now:    {new}")
+    assert upstream.ledger.records == (before,)
+    assert run(upstream, "7", "--accept").merge == new
+
+
+def test_a_merge_after_the_pin_is_no_movement(upstream: Host, api: Api) -> None:
+    """An open pull request that was merged as it was pinned is pinned anew by its merge commit."""
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    api.pull(7, head)
+    taken(upstream, "7")
+    merge = upstream.squash(7)
+    api.pull(7, head, merge=merge)
+
+    assert (run(upstream, "7").state, upstream.ledger.record(7).merge) == ("merged", merge)
+
+
+def test_a_deleted_pull_request_is_gone(upstream: Host, api: Api) -> None:
+    """The API's 404 is not asked about at git: the number means nothing any more."""
+    upstream.pull(7, {"c.txt": b"new\n"})
+
+    with pytest.raises(PullRequestGone, match="acme/widget#7"):
+        taken(upstream, "7")
+    assert upstream.ledger.records == ()
+
+
+def test_a_merge_commit_that_the_branch_does_not_have_is_a_mismatch(upstream: Host, api: Api) -> None:
+    """What the API calls merged must be part of the branch that it names."""
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    elsewhere = upstream.branch("elsewhere", {"d.txt": b"d\n"})
+    upstream.push("elsewhere")
+    api.pull(7, head, merge=elsewhere)
+
+    with pytest.raises(PickMismatch, match="merge commit of #7 is not part of main") as caught:
+        taken(upstream, "7")
+    assert caught.value.details == (f"merge: {elsewhere}", f"main: {upstream.work.git('rev-parse', 'main')}")
+
+
+def test_a_merge_into_another_branch_is_looked_up_there(upstream: Host, api: Api) -> None:
+    """A pull request for a release branch is pinned by its commit on that branch."""
+    upstream.work.git("checkout", "--quiet", "-B", "release")
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    upstream.work.git("checkout", "--quiet", "release")
+    upstream.work.git("merge", "--quiet", "--squash", "pr7")
+    upstream.work.git("commit", "--quiet", "-m", "Improve it (#7)")
+    merge = upstream.work.git("rev-parse", "HEAD")
+    upstream.push("release")
+    api.pull(7, head, merge=merge, base={"ref": "release"})
+
+    assert taken(upstream, "7").merge == merge
+
+
+def test_a_head_that_git_does_not_have_yet_is_a_mismatch(upstream: Host, api: Api) -> None:
+    """API and repository must agree; a push between both questions is said, and the next run is right."""
+    upstream.pull(7, {"c.txt": b"new\n"})
+    api.pull(7, "e" * 40)
+
+    with pytest.raises(PickMismatch, match="#7 moved while it was looked at"):
+        taken(upstream, "7")
+
+
+def test_unrelated_history_is_a_mismatch(upstream: Host, api: Api) -> None:
+    """A pull request without a common commit has no diff against the branch."""
+    upstream.work.git("checkout", "--quiet", "--orphan", "pr7")
+    head = upstream.work.commit({"c.txt": b"new\n"}, "Another beginning")
+    upstream.work.git("checkout", "--quiet", "main")
+    upstream.push(f"{head}:refs/pull/7/head")
+    api.pull(7, head)
+
+    with pytest.raises(PickMismatch, match="no common history with main"):
+        taken(upstream, "7")
+
+
+# From the record to the diff.
+
+
+def carried(upstream: Host, api: Api) -> Record:
+    """Let the stack carry a squash."""
+    head = upstream.pull(7, {"a.txt": edited(("line 20", "line twenty"))}, {"c.txt": b"new\n"})
+    upstream.work.commit({"a.txt": b"above\n" + TEXT}, "Meanwhile")
+    merge = upstream.squash(7)
+    api.pull(7, head, merge=merge)
+    return taken(upstream, "7", "--carry")
+
+
+def test_a_carried_pick_is_applied_where_its_lines_stand(upstream: Host, api: Api) -> None:
+    """The locked source is older than what the pick was made for; each hunk finds its one place, and that is counted."""
+    carried(upstream, api)
+    done = apply(upstream)
+    objects = upstream.session().objects
+
+    assert [(step.name, step.pick, step.moved) for step in done.steps] == [("#7", 7, 1)]
+    assert objects.blob(done.tree, "a.txt") == edited(("line 20", "line twenty"))
+    assert objects.blob(done.tree, "c.txt") == b"new\n"
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used store", "fresh store"])
+@pytest.mark.parametrize("field", ["sha256", "patch_id", "base", "merge", "files"])
+def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api, field: str, used: bool, tmp_path: Path) -> None:
+    """Every pin is checked against the others, whatever the store has already."""
+    record = carried(upstream, api)
+    wrong = {
+        "sha256": "0" * 64,
+        "patch_id": "0" * 40,
+        "base": upstream.work.git("rev-parse", "v1"),
+        "merge": record.base,
+        "files": ("a.txt",),
+    }
+    upstream.write(msgspec.structs.replace(record, **{field: wrong[field]}))
+    session = upstream.session("--cache-dir", str(upstream.cache if used else tmp_path / "fresh"))
+    with pytest.raises(PickMismatch) as caught:
+        series.picks(session, upstream.fork)
+
+    assert caught.value.reference == "pick-mismatch"
+    assert any(record.sha256 in line or "c.txt" in line for line in caught.value.details)
+
+
+def test_a_pin_that_the_host_does_not_have_is_unreachable(upstream: Host, api: Api, tmp_path: Path) -> None:
+    """A commit that nobody ever pushed is not looked for elsewhere."""
+    record = carried(upstream, api)
+    upstream.write(msgspec.structs.replace(record, base="d" * 40))
+
+    with pytest.raises(SourceUnreachable, match="does not offer commit dddd"):
+        apply(upstream, cache=tmp_path / "fresh")
+
+
+def test_a_corrupted_diff_in_the_store_is_made_anew(upstream: Host, api: Api) -> None:
+    """The store's bytes are hashed on each use."""
+    record = carried(upstream, api)
+    session = upstream.session()
+    before = pick.diff_of(session, upstream.ledger, record)
+    path = upstream.cache / "diffs" / record.sha256
+    path.write_bytes(before + b"\n")
+
+    assert pick.diff_of(session, upstream.ledger, record) == before
+    assert path.read_bytes() == before
+
+
+def test_once_used_a_pick_needs_no_host(upstream: Host, api: Api, tmp_path: Path) -> None:
+    """Under --offline the store is enough; an empty store is told apart from a wrong record."""
+    carried(upstream, api)
+    online = apply(upstream)
+    upstream.path.rename(upstream.path.with_suffix(".gone"))
+
+    assert apply(upstream, "--offline") == online
+    with pytest.raises(Offline):
+        series.picks(upstream.session("--offline", "--cache-dir", str(tmp_path / "empty")), upstream.fork)
+
+
+def test_looking_at_a_pull_request_is_not_possible_offline(upstream: Host, api: Api) -> None:
+    """What it is today is nothing that a store can tell."""
+    with pytest.raises(Offline):
+        taken(upstream, "7", "--offline")
+    assert api.tokens == []
+
+
+def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:
+    """Asking for the diff of an unseen record says how to pin it."""
+    made = taken(upstream, "7", "--unseen")
+
+    with pytest.raises(PickMismatch, match="does not pin #7") as caught:
+        pick.diff_of(upstream.session(), upstream.ledger, made)
+    assert caught.value.todo == "Run `sparkwright pick 7`."
+
+
+# What a stack carries.
+
+
+def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Api) -> None:
+    """The pick is tried on the locked source first; the report names hunk and lines."""
+    upstream.work.commit({"a.txt": edited(("line 3", "line 3 of main"))}, "Meanwhile")
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three of main"))})
+    merge = upstream.squash(7)
+    api.pull(7, head, merge=merge)
+    ledger = upstream.root / "cherry_picks" / "widget.yaml"
+    before = ledger.read_bytes()
+    with pytest.raises(PatchConflict, match=r"#7 does not apply to widget: a\.txt") as caught:
+        taken(upstream, "7", "--carry")
+
+    assert ledger.read_bytes() == before
+    assert list(ledger.parent.iterdir()) == [ledger]
+    text = "\n".join(caught.value.details)
+    assert "error: patch failed: a.txt:1" in text
+    assert "    wants: line 3 of main" in text
+    assert "    finds: line 3" in text
+    assert "already upstream by ancestor: " in text
+    assert "to go on: sparkwright pick 7 --stack test --fork widget --exclude PATH=REASON" in text
+
+
+def test_a_file_may_be_left_out_with_its_reason(upstream: Host, api: Api) -> None:
+    """What is excluded is not applied; the record keeps the whole diff's pins, and says why."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
+    api.pull(7, head, merge=upstream.squash(7))
+    whole = taken(upstream, "7")
+    made = run(upstream, "7", "--exclude", "a.txt=carried by a patch of ours")
+    done = apply(upstream)
+
+    assert made.stacks == {"test": {"a.txt": "carried by a patch of ours"}}
+    assert pins(made) == pins(whole)
+    assert upstream.session().objects.blob(done.tree, "a.txt") == TEXT
+    assert upstream.session().objects.blob(done.tree, "c.txt") == b"new\n"
+
+
+@pytest.mark.parametrize("words", [["a.txt"], ["a.txt="], ["a.txt=  "], ["=why"]])
+def test_an_exclusion_needs_a_reason(upstream: Host, words: list[str]) -> None:
+    """PATH=REASON, both of them."""
+    with pytest.raises(UsageError, match="is not of the form PATH=REASON"):
+        taken(upstream, "7", "--exclude", *words)
+
+
+def test_what_is_left_out_must_be_part_of_it(upstream: Host, api: Api) -> None:
+    """A misspelt path is a mismatch that names it, and nothing is written."""
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+
+    with pytest.raises(PickMismatch, match="#7 does not touch what test leaves out") as caught:
+        taken(upstream, "7", "--exclude", "C.txt=spelt otherwise")
+    assert caught.value.details == ("C.txt",)
+    assert upstream.ledger.records == ()
+
+
+def test_leaving_everything_out_leaves_nothing_to_carry(upstream: Host, api: Api) -> None:
+    """A pick without effect is an error (DESIGN §7.2)."""
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+
+    with pytest.raises(PatchNoEffect):
+        taken(upstream, "7", "--exclude", "c.txt=not needed")
+
+
+def test_what_the_source_has_already_is_not_carried(upstream: Host, api: Api) -> None:
+    """A pick that is in the locked release is said to be there."""
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    api.pull(7, head, merge=upstream.squash(7))
+    upstream.lock()
+
+    with pytest.raises(PatchUpstream, match="widget#7 is in test already"):
+        taken(upstream, "7", "--carry")
+    assert upstream.ledger.records == ()
+
+
+def test_picks_before_it_count(upstream: Host, api: Api) -> None:
+    """A pick that builds on one that the stack carries already is tried on top of that."""
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
+    api.pull(7, head, merge=upstream.squash(7))
+    head = upstream.pull(8, {"a.txt": edited(("line 3", "line III"))})
+    api.pull(8, head, merge=upstream.squash(8))
+    with pytest.raises(PatchConflict):
+        taken(upstream, "8", "--carry")
+    taken(upstream, "7", "--carry")
+    taken(upstream, "8", "--carry")
+
+    assert [step.name for step in apply(upstream).steps] == ["#7", "#8"]
+
+
+def test_a_stack_drops_what_it_carried(upstream: Host, api: Api) -> None:
+    """The record stays as one that is watched."""
+    made = carried(upstream, api)
+    api.pull(7, made.head, merge=made.merge)
+
+    assert run(upstream, "7", "--drop").stacks == {}
+    assert apply(upstream).steps == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["7", "--carry", "--drop"],
+        ["7", "--drop", "--exclude", "a.txt=why"],
+        ["7", "--unseen", "--carry"],
+        ["7", "--unseen", "--exclude", "a.txt=why"],
+        ["7", "--unseen", "--accept"],
+        ["7", "8", "--exclude", "a.txt=why"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_contradict_each_other_are_refused(upstream: Host, api: Api, words: list[str]) -> None:
+    """Nothing is asked and nothing is written."""
+    with pytest.raises(UsageError):
+        taken(upstream, *words)
+    assert (api.tokens, upstream.ledger.records) == ([], ())
+
+
+def test_a_record_needs_a_reason_and_an_end(upstream: Host, api: Api) -> None:
+    """A new record says why it is there and until when; a known one has said it."""
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+    for words in ([], ["--reason", "why"], ["--drop-when", "then"], ["--reason", "why", "--drop-when", "  "]):
+        with pytest.raises(UsageError, match="needs a reason and a condition for dropping it"):
+            run(upstream, "7", *words)
+    taken(upstream, "7")
+    made = run(upstream, "7", "--reason", "a better one")
+
+    assert (made.reason, made.drop_when) == ("a better one", WHY[3])
+
+
+def test_what_cannot_be_looked_at_can_be_written_down(upstream: Host, api: Api) -> None:
+    """An unseen record has no pins, asks nobody, and does not replace one that is pinned."""
+    made = taken(upstream, "7", "--unseen")
+    assert (made.state, made.seen, made.head, made.pinned, api.tokens) == (UNRESOLVED, "never", UNRESOLVED, False, [])
+
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+    assert run(upstream, "7").pinned
+    with pytest.raises(UsageError, match="pins #7 already"):
+        run(upstream, "7", "--unseen")
+
+
+# The command line.
+
+
+def test_a_pull_request_is_named_with_or_without_its_fork(upstream: Host, api: Api) -> None:
+    """FORK#NUMBER says all; where there is one fork, the number is enough."""
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+    for word in ("widget#7", "#7", "7", "007"):
+        upstream.write()
+        assert main.run(["pick", *upstream.words, word, *WHY]) == 0
+        assert upstream.ledger.records[0].number == 7
+
+
+@pytest.mark.parametrize(
+    "word", ["", "#", "widget#", "widget#x", "widget#-7", "widget#0", "widget#٧", "7.0", "9" * 5000, "https://x/pull/7"]
+)
+def test_what_names_no_pull_request_is_wrong_usage(upstream: Host, word: str) -> None:
+    """The message says how to name one."""
+    with pytest.raises(UsageError, match="names no pull request") as caught:
+        taken(upstream, "--", word)
+    assert caught.value.todo == "Say FORK#NUMBER, or NUMBER with --fork FORK."
+
+
+def test_a_fork_must_be_in_the_stack(upstream: Host) -> None:
+    """A misspelt fork is not-provided, with those that there are."""
+    with pytest.raises(NotProvided, match="no fork 'gadget'"):
+        taken(upstream, "gadget#7")
+
+
+def test_several_are_picked_in_their_order(upstream: Host, api: Api) -> None:
+    """Each is written as soon as it is verified, so that a later failure loses nothing."""
+    api.pull(9, upstream.pull(9, {"c.txt": b"new\n"}))
+    api.pull(7, upstream.pull(7, {"d.txt": b"new\n"}))
+    with pytest.raises(PullRequestGone):
+        taken(upstream, "9", "7", "8")
+
+    assert [record.number for record in upstream.ledger.records] == [9, 7]
+
+
+def test_the_token_is_used_and_never_shown(
+    upstream: Host, api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The API gets it; neither output nor ledger nor store has it, also when the API sends it back."""
+    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
+    upstream.pull(7, {"c.txt": b"new\n"})
+    upstream.squash(7)
+    api.otherwise = (403, json.dumps({"message": f"Bad {TOKEN}"}).encode())
+    assert main.main(["pick", *upstream.words, "--json", "-v", "widget#7", *WHY]) == 0
+    assert main.main(["pick", *upstream.words, "--json", "-v", "widget#8", *WHY]) == 1
+    kept = [path.read_bytes() for folder in (upstream.root, upstream.cache) for path in folder.rglob("*") if path.is_file()]
+
+    assert api.tokens == [f"Bearer {TOKEN}"] * 2
+    assert TOKEN not in "".join(capsys.readouterr())
+    assert not any(TOKEN.encode() in data for data in kept)
+
+
+def test_the_document_holds_the_records(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints what the ledger holds, by fork."""
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+    assert main.main(["pick", *upstream.words, "--json", "widget#7", *WHY]) == 0
+    [made] = json.loads(capsys.readouterr().out)["records"]
+
+    assert made["fork"] == "widget"
+    assert msgspec.convert(made["record"], Record) == upstream.ledger.record(7)
+
+
+def test_a_conflict_is_one_document(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under --json the failure holds the report, hunk by hunk."""
+    upstream.work.commit({"a.txt": edited(("line 3", "line 3 of main"))}, "Meanwhile")
+    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three of main"))})
+    api.pull(7, head, merge=upstream.squash(7))
+    assert main.main(["pick", *upstream.words, "--json", "widget#7", "--carry", *WHY]) == 1
+    error: dict[str, Any] = json.loads(capsys.readouterr().out)["error"]
+
+    assert error["reference"] == "patch-conflict"
+    assert [(file["path"], file["hunks"][0]["state"]) for file in error["conflict"]["files"]] == [("a.txt", "gone")]
+    assert [commit["subject"] for commit in error["conflict"]["files"][0]["base_lacks"]] == ["Meanwhile"]
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Iterator[None]:
+    """Leave no --json or -v to the next test."""
+    yield
+    console.json = console.verbose = False
+
+
+def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is replaced whole: what is there before the rename is the old ledger, and a left temporary file is no ledger."""
+    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
+    taken(upstream, "7")
+    before = upstream.ledger
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(upstream, "7", "--reason", "never written")
+    assert upstream.ledger == before
+    assert run(upstream, "7", "--reason", "written").reason == "written"
+
+
+def test_a_repository_in_another_place_cannot_bring_other_bytes(upstream: Host, api: Api, tmp_path: Path) -> None:
+    """The pins are commits and a hash: a mirror that holds something else lacks them."""
+    carried(upstream, api)
+    other = type(upstream)(tmp_path / "other")
+    other.work.commit({"a.txt": b"other\n"})
+    other.push()
+    session = upstream.session("--cache-dir", str(tmp_path / "fresh"), "--mirror", f"{upstream.url}={other.path}")
+
+    with pytest.raises(SourceUnreachable):
+        series.picks(session, upstream.fork)

@@ -1,0 +1,155 @@
+"""A series as commits and back: not a byte is lost, whatever the text, the files, the machine or the user's git say."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from sparkwright.cherry_picks import bases, commits, patch, rebase, series
+from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cli import main
+from sparkwright.errors import ExportMismatch, PatchInvalid, SourceUnreachable
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+from sparkwright.git import EXECUTABLE, REGULAR, Objects
+from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host, Mini, Repository
+
+ROOT = Path(__file__).parents[2]
+TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
+TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
+
+#: Path → (mode, bytes).
+Files = dict[str, tuple[str, bytes]]
+
+
+@pytest.fixture(name="objects", scope="module")
+def _objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    return Objects(tmp_path_factory.mktemp("commits") / "objects.git")
+
+
+def stored(objects: Objects, files: Files) -> str:
+    """Return the tree of *files*."""
+    return objects.store_files((path, mode, data) for path, (mode, data) in sorted(files.items()))
+
+
+def difference(objects: Objects, before: str, after: str) -> bytes:
+    """Return what git itself makes of the way from *before* to *after*, in the form that the files of a series have."""
+    words = ["git", "diff-tree", "-r", "-p", "-U1", "--full-index", "--binary", "--no-renames", "--no-indent-heuristic", before, after]
+    return subprocess.run(words, cwd=objects.path, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}, capture_output=True, check=True).stdout
+
+
+def mailed(change: bytes, subject: str = "Change it", text: str = f"As told.\n\n{TRAILERS}", author: str = "T <t@t.example>", date: str = "") -> bytes:
+    """Return a file of a series."""
+    head = f"From: {commits.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\nSubject: [PATCH] {commits.encoded(subject)}\n"
+    return f"{head}\n{text}\n---\n".encode() + change
+
+
+def imported(objects: Objects, base: str, files: Mapping[str, bytes]) -> tuple[str, str, list[Patch]]:
+    """Return *files*, applied strictly, as commits: their root and their tip."""
+    patches = [patch.parse(name, data) for name, data in files.items()]
+    applied = series.apply_to(objects, "mini", base, patches)
+    root = commits.root(objects, base, "mini 1.0")
+    return root, commits.build(objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]), patches
+
+
+def exported(objects: Objects, root: str, tip: str) -> dict[str, bytes]:
+    return {one.name: one.data for one in commits.export(objects, root, tip)}
+
+
+# What a series may hold.
+
+LINES = st.sampled_from(
+    [b"a", b"b", b"}", b"", b"\tx", b"tail  ", b"w\xc3\xb6rt", b"\xff\xfe", b"---", b"-- ", b"--- a/x", b"+++ b/x", b"@@ -1 +1 @@",
+     b"diff --git a/x b/x", b"From 0123 Mon Sep 17 00:00:00 2001", b"\\ No newline at end of file", b"# it", b"x\r"]
+)  # fmt: skip
+ENDS = st.sampled_from([b"\n", b"\n", b"\r\n"])
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> bytes:
+    """Text of all kinds of line ends, with and without the last, or bytes."""
+    if draw(st.integers(0, 6)) == 0:
+        return draw(st.binary(min_size=1, max_size=300)) + b"\0"
+    end = draw(ENDS)
+    text = b"".join(line + end for line in draw(st.lists(LINES, max_size=25)))
+    return text if draw(st.booleans()) else text.removesuffix(b"\n")
+
+
+PATHS = st.sampled_from(["a.txt", "dir/b c.txt", "größe/ü.txt", 'say "so".txt', "back\\slash", "run.sh", "-x", "a.txt.orig", "dir/a b/c  d"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Files]:
+    """The states of a tree, each another than the one before."""
+    states: list[Files] = [{"keep": (REGULAR, b"kept\n"), **{draw(PATHS): (REGULAR, draw(contents())) for _ in range(draw(st.integers(0, 4)))}}]
+    for _ in range(draw(st.integers(1, 3))):
+        files = dict(states[-1])
+        for _ in range(draw(st.integers(1, 3))):
+            path, verb = draw(st.one_of(PATHS, st.sampled_from(sorted(files)))), draw(st.sampled_from(["write", "edit", "mode", "remove", "move"]))
+            mode, data = files.get(path, (REGULAR, b""))
+            lines = data.splitlines(keepends=True)
+            if verb == "edit" and len(lines) > 1:
+                at = draw(st.integers(0, len(lines) - 1))
+                files[path] = (mode, b"".join([*lines[:at], draw(LINES) + b"\n", *lines[at + draw(st.integers(0, 1)) :]]))
+            elif verb == "mode" and path in files:
+                files[path] = (EXECUTABLE if mode == REGULAR else REGULAR, data)
+            elif verb == "remove" and path != "keep":
+                files.pop(path, None)
+            elif verb == "move" and path != "keep" and path in files:
+                files[draw(PATHS)] = files.pop(path)
+            else:
+                files[path] = (mode, draw(contents()))
+        if files != states[-1]:
+            states.append(files)
+    return states
+
+
+WORDS = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
+SUBJECTS = st.one_of(
+    st.lists(WORDS, min_size=1, max_size=6).map(" ".join),
+    st.sampled_from(["[Bugfix][ROCm] Mend it", "[PATCH] twice", "Re: it", "=?utf-8?q?x?= as text", "x" * 300, "ü " * 200 + "end", "---", "a: b"]),
+).filter(lambda text: text.strip() == text)
+AUTHORS = st.tuples(
+    st.lists(st.text(st.characters(categories=("L", "N")), min_size=1, max_size=20), min_size=1, max_size=5).map(" ".join),
+    st.sampled_from(["t@t.example", "1+x@users.noreply.example", "x"]),
+).map(lambda parts: f"{parts[0]} <{parts[1]}>")
+BODY = st.sampled_from(
+    ["As told.", "", "", "Über Größen.", "diff --git a/x b/x", "--- a/x", "+++ b/x", "@@ -1 +1 @@", "-gone", "+there", "----", "--- ", "-- ",
+     "From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001", "From: Other <o@o.example>", "Subject: [PATCH] other",
+     "Date: Mon, 1 Jan 2001 00:00:00 +0000", "Patch-File: x", "Patch-File: other.patch", "Patch-Pick: 7", "# comment", "  indented",
+     "trailing  ", "cr\r", "form\x0cfeed", "Reason: the body's", "Signed-off-by: T <t@t.example>", "Index: x", "[PATCH] x", "-- >8 --"]
+)  # fmt: skip
+TEXTS = st.tuples(
+    st.lists(BODY, max_size=8).map("\n".join), st.sampled_from(["", "\nPatch-File: other.patch", "\nUpstream-Link: x#1", "\nPatch-Pick: 9"])
+).map(lambda parts: f"{parts[0]}\n\n{TRAILERS}{parts[1]}".strip("\n"))
+DATES = st.builds(
+    lambda day, hours: f"{day:%a}, {day.day} {day:%b %Y %H:%M:%S} {hours:+03d}00",
+    st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2037, 1, 1)), st.integers(-11, 12),
+)  # fmt: skip
+HEADS = st.tuples(SUBJECTS, TEXTS, AUTHORS, DATES)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(histories(), st.data())
+def test_export_after_import_is_the_identity(objects: Objects, states: list[Files], data: st.DataObject) -> None:
+    """Whatever its patches change and say, a series that became commits and files again is the same, byte for byte."""
+    trees = [stored(objects, files) for files in states]
+    changes = [difference(objects, before, after) for before, after in zip(trees, trees[1:], strict=False)]
+    files = {f"{number} ü.patch": mailed(change, *data.draw(HEADS)) for number, change in enumerate(changes) if change}
+
+    root, tip, _ = imported(objects, trees[0], files)
+    assert exported(objects, root, tip) == files
+    assert objects.resolve(f"{tip}^{{tree}}") == trees[-1]
