@@ -282,8 +282,8 @@ class AuditFailed(SparkwrightError):
 
 class OnsiteMismatch(SparkwrightError):
     reference = "onsite-mismatch"
-    means = "A file was changed by hand or by another tool, so that an edit made for the pinned wheel would be a guess. Nothing was changed."
-    todo = "Look at the files named above. `sparkwright install --restore` puts the originals in their place; then install again without it."
+    means = "A file was changed by hand or by another tool, so an edit made for the pinned wheel would be a guess. Nothing was changed."
+    todo = "Look at the files named above. `sparkwright install --restore` puts the originals back; then install again without it."
 
 
 class EnvironmentUnusable(SparkwrightError):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +49,13 @@ HERE = {"GIT_DIR": "."}
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
 
+#: Phase, how many are done, and of how many.
+OnProgress = Callable[[str, int, int], None]
+
+#: Other lines end in ", done." or come from the other side; nobody waits for them.
+_PROGRESS = re.compile(rb"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)")
+
+
 class GitFailed(CommandFailed):
     reference = "git-failed"
     means = "git refused a command; the object store in the cache directory may be damaged."
@@ -79,9 +87,13 @@ def run(
     stdin: bytes | IO[bytes] | None = None,
     check: bool = True,
     timeout: int | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[int, bytes, str]:
     """
     Run ``git`` with *arguments* and return its status, standard output and standard error.
+
+    Args:
+        on_progress: Told what git's ``--progress`` says, as it comes; standard output is not returned then.
 
     Raises:
         ToolMissing: git is not installed.
@@ -95,13 +107,19 @@ def run(
             spool.write(stdin)
             spool.seek(0)
         try:
-            status, out, err = _command()(str(cwd)).execute(
-                command, istream=spool if stdin is None or isinstance(stdin, bytes) else stdin, env=environment,
-                with_extended_output=True, with_exceptions=False, stdout_as_string=False, strip_newline_in_stdout=False,
-                kill_after_timeout=timeout,
-                # A git that outlived a killed run would write under the lock of the next one.
-                preexec_fn=die_with_parent,
-            )  # fmt: skip
+            source = spool if stdin is None or isinstance(stdin, bytes) else stdin
+            layer = _command()(str(cwd))
+            if on_progress:
+                child = layer.execute(command, istream=source, env=environment, as_process=True, preexec_fn=die_with_parent)
+                err = _watched(child.proc, on_progress)
+                status, out = child.proc.wait(), b""
+            else:
+                status, out, err = layer.execute(
+                    command, istream=source, env=environment, with_extended_output=True, with_exceptions=False,
+                    stdout_as_string=False, strip_newline_in_stdout=False, kill_after_timeout=timeout,
+                    # A git that outlived a killed run would write under the lock of the next one.
+                    preexec_fn=die_with_parent,
+                )  # fmt: skip
         except Exception as error:
             if type(error).__name__ == "GitCommandNotFound":
                 raise ToolMissing("git is not installed.") from error
@@ -111,6 +129,19 @@ def run(
     if check and status:
         raise GitFailed(f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
     return int(status), bytes(out), str(err)
+
+
+def _watched(child: Any, on_progress: OnProgress) -> str:
+    """Read what git says while it works, pass its progress on, and return the rest."""
+    said, pending = [], b""
+    while chunk := child.stderr.read1(4096):
+        *lines, pending = re.split(rb"[\r\n]", pending + chunk)
+        for line in lines:
+            if found := _PROGRESS.match(line):
+                on_progress(found[1].decode(), int(found[2]), int(found[3]))
+            elif line.strip():
+                said.append(line)
+    return b"\n".join([*said, pending]).decode("utf-8", "replace")
 
 
 class Objects:
@@ -242,7 +273,7 @@ class Objects:
             rows = "".join(f"0 {'0' * 40}\t{path}\0" for path in folders)
             self.run(["update-index", "-z", "--index-info"], env=env, stdin=rows.encode())
             for path, folder in folders.items():
-                self.run(["read-tree", f"--prefix={path}/", folder], env=env)
+                self.run(["read-tree", "-i", f"--prefix={path}/", folder], env=env)
             return self._write_tree(env)
 
     @contextlib.contextmanager

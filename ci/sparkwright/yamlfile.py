@@ -91,6 +91,18 @@ def load(path: Path, kind: type[T]) -> T:
     return parse(text, kind, str(path))
 
 
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which writes the line ends of other alphabets as they are and reads them as blanks."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if {"\x85", "\u2028", "\u2029"} & set(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def dump(record: Any) -> str:
     """Return *record* as YAML in the order of its fields, every string quoted where YAML would read it as something else."""
-    return yaml.safe_dump(msgspec.to_builtins(record), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(msgspec.to_builtins(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

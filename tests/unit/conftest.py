@@ -46,8 +46,9 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True)
-        self.git("init", "--quiet", "--initial-branch=main")
+        if not path.exists():
+            path.mkdir(parents=True)
+            self.git("init", "--quiet", "--initial-branch=main")
 
     @property
     def url(self) -> str:
@@ -169,7 +170,7 @@ def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
 
 class Host:
     """
-    An upstream at its host, and a project whose only fork it is.
+    An upstream at its host, and a project whose only fork it is; in a folder that is new, or a copy of another's.
 
     Attributes:
         work: The repository of its people; nothing of it is at the host before `push`.
@@ -183,6 +184,8 @@ class Host:
         self.work = Repository(folder / "work")
         self.path, self.root, self.cache = folder / "widget.git", folder / "project", folder / "cache"
         self.mirrors: dict[str, str] = {}
+        if self.path.exists():
+            return
         self.work.git("clone", "--quiet", "--bare", ".", str(self.path))
         for name in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
             self.work.git("--git-dir", str(self.path), "config", name, "true")
@@ -239,7 +242,8 @@ class Host:
         self.work.commit(files, subject)
         change = self.work.output("diff", "-U1", "--full-index", "--binary", "--no-renames", "--no-indent-heuristic", "HEAD~1", "HEAD")
         self.work.git("checkout", "--quiet", "main")
-        top = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] {encoded(subject)}\n\n{text}\n\n{TRAILERS}\n---\n"
+        top = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] {encoded(subject)}\n"
+        top += f"\n{text}\n\n{TRAILERS}\n---\n"
         (self.series / name).write_bytes(top.encode() + change)
         with (self.series / "series").open("a", encoding="utf-8") as listing:
             listing.write(f"{name}\n")
@@ -264,6 +268,12 @@ class Host:
     def session(self, *words: str) -> Session:
         """Return a run on it, as the command line would make it with *words*."""
         return session_of(parser().parse_args(["apply", *self.words, *words]))
+
+
+@pytest.fixture(scope="session")
+def hosts() -> type[Host]:
+    """Return the class, for upstreams that several tests copy."""
+    return Host
 
 
 @pytest.fixture

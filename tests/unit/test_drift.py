@@ -61,7 +61,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "files").mkdir(parents=True)
+        (folder / "files").mkdir(parents=True, exist_ok=True)
 
     def offer(self, version: str, text: bytes) -> FileLock:
         """Offer a release with *text* as a.txt, and return what a lock would say of it."""
@@ -80,22 +80,20 @@ class Index:
         return FileLock("widget", version, path.name, digest.sha256_file(path), path.stat().st_size)
 
 
-@pytest.fixture(name="index")
-def _index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """Return an index that holds releases 1.0, 1.1, 1.2 and a pre-release."""
-    made = Index(tmp_path / "index")
-    for version, changes in {"1.0": [], **RELEASED, "2.0rc1": []}.items():
-        made.offer(version, edited(*changes))
-    with demo.serve(made.folder) as address:
-        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
-        yield made
+@pytest.fixture(scope="module", name="made")
+def _made(hosts: type[Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    Return a folder to copy: a project on release 1.0 with four patches of ours and pick 7, its upstream, and the index.
 
-
-@pytest.fixture(name="stack")
-def _stack(host: Host, index: Index) -> Host:
-    """Return a project on release 1.0 with four patches of ours and pick 7; upstream merged 7 after its releases."""
+    The index holds releases 1.0, 1.1, 1.2 and a pre-release; upstream merged 7 after them.
+    """
+    folder = tmp_path_factory.mktemp("drift")
+    index, host = Index(folder / "index"), hosts(folder / "host")
+    locked = index.offer("1.0", TEXT.encode())
+    for version, changes in {**RELEASED, "2.0rc1": []}.items():
+        index.offer(version, edited(*changes))
     host.work.commit({"a.txt": TEXT.encode(), "b.txt": b"one\n"}, "Release 1.0")
-    host.lock(sdist=index.offer("1.0", TEXT.encode()))
+    host.lock(sdist=locked)
     host.work.git("checkout", "--quiet", "-b", "ours")
     text = TEXT
     for name, change in OURS.items():
@@ -109,11 +107,26 @@ def _stack(host: Host, index: Index) -> Host:
     merge = host.squash(7)
     host.work.commit({"b.txt": b"three\n"}, "Change it again")
     host.push()
-    session, ledger = host.session(), Ledger(host.url)
     seen = pick.Seen("git", "Improve it", "octocat", "merged", head, merge, "main")
-    record = pick.record(session, ledger, seen, 7, "why", "then")
+    record = pick.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
-    return host
+    return folder
+
+
+@pytest.fixture(name="index")
+def _index(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Return the index, which answers."""
+    shutil.copytree(made, tmp_path / "drift")
+    index = Index(tmp_path / "drift" / "index")
+    with demo.serve(index.folder) as address:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
+        yield index
+
+
+@pytest.fixture(name="stack")
+def _stack(hosts: type[Host], index: Index) -> Host:
+    """Return the project and its upstream."""
+    return hosts(index.folder.parent / "host")
 
 
 @pytest.fixture(autouse=True)

@@ -207,7 +207,7 @@ def test_no_field_is_forgotten(field: str) -> None:
 
 def test_a_ledger_has_no_other_fields() -> None:
     """A typo in the head of the file is found, too."""
-    assert "brunch" in refused(brunch="main")
+    assert "bransh" in refused(bransh="main")
 
 
 # Questions.

@@ -66,7 +66,7 @@ def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str,
         "needs": needs,
         "tools": tools.key,
         "rules": sourcetree.rules_of(session).of(source.fork),
-        "settings": msgspec.structs.replace(settings, seconds=0, longest=0, memory={}),
+        "settings": msgspec.structs.replace(settings, seconds=0, longest=0, memory={}, requires={}),
         "arch": session.project.spec.arch,
         "compiler": toolchain.host_compiler(),
     }

@@ -31,6 +31,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     made = [_drift(session, fork, arguments) for fork in session.forks]
     for one in made:
         show(one)
+    if not arguments.releases and any(trial.state == "conflict" for one in made for trial in one.trials):
+        console.note("a conflict may mean that upstream took the patch long ago and changed it since: --releases tells")
     console.document({"drift": [{"of": one, "absorbed": [drift.absorbed(one, name) for name in _names(one)]} for one in made]})
     return 0
 

@@ -171,12 +171,17 @@ class Mirror:
         where = [*_BLOBLESS, "-c", f"remote.upstream.url={self.address}", "-c", "fetch.unpackLimit=1"]
         if stdin is not None:
             where += ["-c", "fetch.negotiationAlgorithm=noop"]
-        words = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--filter=blob:none", *options, "upstream", *refs]
+        words = ["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--filter=blob:none", *options, "upstream", *refs]
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")
         try:
-            with console.step(f"mirror {shown(self.url)}"):
-                self._git([*where, *words], stdin=stdin)
+            with console.step(f"mirror {shown(self.url)}"), console.progress("objects", 0) as progress:
+
+                def on_progress(phase: str, done: int, total: int) -> None:
+                    progress.total = total
+                    progress.update(done, phase.lower())
+
+                self._git([*where, *words], stdin=stdin, on_progress=on_progress)
         except GitFailed as error:
             if damage := self._damage(error):
                 raise self._damaged(damage) from error
