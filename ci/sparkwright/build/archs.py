@@ -14,10 +14,9 @@ from typing import Annotated
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright import cmakefile
-from sparkwright.cmakefile import Argument, Command, Edit
+from sparkwright import cmakefile, yamlfile
 from sparkwright.build.guards import Guard
+from sparkwright.cmakefile import Argument, Command, Edit
 from sparkwright.errors import FileInvalid, RuleMismatch
 
 #: Text that a person wrote: a reason of one blank is none.

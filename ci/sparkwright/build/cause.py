@@ -16,8 +16,8 @@ import msgspec
 
 from sparkwright import cmakefile
 from sparkwright.build.archs import Rule
-from sparkwright.cmakefile import Command
 from sparkwright.build.configure import Call, Unit
+from sparkwright.cmakefile import Command
 from sparkwright.errors import RuleMismatch
 
 #: An arch in any of the spellings of CMake, of torch and of nvcc: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.

@@ -45,7 +45,7 @@ def releases(session: Session, name: str, package: Package, upto: str = "") -> l
 
 
 def _wheel(version: str, filename: str, folder: str) -> Release:
-    project = filename.split("-")[0].replace("_", "-")
+    project = filename.split("-", maxsplit=1)[0].replace("_", "-")
     return Release(project, version, filename, packageindex.find(project, filename).sha256, folder=folder)
 
 

@@ -119,7 +119,8 @@ def _import(objects: Objects, base: str, steps: Sequence[Mapping[str, File]]) ->
         stream.write(b"reset refs/series/%b\nfrom %b\n\ndone\n" % (Path(scratch).name.encode(), b"0" * 40))
         stream.seek(0)
         marks = Path(scratch) / "marks"
-        objects.run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force", "--depth=0", f"--export-marks={marks}"], stdin=stream)
+        words = ["fast-import", "--quiet", "--done", "--force", "--depth=0", f"--export-marks={marks}"]
+        objects.run(["-c", "core.compression=1", *words], stdin=stream)
         commits = dict(line.split() for line in marks.read_text().splitlines())
     names = "".join(f"{commits[f':{number}']}^{{tree}}\n" for number in range(1, len(steps) + 1))
     return [line.split()[0] for line in objects.run(["cat-file", "--batch-check"], stdin=names.encode())[1].decode().splitlines()]

@@ -56,7 +56,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Print the facts and the advice; missing things are not an error of this verb."""
     from sparkwright.forks.packageindex import index_url
 
-    machine = facts(session.store.root, index_url(), upstream_url(session.project), offline=session.offline)
+    machine = facts(session.store.root, index_url(), session.mirrored(upstream_url(session.project)), offline=session.offline)
     found = advice(machine, session.project)
     console.table("This machine", ("fact", "value"), rows(machine), result=True)
     table = [(item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else "")) for item in found]

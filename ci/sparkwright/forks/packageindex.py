@@ -62,7 +62,15 @@ def files(project: str) -> tuple[IndexFile, ...]:
         raise SourceUnreachable(f"The index at {where} has no project {project!r}.") from error
     except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
         raise SourceUnreachable(f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]) from error
-    return tuple(IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", ""), f"{file.upload_time:%Y-%m-%d}" if file.upload_time else "") for file in page.packages)
+    return tuple(
+        IndexFile(
+            file.filename,
+            file.url,
+            (file.digests or {}).get("sha256", ""),
+            f"{file.upload_time:%Y-%m-%d}" if file.upload_time else "",
+        )
+        for file in page.packages
+    )
 
 
 def find(project: str, filename: str) -> IndexFile:

@@ -11,11 +11,11 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 
-from sparkwright.forks.vendored import fetchcontent, gitmodules
-from sparkwright.forks.vendored.declared import Vendored, plain
 from sparkwright.errors import SourceUnlocked
 from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.packageindex import shown
+from sparkwright.forks.vendored import fetchcontent, gitmodules
+from sparkwright.forks.vendored.declared import Vendored, plain
 from sparkwright.git import EXECUTABLE, REGULAR, Objects
 
 _CMAKE = re.compile(r"(?:.*/)?(?:CMakeLists\.txt|[^/]+\.cmake)(?:\.in)?")
@@ -98,7 +98,8 @@ def check(fork: str, found: Iterable[Vendored], locked: Mapping[str, VendoredLoc
     keys = {key for one in found for key in _keys(one)}
     submodules = any(one.kind == "submodule" for one in found)
     # A release archive may leave all of that out; a tree that names some sources must name these, too.
-    wrong += [f"ignored: {key}: the tree names no such source" for key in ignored if keys and key not in keys and (submodules or "/" not in key)]
+    idle = [key for key in ignored if keys and key not in keys and (submodules or "/" not in key)]
+    wrong += [f"ignored: {key}: the tree names no such source" for key in idle]
     if wrong:
         raise SourceUnlocked(f"The lock and the tree of {fork} do not name the same sources.", details=wrong)
 

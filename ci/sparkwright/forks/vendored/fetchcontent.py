@@ -9,9 +9,9 @@ import msgspec
 
 from sparkwright import cmakefile
 from sparkwright.cmakefile import Command
+from sparkwright.errors import RuleMismatch
 from sparkwright.forks.vendored.cmakevalues import UNKNOWN, Reading
 from sparkwright.forks.vendored.declared import Kind, Vendored, plain
-from sparkwright.errors import RuleMismatch
 
 #: A file without any of these words downloads nothing, and need not be parsed.
 WORDS = re.compile(

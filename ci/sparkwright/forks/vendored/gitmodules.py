@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from sparkwright.forks.vendored.declared import Vendored, plain
 from sparkwright.errors import DeclarationUnsafe
+from sparkwright.forks.vendored.declared import Vendored, plain
 from sparkwright.git import EXECUTABLE, REGULAR, SUBMODULE, Objects
 
 FILE = ".gitmodules"
