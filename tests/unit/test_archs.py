@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
-from sparkwright import cmakefile
+from sparkwright import cmakefile, yamlfile
 from sparkwright.build import archs
 from sparkwright.build.archs import ArchRules, Rule
 from sparkwright.errors import FileInvalid, RuleMismatch

@@ -114,7 +114,16 @@ def _maintainer(host: Host, tmp_path: Path) -> Maintainer:
     """Return a maintainer whose every hook fails and whose signatures do, too."""
     hooks = tmp_path / "hooks"
     hooks.mkdir()
-    for name in ("applypatch-msg", "pre-applypatch", "pre-commit", "commit-msg", "prepare-commit-msg", "post-checkout", "pre-rebase", "post-applypatch"):
+    for name in (
+        "applypatch-msg",
+        "pre-applypatch",
+        "pre-commit",
+        "commit-msg",
+        "prepare-commit-msg",
+        "post-checkout",
+        "pre-rebase",
+        "post-applypatch",
+    ):
         (hooks / name).write_text("#!/bin/sh\nexit 1\n")
         (hooks / name).chmod(0o755)
     (Path(os.environ["HOME"]) / ".gitconfig").write_text(WORST.format(hooks=hooks))
@@ -124,10 +133,16 @@ def _maintainer(host: Host, tmp_path: Path) -> Maintainer:
 @pytest.fixture(name="made")
 def _made(host: Host) -> Host:
     """Return the host with a release and three patches of ours on it; one touches a file with CRLF line ends and trailing blanks."""
-    host.work.commit({"a.txt": TEXT, "b.txt": TEXT, "dos.txt": b"one\r\ntwo  \r\nthree\r\n", ".gitattributes": b"*.txt text=auto\n"}, "Release 1")
+    host.work.commit(
+        {"a.txt": TEXT, "b.txt": TEXT, "dos.txt": b"one\r\ntwo  \r\nthree\r\n", ".gitattributes": b"*.txt text=auto\n"}, "Release 1"
+    )
     host.lock()
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
-    host.ours("second.patch", {"a.txt": edited((10, "first\n"), (30, "second\n")), "dos.txt": b"one\r\ntwo  \r\nthree\r\nfour  \r\n"}, "Größe: the second")
+    host.ours(
+        "second.patch",
+        {"a.txt": edited((10, "first\n"), (30, "second\n")), "dos.txt": b"one\r\ntwo  \r\nthree\r\nfour  \r\n"},
+        "Größe: the second",
+    )
     host.ours("third.patch", {"b.txt": edited((50, "third  \n")), "new file.txt": b"no newline"}, "[Misc] The third")
     return host
 
@@ -198,3 +213,540 @@ def test_an_amended_commit_becomes_its_file(made: Host, maintainer: Maintainer) 
 def unindexed(data: bytes) -> bytes:
     """Return a patch without the ids of its files."""
     return re.sub(rb"(?m)^index .*\n", b"", data)
+
+
+def test_a_new_commit_is_named_by_its_subject_and_stands_where_it_was_made(made: Host, maintainer: Maintainer) -> None:
+    """A commit of the maintainer becomes a patch after those before it; its author is who made it."""
+    before = patches(made)
+    do(made, "rebase")
+    maintainer.commit("b.txt", edited((50, "third  \n"), (55, "new\n")), f"Add a fourth\n\nAs told.\n\n{TRAILERS}")
+    do(made, "export")
+    after = patches(made)
+
+    assert list(after) == [*before, "add-a-fourth.patch"]
+    assert {name: after[name] for name in before} == before
+    assert after["add-a-fourth.patch"].startswith(b"From: Maintainer <m@m.example>\n")
+
+
+def test_commits_may_be_reordered(made: Host, maintainer: Maintainer) -> None:
+    """The order of the commits becomes the order of the series; comments in that file stay with their patches."""
+    (made.series / "series").write_text("# ours\nfirst.patch  # before all\n\n# apart\nsecond.patch\nthird.patch\n")
+    before = patches(made)
+    do(made, "rebase")
+    first, second, third = maintainer.git("rev-list", "--reverse", "refs/sparkwright/base..HEAD").split()
+    maintainer.git("reset", "--quiet", "--hard", first)
+    maintainer.git("cherry-pick", third, second)
+    do(made, "export")
+
+    assert patches(made) == before
+    assert (made.series / "series").read_text() == "# ours\nfirst.patch  # before all\nthird.patch\n\n# apart\nsecond.patch\n"
+
+
+def test_a_commit_may_be_split(made: Host, maintainer: Maintainer) -> None:
+    """Of a patch that is split, one half keeps the name; until the other has one, nothing is written."""
+    before = folder(made)
+    do(made, "rebase")
+    message = maintainer.git("log", "-1", "--format=%B")
+    maintainer.git("reset", "--quiet", "HEAD~1")
+    for name in ("b.txt", "new file.txt"):
+        maintainer.git("add", name)
+        maintainer.git("commit", "--quiet", "-m", message)
+    with pytest.raises(PatchInvalid, match="taken"):
+        do(made, "export")
+    assert folder(made) == before
+    maintainer.git("commit", "--quiet", "--amend", "-m", message.replace("third.patch", "half.patch"))
+    do(made, "export")
+
+    assert list(patches(made)) == ["first.patch", "second.patch", "third.patch", "half.patch"]
+
+
+def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maintainer: Maintainer) -> None:
+    """A deleted commit is an error that names its patch; with --drop the patch goes, and nothing else changes."""
+    before = patches(made)
+    do(made, "rebase")
+    maintainer.git("reset", "--quiet", "--hard", "HEAD~1")
+    with pytest.raises(PatchLost) as caught:
+        do(made, "export")
+    assert caught.value.details == ("third.patch",)
+    with pytest.raises(NotProvided, match=r"no patch thrid\.patch to drop"):
+        do(made, "export", "--drop", "thrid.patch")
+    assert patches(made) == before
+    do(made, "export", "--drop", "third.patch")
+
+    assert patches(made) == {name: before[name] for name in ("first.patch", "second.patch")}
+
+
+def test_an_unfinished_state_is_refused(made: Host, maintainer: Maintainer) -> None:
+    """A change that is not committed, a file that git does not track, a stopped git rebase: nothing is written, and each is named."""
+    before = folder(made)
+    do(made, "rebase")
+    maintainer.write("a.txt", TEXT)
+    with pytest.raises(RebaseUnfinished) as caught:
+        do(made, "export")
+    assert "not committed:  M a.txt" in caught.value.details
+    maintainer.git("checkout", "--quiet", "a.txt")
+    maintainer.write("left.orig", b"x")
+    with pytest.raises(RebaseUnfinished) as caught:
+        do(made, "export")
+    assert "not committed: ?? left.orig" in caught.value.details
+    (maintainer.folder / "left.orig").unlink()
+    maintainer.git("rebase", "--interactive", "HEAD~1", GIT_SEQUENCE_EDITOR="sed -i s/^pick/edit/")
+    with pytest.raises(RebaseUnfinished) as caught:
+        do(made, "export")
+    assert "git rebase is not done" in caught.value.details
+    maintainer.git("rebase", "--continue")
+
+    assert folder(made) == before
+    assert do(made, "export") == 0
+    assert folder(made) == before
+
+
+def test_commits_on_another_branch_count(made: Host, maintainer: Maintainer) -> None:
+    """What is checked out is what is exported, branch or not."""
+    before = patches(made)
+    do(made, "rebase")
+    maintainer.git("checkout", "--quiet", "--detach", "HEAD~1")
+    with pytest.raises(PatchLost):
+        do(made, "export")
+    maintainer.git("checkout", "--quiet", "-b", "mine", "series")
+    do(made, "export")
+
+    assert patches(made) == before
+
+
+def test_a_merge_in_the_worktree_is_refused(made: Host, maintainer: Maintainer) -> None:
+    """A series is a line of commits."""
+    before = folder(made)
+    do(made, "rebase")
+    maintainer.git("checkout", "--quiet", "-b", "side", "HEAD~1")
+    maintainer.commit("dos.txt", b"x\n", f"Side\n\n{TRAILERS}")
+    maintainer.git("checkout", "--quiet", "series")
+    maintainer.git("merge", "--quiet", "--no-edit", "side")
+
+    with pytest.raises(PatchInvalid, match="has 2 parents"):
+        do(made, "export")
+    assert folder(made) == before
+
+
+def test_another_root_is_refused(made: Host, maintainer: Maintainer) -> None:
+    """A history that does not begin with the base would give patches for another tree."""
+    do(made, "rebase")
+    maintainer.git("checkout", "--quiet", "--orphan", "else")
+    maintainer.git("commit", "--quiet", "-m", f"All at once\n\n{TRAILERS}")
+
+    with pytest.raises(PatchInvalid, match="has 0 parents"):
+        do(made, "export")
+
+
+# The worktree.
+
+
+def test_there_is_one_worktree_at_a_time(made: Host, maintainer: Maintainer) -> None:
+    """A second rebase is refused, so that nobody's work is overwritten; --abort removes the first, and changes nothing reviewed."""
+    before = folder(made)
+    do(made, "rebase")
+    maintainer.commit("b.txt", edited((50, "mine\n")), f"Mine\n\n{TRAILERS}")
+    with pytest.raises(RebaseUnfinished, match="There is a worktree of widget already"):
+        do(made, "rebase")
+    assert "Mine" in maintainer.subjects()
+    assert do(made, "rebase", "--abort") == 0
+    assert not maintainer.folder.exists()
+    with pytest.raises(NotProvided, match="There is no worktree"):
+        do(made, "rebase", "--abort")
+    assert do(made, "rebase") == 0
+    do(made, "rebase", "--abort")
+
+    assert folder(made) == before
+    assert not list((made.root / ".rebase" / made.stack).iterdir())
+
+
+def test_a_damaged_worktree_can_be_removed(made: Host, maintainer: Maintainer) -> None:
+    """Whatever somebody did inside, --abort gives the place back, and export says that there is no worktree."""
+    do(made, "rebase")
+    (maintainer.folder / ".git" / "sparkwright.json").write_bytes(b"{")
+    with pytest.raises(NotProvided):
+        do(made, "export")
+    do(made, "rebase", "--abort")
+
+    assert do(made, "rebase") == 0
+
+
+def test_a_fork_must_be_meant(made: Host, maintainer: Maintainer) -> None:
+    """Of several forks the one with patches is meant, or for export and --abort the one with a worktree; else it must be named."""
+    stack, lock = (made.root / "forks" / made.stack / f"{name}.yaml" for name in ("stack", "lock"))
+    for path in (stack, lock):
+        head, forks, rest = path.read_text().partition("forks:\n")
+        path.write_text(f"{head}{forks}{rest}{rest.replace('  widget:', '  gadget:')}")
+    assert do(made, "rebase") == 0
+    (made.series.parent / "gadget").mkdir()
+    (made.series.parent / "gadget" / "series").write_text("gone.patch\n")
+    assert do(made, "export") == 0
+    for name in patches(made):
+        (made.series.parent / "gadget" / name).write_bytes((made.series / name).read_bytes())
+    (made.series.parent / "gadget" / "series").write_bytes((made.series / "series").read_bytes())
+
+    with pytest.raises(UsageError, match="One fork at a time"):
+        do(made, "rebase")
+
+
+def test_nothing_of_the_maintainers_configuration_reaches_what_the_program_runs(made: Host, maintainer: Maintainer) -> None:
+    """Bytes that a configuration would change are the series' own in the worktree, too, and git am goes on without a signature or a hook."""
+    later(made, (30, "theirs\n"))
+    with pytest.raises(PatchConflict):
+        do(made, "rebase", "--onto", "main")
+    maintainer.write("a.txt", maintainer.folder.joinpath("a.txt").read_bytes().replace(b"<<<<<<<", b"").partition(b"=======")[0])
+    maintainer.write("a.txt", edited((10, "first\n"), (30, "theirs\nsecond\n")))
+    maintainer.git("add", "a.txt")
+    maintainer.git("am", "--continue")
+    assert (maintainer.folder / "dos.txt").read_bytes() == b"one\r\ntwo  \r\nthree\r\nfour  \r\n"
+    assert (maintainer.folder / "b.txt").read_bytes() == edited((50, "third  \n"))
+    do(made, "export")
+
+    assert patches(made)["second.patch"].count(b"\nFrom") == 0
+    assert b"+third  \n" in patches(made)["third.patch"]
+    assert b"+four  \r\n" in patches(made)["second.patch"]
+
+
+# On another base.
+
+
+def test_hunks_that_moved_are_written_anew(made: Host, maintainer: Maintainer) -> None:
+    """On a later commit, where lines were added above, each hunk names its new line, and nothing else changes."""
+    before = patches(made)
+    later(made, top=b"new\nnew\n")
+    assert do(made, "rebase", "--onto", "main") == 0
+    do(made, "export")
+    after = patches(made)
+
+    assert b"@@ -11,3 +11,3 @@" in after["first.patch"]
+    assert unindexed(after["first.patch"]) == unindexed(before["first.patch"]).replace(b"@@ -9,3 +9,3 @@", b"@@ -11,3 +11,3 @@")
+    made.lock("main")
+    assert do(made, "apply") == 0
+    assert do(made, "export", "--check") == 0
+
+
+def test_a_conflict_stops_in_the_worktree_with_the_report(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The failure has the report, and says how to go on; the patches before are committed, and nothing reviewed is touched."""
+    before = folder(made)
+    theirs = later(made, (30, "theirs\n"), top=b"new\n")
+    with pytest.raises(PatchConflict, match=r"second\.patch does not apply to widget: a\.txt") as caught:
+        do(made, "rebase", "--onto", "main")
+    told = "\n".join(caught.value.details)
+    assert "tree: " + maintainer.git("rev-parse", "HEAD^{tree}") in told
+    assert f"{theirs[:12]} " in told
+    assert "git am --continue" in told
+    assert caught.value.data["conflict"]
+    assert maintainer.subjects() == ["Do the first"]
+    with pytest.raises(RebaseUnfinished) as unfinished:
+        do(made, "export")
+    assert any("git am --continue" in line for line in unfinished.value.details)
+
+    assert folder(made) == before
+    assert "first.patch" in capsys.readouterr().out
+
+
+def test_a_resolution_is_exported_exactly(made: Host, maintainer: Maintainer) -> None:
+    """What the maintainer adds in a conflict is the patch from then on; the patches after it are placed by git, their texts untouched."""
+    before = patches(made)
+    later(made, (30, "theirs\n"))
+    with pytest.raises(PatchConflict):
+        do(made, "rebase", "--onto", "main")
+    maintainer.write("a.txt", edited((10, "first\n"), (30, "theirs, and ours\n")))
+    maintainer.git("add", "a.txt")
+    maintainer.git("am", "--continue")
+    assert maintainer.subjects() == ["Do the first", "Größe: the second", "[Misc] The third"]
+    do(made, "export")
+    after = patches(made)
+
+    assert [after[name] for name in ("first.patch", "third.patch")] == [before[name] for name in ("first.patch", "third.patch")]
+    assert b"-theirs\n+theirs, and ours\n" in after["second.patch"]
+    assert after["second.patch"].partition(b"\n---\n")[0] == before["second.patch"].partition(b"\n---\n")[0]
+    made.lock("main")
+    assert do(made, "apply") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "From: Other <o@o.example>\nSubject: [PATCH] other\n\nAs told.",
+        "As told.\n\ndiff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-line 1\n+evil",
+        "From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001\nFrom: O <o@o.example>\nSubject: x",
+        "Trailing blanks  \n\n\n\nand empty lines.\n# no comment\n-- >8 --\n>From here",
+        "Index: it\nPatch-File: else.patch\nPatch-Pick: 7\n[PATCH] it",
+    ],
+    ids=["headers", "a diff", "a mailbox", "white space", "markers"],
+)
+def test_texts_survive_a_conflict(made: Host, maintainer: Maintainer, text: str) -> None:
+    """A mail cannot carry every text; still, git am after a conflict, in the patch itself or in one before, changes none."""
+    made.ours("fourth.patch", {"a.txt": edited((10, "first\n"), (30, "second\n"), (45, "fourth\n"))}, "[Bugfix] Re: the fourth", text)
+    before = patches(made)
+    later(made, (30, "theirs\n"), (45, "also theirs\n"))
+    with pytest.raises(PatchConflict):
+        do(made, "rebase", "--onto", "main")
+    maintainer.write("a.txt", edited((10, "first\n"), (30, "second\n"), (45, "also theirs\n")))
+    maintainer.git("add", "a.txt")
+    maintainer.git("am", "--continue", check=False)
+    maintainer.write("a.txt", edited((10, "first\n"), (30, "second\n"), (45, "fourth\n")))
+    maintainer.git("add", "a.txt")
+    maintainer.git("am", "--continue")
+    do(made, "export")
+    after = patches(made)
+
+    assert {name: data.partition(b"\n---\n")[0] for name, data in after.items()} == {
+        name: data.partition(b"\n---\n")[0] for name, data in before.items()
+    }
+
+
+def test_what_git_places_itself_is_told(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A patch that fits nowhere exactly, but merges, is committed, and the table says that somebody should look at it."""
+    later(made, (29, "theirs\n"))
+    made.ours("fourth.patch", {"a.txt": edited((10, "first\n"), (28, "fourth\n"), (30, "second\n"))}, "Do the fourth")
+    # Upstream changed a line of context; the merge of three states does not need it.
+    later(made, (27, "theirs\n"))
+    try:
+        do(made, "rebase", "--onto", "main")
+    except PatchConflict:
+        pytest.skip("this git merges neighbouring lines as a conflict")
+    assert "look at it before the export" in capsys.readouterr().out
+
+
+def test_a_patch_that_git_drops_silently_is_noticed(made: Host, maintainer: Maintainer) -> None:
+    """git am leaves a patch out that its merge finds done already; the export asks whether that is meant."""
+    before = folder(made)
+    later(made, (30, "theirs\n"))
+    made.work.commit({"b.txt": edited((50, "third  \n"), (48, "more\n")), "new file.txt": b"no newline"}, "Take the third, and more")
+    made.push()
+    with pytest.raises(PatchConflict):
+        do(made, "rebase", "--onto", "main")
+    maintainer.write("a.txt", edited((10, "first\n"), (30, "both\n")))
+    maintainer.git("add", "a.txt")
+    maintainer.git("am", "--continue")
+    assert maintainer.subjects() == ["Do the first", "Größe: the second"]
+    with pytest.raises(PatchLost) as caught:
+        do(made, "export")
+    assert caught.value.details == ("third.patch",)
+    assert folder(made) == before
+    do(made, "export", "--drop", "third.patch")
+
+    assert list(patches(made)) == ["first.patch", "second.patch"]
+
+
+def test_what_upstream_has_is_dropped_with_the_evidence(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A patch that the new base holds has no commit, and the export says why it goes."""
+    later(made, (10, "first\n"))
+    do(made, "rebase", "--onto", "main")
+    assert maintainer.subjects() == ["Größe: the second", "[Misc] The third"]
+    do(made, "export")
+
+    assert list(patches(made)) == ["second.patch", "third.patch"]
+    assert "dropped: first.patch, the whole change can be taken away from this tree" in capsys.readouterr().err
+
+
+def test_a_base_is_a_commit_of_which_nothing_was_fetched_yet(made: Host, maintainer: Maintainer) -> None:
+    """The mirror holds no file contents until somebody reads them; a worktree has them all."""
+    commit = later(made, extra_bin=bytes(range(256)) * 3, top=b"new\n")
+    do(made, "rebase", "--onto", commit)
+
+    assert (maintainer.folder / "extra.bin").read_bytes() == bytes(range(256)) * 3
+    assert maintainer.git("fsck", "--connectivity-only") == ""
+    assert do(made, "export") == 0
+
+
+def test_a_base_that_means_nothing_is_refused(made: Host, maintainer: Maintainer) -> None:
+    """A name that is neither a release nor a ref is an error, and there is no worktree."""
+    with pytest.raises(NotProvided, match="neither a release nor a branch, tag or commit"):
+        do(made, "rebase", "--onto", "v9")
+    assert not maintainer.folder.exists()
+
+
+# Picks.
+
+
+@pytest.fixture(name="picked")
+def _picked(made: Host) -> Host:
+    """Return the host with a pick before the patches of ours."""
+    carry(made, 7, {"a.txt": edited((3, "picked\n"))})
+    return made
+
+
+def test_a_pick_is_a_commit_that_is_never_exported(picked: Host, maintainer: Maintainer) -> None:
+    """A pull request stands below our patches, under its name; no file of it is written."""
+    before = folder(picked)
+    do(picked, "rebase")
+    assert maintainer.subjects()[0] == "Improve number 7 (#7)"
+    do(picked, "export")
+
+    assert folder(picked) == before
+
+
+def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None:
+    """What a pull request changes is pinned by the ledger; an edit in its commit belongs into a patch of ours."""
+    before = folder(picked)
+    do(picked, "rebase")
+    tip = maintainer.git("rev-parse", "HEAD")
+    maintainer.git("checkout", "--quiet", "HEAD~3")
+    maintainer.write("a.txt", edited((3, "picked, and edited\n")))
+    maintainer.git("commit", "--quiet", "--all", "--amend", "--no-edit")
+    maintainer.git("cherry-pick", f"{tip}~3..{tip}")
+
+    with pytest.raises(ExportMismatch, match="#7 is not what the ledger pins"):
+        do(picked, "export")
+    assert folder(picked) == before
+
+
+def test_a_commit_below_a_pick_is_refused(picked: Host, maintainer: Maintainer) -> None:
+    """Picks come first in a build; a patch of ours that was put before one would be built in another order."""
+    do(picked, "rebase")
+    tip = maintainer.git("rev-parse", "HEAD")
+    maintainer.git("checkout", "--quiet", "HEAD~4")
+    maintainer.commit("dos.txt", b"x\r\n", f"Below\n\n{TRAILERS}")
+    maintainer.git("cherry-pick", "--strategy-option=ours", f"{tip}~4..{tip}")
+
+    with pytest.raises(ExportMismatch, match="#7 is not what the ledger pins"):
+        do(picked, "export")
+
+
+def test_a_pick_without_a_commit_is_lost_unless_that_is_meant(
+    picked: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A deleted pick is named; with --drop the series is written, and people are told to take it out of the ledger."""
+    do(picked, "rebase")
+    tip = maintainer.git("rev-parse", "HEAD")
+    maintainer.git("checkout", "--quiet", "HEAD~4")
+    maintainer.git("cherry-pick", f"{tip}~3..{tip}")
+    with pytest.raises(PatchLost) as caught:
+        do(picked, "export")
+    assert caught.value.details == ("#7",)
+    do(picked, "export", "--drop", "#7")
+
+    assert "sparkwright pick --stack test --fork widget 7 --drop" in capsys.readouterr().err
+
+
+def test_a_pick_that_conflicts_makes_no_worktree(picked: Host, maintainer: Maintainer) -> None:
+    """A pull request is not ours to mend: the error names its files and what can be done, and nothing is made."""
+    later(picked, (3, "theirs\n"))
+
+    with pytest.raises(PatchConflict, match="#7 does not apply to main") as caught:
+        do(picked, "rebase", "--onto", "main")
+    assert "--exclude" in caught.value.todo
+    assert not maintainer.folder.exists()
+
+
+# What others do meanwhile.
+
+
+def test_what_changed_meanwhile_is_not_overwritten(picked: Host, maintainer: Maintainer) -> None:
+    """A patch that came, one that was edited, a pick that was pinned anew since the worktree was made: each is an error, not lost."""
+    do(picked, "rebase")
+    path = picked.series / "second.patch"
+    exact = path.read_bytes()
+    path.write_bytes(exact.replace(b"As told.", b"As told by somebody else."))
+    with pytest.raises(ExportMismatch, match=r"second\.patch of widget changed since the worktree was made"):
+        do(picked, "export")
+    assert b"somebody else" in path.read_bytes()
+    path.write_bytes(exact)
+    (picked.series / "came.patch").write_bytes(exact)
+    with pytest.raises(PatchLost) as caught:
+        do(picked, "export")
+    assert caught.value.details == ("came.patch",)
+    (picked.series / "came.patch").unlink()
+    record = picked.ledger.records[0]
+    picked.write(msgspec.structs.replace(record, stacks={picked.stack: {"a.txt": "not today"}}))
+    with pytest.raises(ExportMismatch, match="#7 of widget changed"):
+        do(picked, "export")
+    picked.write(record)
+
+    assert do(picked, "export") == 0
+
+
+# Killed.
+
+#: Ends the process before the given operation on a file; nothing else of the program is touched.
+KILLER = """
+import os, signal, sys
+from pathlib import Path
+left = int(sys.argv.pop(1))
+def counted(real):
+    def call(*words, **options):
+        global left
+        if "{place}" in str(words[0]) or "{place}" in str(words[-1]):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **options)
+    return call
+for name in ("write_bytes", "replace", "unlink", "mkdir"):
+    setattr(Path, name, counted(getattr(Path, name)))
+from sparkwright.cli.main import main
+sys.exit(main())
+"""
+
+
+def killed(host: Host, place: str, after: int, *words: str) -> bool:
+    """Run the command line and kill it before file operation number *after* in *place*; return whether it came that far."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER.replace("{place}", place), str(after), words[0], *host.words, *words[1:]],
+        capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
+    return done.returncode != 0
+
+
+def test_a_killed_export_is_refused_by_readers_and_finished_by_the_next(made: Host, maintainer: Maintainer) -> None:
+    """Wherever an export dies: the series is the old one, or refused, or the new one; the next export makes the new one."""
+    made.ours("fourth.patch", {"a.txt": edited((10, "first\n"), (20, "fourth\n"), (30, "second\n"))}, "Do the fourth")
+    old = patches(made)
+    do(made, "rebase")
+    base = maintainer.git("rev-parse", "refs/sparkwright/base")
+    first, _, third, fourth = maintainer.git("rev-list", "--reverse", "refs/sparkwright/base..HEAD").split()
+    # Every kind of change at once: one edited, one moved, one dropped, one new.
+    maintainer.git("checkout", "--quiet", third)
+    maintainer.git("reset", "--quiet", "--hard", base)
+    for one in (third, first):
+        maintainer.git("cherry-pick", one)
+    maintainer.write("a.txt", edited((10, "the first\n")))
+    maintainer.git("commit", "--quiet", "--all", "--amend", "--no-edit")
+    maintainer.commit("b.txt", edited((50, "third  \n"), (55, "new\n")), f"Add a fifth\n\n{TRAILERS}")
+    drop = ("--drop", "second.patch", "--drop", "fourth.patch")
+    backup = made.root.parent / "backup"
+    subprocess.run(["cp", "-a", str(made.root), str(backup)], check=True)
+    do(made, "export", *drop)
+    new = patches(made)
+    assert list(new) == ["third.patch", "first.patch", "add-a-fifth.patch"]
+
+    seen = set()
+    for after in range(1, 40):
+        subprocess.run(["rm", "-rf", str(made.root)], check=True)
+        subprocess.run(["cp", "-a", str(backup), str(made.root)], check=True)
+        came = killed(made, str(made.series), after, "export", *drop)
+        try:
+            state = patches(made)
+            assert state in (old, new)
+            seen.add("old" if state == old else "new")
+        except PatchInvalid as error:
+            assert rebase.UNFINISHED in "\n".join(error.details)
+            seen.add("refused")
+        if not came:
+            break
+        do(made, "export", *drop)
+        assert patches(made) == new
+        assert not list(made.series.glob(".*"))
+        assert not maintainer.folder.exists()
+    assert seen == {"old", "refused", "new"}
+    assert fourth
+
+
+def test_a_killed_rebase_leaves_no_half_worktree(made: Host, maintainer: Maintainer) -> None:
+    """Wherever a rebase or an abort dies: there is a whole worktree, or none; and the next run makes or removes one."""
+    for after in range(1, 20):
+        if not killed(made, ".rebase", after, "rebase"):
+            break
+        if maintainer.folder.exists():
+            assert maintainer.subjects() == ["Do the first", "Größe: the second", "[Misc] The third"]
+            do(made, "rebase", "--abort")
+        do(made, "rebase")
+        do(made, "rebase", "--abort")
+    assert after > 3
+    assert killed(made, ".half", 1, "rebase", "--abort")
+    assert do(made, "rebase", "--abort") == 0
+    assert not list((made.root / ".rebase" / made.stack).iterdir())

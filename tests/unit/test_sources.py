@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sparkwright import yamlfile
 from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
 from sparkwright.forks import lock, resolve, session, sources
-from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import ForkSpec, GitSpec, Project, SourceSpecs, StackSpec
 from sparkwright.store import Store
@@ -197,6 +197,149 @@ def test_another_lock_is_not_answered_from_the_store(make: Make, repository: Rep
     later = repository.commit({"a.txt": b"2\n"})
 
     assert sources.fetch(make(later), "mini").pin == later
+
+
+# Submodules, and what is left out.
+
+PARTY = f"{HOST}party.git"
+INNER = f"{HOST}inner.git"
+
+
+class Nest:
+    """A source with a submodule that has one itself: ``third/party`` and in it ``deps/inner``."""
+
+    def __init__(self, repository: Repository, folder: Path) -> None:
+        self.top = repository
+        self.party, self.inner = type(repository)(folder / "party"), type(repository)(folder / "inner")
+        self.inner.commit({"inner.txt": b"inner\n", "docs/big.txt": b"big\n"})
+        self.party.commit({"party.txt": b"party\n"})
+        self.link(self.party, "deps/inner", self.inner)
+        self.top.commit({"a.txt": b"1\n", "docs/guide.txt": b"guide\n", "docsy.txt": b"stays\n"})
+        self.commit = self.link(self.top, "third/party", self.party)
+
+    @staticmethod
+    def link(repository: Repository, path: str, other: Repository) -> str:
+        repository.git("update-index", "--add", "--cacheinfo", f"160000,{other.git('rev-parse', 'HEAD')},{path}")
+        repository.git("commit", "--quiet", "-m", "submodule")
+        return repository.git("rev-parse", "HEAD")
+
+    def locked(self, **without: tuple[str, ...]) -> dict[str, VendoredLock]:
+        """Return what a lock says of both submodules."""
+        entries = {"third/party": (PARTY, self.party), "third/party/deps/inner": (INNER, self.inner)}
+        return {
+            path: VendoredLock(url, "main", one.git("rev-parse", "HEAD"), one.tree(), without.get(one.path.name, ()), kind="submodule")
+            for path, (url, one) in entries.items()
+        }
+
+    def run(self, run: Session, vendored: dict[str, VendoredLock], without: tuple[str, ...] = ()) -> Session:
+        """Return *run* with a lock of the top commit and of what it vendors, all repositories mapped."""
+        git = GitLock(URL, "main", self.commit, self.top.tree(self.commit), without)
+        run.project.lock_file.write_text(lock.render(Lock(1, "test", {"mini": ForkLock(git=git, vendored=vendored)})))
+        mirrors = {URL: self.top.url, PARTY: self.party.url, INNER: self.inner.url}
+        return dataclasses.replace(run, mirrors=mirrors)
+
+
+@pytest.fixture(name="nest")
+def _nest(repository: Repository, tmp_path: Path) -> Nest:
+    return Nest(repository, tmp_path)
+
+
+def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
+    """Files of submodules, and of theirs, stand where the build looks for them; nothing is left of the links."""
+    run = nest.run(make(nest.commit), nest.locked())
+    fetched = sources.fetch(run, "mini")
+
+    assert dict(run.objects.files(fetched.tree)) == {
+        "a.txt": b"1\n",
+        "docs/guide.txt": b"guide\n",
+        "docsy.txt": b"stays\n",
+        "third/party/party.txt": b"party\n",
+        "third/party/deps/inner/inner.txt": b"inner\n",
+        "third/party/deps/inner/docs/big.txt": b"big\n",
+    }
+    assert run.objects.submodules(fetched.tree) == {}
+    assert run.objects.whole(fetched.tree)
+
+
+def test_sources_with_submodules_are_there_offline(make: Make, nest: Nest) -> None:
+    """Everything that came once is there without any of the repositories."""
+    run = nest.run(make(nest.commit), nest.locked())
+    first = sources.fetch(run, "mini")
+    for one in (nest.top, nest.party, nest.inner):
+        shutil.rmtree(one.path)
+
+    assert sources.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
+
+
+@pytest.mark.parametrize("missing", ["third/party", "third/party/deps/inner"])
+def test_a_submodule_that_is_not_locked_is_refused(make: Make, nest: Nest, missing: str) -> None:
+    """Neither a submodule nor one of a submodule may be missing in the lock; the error says which commit it is."""
+    locked = nest.locked()
+    commit = locked.pop(missing).commit
+    with pytest.raises(SourceUnresolved, match="submodules that the lock does not name") as caught:
+        sources.fetch(nest.run(make(nest.commit), locked), "mini")
+
+    assert caught.value.details == (f"{missing.removeprefix('third/party/')} @ {commit}",)
+
+
+@pytest.mark.parametrize("other", ["third/party", "third/party/deps/inner"])
+def test_a_submodule_at_another_commit_is_refused(make: Make, nest: Nest, other: str) -> None:
+    """A lock that names another commit than the tree does not decide which of both is built."""
+    locked = nest.locked()
+    locked[other] = msgspec.structs.replace(locked[other], commit="1" * 40)
+
+    with pytest.raises(SourceUnresolved, match="submodules that the lock does not name"):
+        sources.fetch(nest.run(make(nest.commit), locked), "mini")
+
+
+def test_a_submodule_with_another_tree_is_a_mismatch(make: Make, nest: Nest) -> None:
+    """The tree of a submodule is verified like any other."""
+    locked = nest.locked()
+    locked["third/party"] = msgspec.structs.replace(locked["third/party"], tree="0" * 40)
+
+    with pytest.raises(SourceMismatch, match="another tree"):
+        sources.fetch(nest.run(make(nest.commit), locked), "mini")
+
+
+def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> None:
+    """Folders that the lock leaves out, of the source and of a submodule, neither come nor count; the rest is as it was."""
+    run = nest.run(make(nest.commit), nest.locked(inner=("docs",)), without=("docs",))
+    fetched = sources.fetch(run, "mini")
+
+    assert set(run.objects.paths(fetched.tree)) == {
+        "a.txt", "docsy.txt", "third/party/party.txt", "third/party/deps/inner/inner.txt",
+    }  # fmt: skip
+    assert run.objects.missing([nest.top.git("rev-parse", f"{nest.commit}:docs/guide.txt")])
+
+
+def test_a_submodule_may_be_left_out(make: Make, nest: Nest) -> None:
+    """A submodule that the lock leaves out need not be locked."""
+    run = nest.run(make(nest.commit), {}, without=("third",))
+
+    assert set(run.objects.paths(sources.fetch(run, "mini").tree)) == {"a.txt", "docs/guide.txt", "docsy.txt"}
+
+
+def test_leaving_out_something_else_is_another_source(make: Make, nest: Nest) -> None:
+    """What a lock leaves out is part of what the store knows the source by."""
+    run = nest.run(make(nest.commit), nest.locked())
+    first = sources.fetch(run, "mini")
+    second = sources.fetch(nest.run(make(nest.commit), nest.locked(), without=("docs",)), "mini")
+
+    assert first.tree != second.tree
+    assert sources.fetch(nest.run(make(nest.commit), nest.locked()), "mini") == first
+
+
+@pytest.mark.parametrize("name", ["party", "mini", "inner"])
+def test_a_mirror_that_was_removed_by_hand_is_fetched_again(make: Make, nest: Nest, name: str) -> None:
+    """A source of which a part was in a mirror that is gone is brought again, although its own tree is still in the store."""
+    run = nest.run(make(nest.commit), nest.locked(), without=("docs",))
+    first = sources.fetch(run, "mini")
+    for path in (run.store.root / "mirrors").glob(f"*{name}*"):
+        shutil.rmtree(path)
+    fresh = nest.run(make(nest.commit), nest.locked(), without=("docs",))
+
+    assert sources.fetch(fresh, "mini") == first
+    assert fresh.objects.whole(first.tree)
 
 
 # Kinds.

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkwright import cmakefile
+from sparkwright.errors import DeclarationUnsafe, SourceUnlocked
 from sparkwright.forks import vendored
+from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.vendored import fetchcontent, gitmodules
 from sparkwright.forks.vendored.cmakevalues import Reading
 from sparkwright.forks.vendored.declared import Vendored
-from sparkwright.errors import DeclarationUnsafe, SourceUnlocked
-from sparkwright.forks.lock import VendoredLock
 from sparkwright.git import LINK, REGULAR, Objects
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -16,8 +16,8 @@ from sparkwright.build import estimate as estimating
 from sparkwright.build import toolchain
 from sparkwright.build.machine import Machine, facts
 from sparkwright.console import console, duration, size
+from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.store import Store
 
 #: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``: ends with an error here.
 #: ``not-run``: cannot be shown on this machine (DESIGN §7.5).
@@ -39,17 +39,6 @@ class Advice(msgspec.Struct, frozen=True):
     state: State
     says: str
     install: str = ""
-
-
-class Session(Protocol):
-    """What the command line hands to a verb, as far as this one reads it."""
-
-    @property
-    def project(self) -> Project: ...
-    @property
-    def store(self) -> Store: ...
-    @property
-    def offline(self) -> bool: ...
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
