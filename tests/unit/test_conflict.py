@@ -316,7 +316,7 @@ def test_without_a_history_that_is_said(objects: Objects) -> None:
     """Nothing is guessed from a release archive alone."""
     found = file_of(objects, {"a": b"1\n"}, {"a": b"2\n"}, {"a": b"3\n"})
 
-    assert found.note == "upstream's history is not in the store"
+    assert found.note.startswith("upstream's history is not in the store")
 
 
 def test_offline_it_names_too_much_rather_than_too_little(begun: Host) -> None:

@@ -196,7 +196,7 @@ def _with_upstream(
 ) -> FileConflict:
     """Place the base's file and the patch's file in upstream's history of it, and list what lies between."""
     if mirror is None or not tip:
-        return msgspec.structs.replace(made, note="upstream's history is not in the store")
+        return msgspec.structs.replace(made, note="upstream's history is not in the store; `sparkwright drift` brings it")
     states = history.states(objects, made.path, tip)
     at = next((number for number, (_, one) in enumerate(states) if one == blob), None)
     of = next((number for number, (_, one) in enumerate(states) if section.blob and one.startswith(section.blob)), None)

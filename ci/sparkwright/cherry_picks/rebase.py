@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import digest, git
-from sparkwright.cherry_picks import commits, ledger, patch, series
+from sparkwright.cherry_picks import bases, commits, ledger, patch, series
 from sparkwright.cherry_picks.commits import Exported
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.series import Outcome
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
-from sparkwright.errors import ExportMismatch, NotProvided, PatchConflict, PatchLost, RebaseUnfinished
+from sparkwright.errors import ExportMismatch, NotProvided, PatchConflict, PatchLost, RebaseUnfinished, SparkwrightError
 from sparkwright.forks.session import Session
 from sparkwright.git import Objects
 
@@ -114,6 +114,7 @@ def start(
     state = State(fork, session.project.stack, base, dropped, picks, dict(files or {}), pins, said)
     _worktree(session.objects, folder, root, tip, state)
     if rest:
+        _with_blobs(session, fork)
         stopped = _am(folder, rest)
         tip = _brought(session.objects, folder)[1]
         done |= _placed(session.objects, root, tip, rest, stopped)
@@ -169,6 +170,14 @@ def _scratch(folder: Path) -> Path:
     scratch = folder.with_name(f".{folder.name}.half")
     shutil.rmtree(scratch, ignore_errors=True)
     return scratch
+
+
+def _with_blobs(session: Session, fork: str) -> None:
+    """Bring what the patches were made for, as far as the series applies to the locked source: a merge of three states needs it."""
+    try:
+        series.apply_to(session.objects, fork, bases.of_source(session, fork).tree, series.of(session, fork))
+    except SparkwrightError as error:
+        console.detail(f"git am may lack what a patch was made for: {error.what}")
 
 
 def _am(folder: Path, rest: Sequence[Patch]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, conflict, ledger, rebase, series
+from sparkwright.cherry_picks import bases, conflict, ledger, rebase, series, upstream
+from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
-from sparkwright.errors import PatchConflict, UsageError
+from sparkwright.errors import Offline, PatchConflict, SourceUnreachable, UsageError
 from sparkwright.forks.session import Session
 
 
@@ -71,11 +72,15 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
     if not made.stopped:
         console.result(f"All of it is committed in {made.folder}; change what you like there, then: {command(session, fork, 'export')}")
         return
-    stopped = next(one for one in series.of(session, fork) if one.name == made.stopped)
+    patches = series.of(session, fork)
+    at = next(number for number, one in enumerate(patches) if one.name == made.stopped)
     book = ledger.load(session.project.root, fork)
+    mirror = session.mirror(book.url) if book else None
+    taken = upstream.taken_away(session.objects, base.tree, [patches[at]])
     error = conflict.error(conflict.explain(
-        session.objects, session.objects.resolve(f"{made.tip}^{{tree}}"), stopped, fork=fork, base=base.name,
-        mirror=session.mirror(book.url) if book else None, tip=(session.mirror(book.url).known(book.branch) or "") if book else "",
+        session.objects, session.objects.resolve(f"{made.tip}^{{tree}}"), patches[at], fork=fork, base=base.name, earlier=patches[:at],
+        mirror=mirror, tip=(mirror.known(book.branch) or "") if mirror and book else "", origin=base.tree,
+        evidence=upstream.evidence(session, mirror, base, patches[at], None, taken),
         commands=(f"resolve it in {made.folder}: git add FILE…, git am --continue", command(session, fork, "export")),
     ))  # fmt: skip
     raise PatchConflict(
@@ -83,6 +88,15 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
         todo=f"Resolve it in {made.folder} (git add FILE…, git am --continue), then {command(session, fork, 'export')}; "
         "until then nothing reviewed is changed.",
     )  # fmt: skip
+
+
+def _tip(session: Session, book: Ledger) -> str:
+    """Return upstream's newest commit, brought now if it can be: the report names the commits behind a conflict."""
+    try:
+        return session.mirror(book.url).history(book.branch) or ""
+    except (Offline, SourceUnreachable) as error:
+        console.note(error.what)
+        return ""
 
 
 def command(session: Session, fork: str, verb: str) -> str:
