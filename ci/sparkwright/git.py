@@ -27,6 +27,7 @@ from sparkwright.store import room_guard
 _KEPT = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_NO_VERIFY", "GIT_ASKPASS", "GIT_HTTP_PROXY_AUTHMETHOD"})
 
 _CONFIG = {
+    "core.attributesFile": os.devnull,  # `*.py diff=python`, say, would change the headings of hunks
     "core.autocrlf": "false",  # bytes are what the lock names
     "core.fsync": "all",  # a tree that a record names must survive a power cut
     "core.untrackedCache": "false",
@@ -101,7 +102,8 @@ def run(
         DiskFull: It found no room for what it writes.
     """
     command = ["git", *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")), *arguments]
-    environment = {"GIT_CONFIG_GLOBAL": str(_GLOBAL), "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "TZ": "UTC", **(env or {})}
+    own = {"GIT_CONFIG_GLOBAL": str(_GLOBAL), "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "TZ": "UTC"}
+    environment = {**own, **(env or {})}
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
             spool.write(stdin)

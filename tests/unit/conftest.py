@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from sparkwright import yamlfile
+from sparkwright import digest, yamlfile
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.commits import encoded
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli.main import parser, session_of
-from sparkwright.demo import upstreams
+from sparkwright.demo import base, upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
 from sparkwright.forks.session import Session
@@ -168,6 +171,26 @@ def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
     return made
 
 
+#: Ends the process before a given operation on files; nothing else of the program is touched.
+KILLER = """
+import os, signal, sys
+from pathlib import Path
+place, left = sys.argv.pop(1), int(sys.argv.pop(1))
+def counted(real):
+    def call(*words, **options):
+        global left
+        left -= place in f"{words[0]} {words[-1]}"
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **options)
+    return call
+for name in ("write_bytes", "replace", "unlink", "mkdir"):
+    setattr(Path, name, counted(getattr(Path, name)))
+from sparkwright.cli.main import main
+sys.exit(main())
+"""
+
+
 class Host:
     """
     An upstream at its host, and a project whose only fork it is; in a folder that is new, or a copy of another's.
@@ -265,6 +288,14 @@ class Host:
         mirrors = [word for url, place in places.items() for word in ("--mirror", f"{url}={place}")]
         return ["--stack", self.stack, "--root", str(self.root), "--cache-dir", str(self.cache), *mirrors]
 
+    def killed(self, place: str, after: int, verb: str, *words: str) -> bool:
+        """Run the command line and kill it before its file operation number *after* in *place*; return whether it came that far."""
+        done = subprocess.run(
+            [sys.executable, "-c", KILLER, place, str(after), verb, *self.words, *words], capture_output=True, check=False, timeout=120
+        )
+        assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
+        return done.returncode != 0
+
     def session(self, *words: str) -> Session:
         """Return a run on it, as the command line would make it with *words*."""
         return session_of(parser().parse_args(["apply", *self.words, *words]))
@@ -280,3 +311,36 @@ def hosts() -> type[Host]:
 def host(tmp_path: Path) -> Host:
     """Return an upstream without a commit, and no project yet."""
     return Host(tmp_path / "host")
+
+
+class Index:
+    """A package index with the sdists of one project, the release of `Host`'s upstream."""
+
+    project = "widget-kit"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.page = root / "simple" / self.project / "index.html"
+        self.page.parent.mkdir(parents=True)
+        self.page.write_text("<!DOCTYPE html>\n")
+
+    def release(self, version: str, files: Mapping[str, bytes]) -> Path:
+        """Offer the sdist of *version*, and return it."""
+        name = f"widget_kit-{version}.tar.gz"
+        with tarfile.open(self.root / name, "w:gz") as archive:
+            for path, data in files.items():
+                member = tarfile.TarInfo(f"widget_kit-{version}/{path}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        with self.page.open("a") as page:
+            page.write(f'<a href="../../{name}#sha256={digest.sha256_file(self.root / name)}">{name}</a>\n')
+        return self.root / name
+
+
+@pytest.fixture(name="offered")
+def _offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Return an empty index, served on a loopback address."""
+    made = Index(tmp_path / "index")
+    with base.serve(made.root) as address:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
+        yield made

@@ -136,12 +136,20 @@ def test_a_likely_place_is_not_chosen_by_lines_that_stand_everywhere() -> None:
     assert (state.expected, state.found) == (("old",), ("other",))
 
 
+def test_an_empty_file_has_no_lines_to_look_for() -> None:
+    """What fills it fits, and what empties it has done so already."""
+    assert conflict.hunk_state(b"", hunk(b"", b"a\n")).state == "fits"
+    assert conflict.hunk_state(b"", hunk(b"a\n", b"")).state == "already"
+    assert conflict.hunk_state(b"b\n", hunk(b"", b"a\n")).state == "gone"
+    assert conflict.hunk_state(b"b\n", hunk(b"a\n", b"")).state == "gone"
+
+
 def test_line_ends_are_seen() -> None:
     """A file that was converted to CRLF looks the same on a terminal; the report shows the difference."""
     state = conflict.hunk_state(TEXT.replace("\n", "\r\n").encode(), hunk(*LINE_20))
 
     assert state.state == "gone"
-    assert (state.expected[0], state.found[0]) == ("line 17", "line 17␍") or state.found[0].endswith("␍")
+    assert (state.expected[0], state.found[0]) == ("line 17", "line 17␍")
 
 
 def test_a_missing_line_end_is_seen() -> None:
@@ -157,6 +165,16 @@ def test_bytes_of_files_reach_no_terminal_as_commands() -> None:
     state = conflict.hunk_state(b"a\n\x1b[31m\xff\tb\x7f\xc2\x9b\n", hunk(b"a\nb\n", b"a\nc\n"))
 
     assert state.found == ("␛[31m�\tb��",)
+
+
+def test_the_heading_of_a_hunk_is_bytes_of_a_file_too(objects: Objects) -> None:
+    """git takes it from the file; the text shows it without its commands."""
+    before = b"def f\x1b[2J():\n" + TEXT.replace("line", "  line").encode()
+    one = made(objects, {"a": before}, {"a": before.replace(b"line 20\n", b"line twenty\n")})
+    rows = conflict.lines(explained(objects, {"a": b"other\n"}, one))
+
+    assert any("def f␛[2J():" in row for row in rows)
+    assert all(row.isprintable() for row in rows)
 
 
 def test_huge_hunks_are_told_at_once_and_in_few_lines() -> None:
@@ -414,7 +432,7 @@ TEXTS = st.lists(POOL, max_size=12).map(b"".join)
 FILES = st.dictionaries(st.sampled_from(["a", "b", "dir/a", "dir/b", "ä x", "dir2"]), TEXTS, max_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(before=FILES, after=FILES, base=FILES, context=st.integers(0, 3))
 def test_explaining_never_fails(before: Files, after: Files, base: Files, context: int) -> None:
     """Any patch on any tree gives a report with a row for each file, and its text and its data are made."""

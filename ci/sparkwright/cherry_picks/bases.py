@@ -185,7 +185,10 @@ def later(session: Session, fork: str, mirror: Mirror | None, branch: str, patch
         if tip and release.day > tip.name.removeprefix(f"{branch} "):
             yield tip
             tip = None
-        yield of_release(session, release)
+        try:
+            yield of_release(session, release)
+        except SourceUnreachable as error:
+            console.warn(f"{release.project} {release.version} is left out: {error.what}")
     if tip:
         yield tip
 

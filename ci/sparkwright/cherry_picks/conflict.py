@@ -95,6 +95,9 @@ class ConflictReport(msgspec.Struct, frozen=True):
 
 def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     """Return how *hunk* meets the file content *text*, the other hunks left aside."""
+    if not text and not (hunk.before and hunk.after):
+        # Of an empty file there is no line to look for.
+        return HunkState(hunk.label, hunk.heading, "already" if hunk.before else "fits")
     at = diff.places(text, hunk)
     if hunk.start in at:
         return HunkState(hunk.label, hunk.heading, "fits", hunk.start)
@@ -137,11 +140,15 @@ def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
     """Return the first lines for people: a file's bytes must not reach a terminal as commands, and a CR or no line end is to be seen."""
     texts = [line.decode("utf-8", "replace") for line in lines[:SHOWN]]
     ended = [text[:-1] if text.endswith("\n") else f"{text}␄" for text in texts]
-    return tuple("".join(one if one.isprintable() or one == "\t" else _picture(one) for one in text[:400]) for text in ended)
+    return tuple(_plain(text[:400]) for text in ended)
 
 
-def _picture(letter: str) -> str:
-    return chr(0x2400 + ord(letter)) if ord(letter) < 32 else "\N{REPLACEMENT CHARACTER}"
+def _plain(text: str) -> str:
+    """Return *text* with a sign in the place of whatever a terminal would take for a command."""
+    return "".join(
+        one if one.isprintable() or one == "\t" else chr(0x2400 + ord(one)) if ord(one) < 32 else "\N{REPLACEMENT CHARACTER}"
+        for one in text
+    )
 
 
 def explain(
@@ -234,7 +241,7 @@ def lines(report: ConflictReport) -> list[str]:
     for one in report.evidence:
         mark = "could not be tested" if one.holds is None else "yes" if one.holds else "no"
         rows.append(f"already upstream by {one.test}: {mark}, {one.says}")
-    rows = [line for row in rows for line in _wrapped(row)]
+    rows = [line for row in rows for line in _wrapped(_plain(row))]
     for command, _, why in (command.partition("    ") for command in report.commands):
         rows += [f"to go on: {command}", *([f"          {why.strip()}"] if why else [])]
     return rows

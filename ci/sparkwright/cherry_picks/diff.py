@@ -23,7 +23,11 @@ _FLAGS = (
     "--ignore-submodules=none", "--submodule=short",
 )  # fmt: skip
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)")
+#: The last word is there where the mode stays.
+_INDEX = re.compile(rb"index ([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: (\d{6}))?$")
+#: The id of nothing as a file's content, as far as an abbreviated index line has it; of no file at all it is zeros.
+_EMPTY = b"e69de29"
 _ESCAPED = re.compile(rb'\\([0-7]{3}|["\\abfnrtv])')
 _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
@@ -136,19 +140,35 @@ def _section(data: bytes) -> Section:
         (number for number, line in enumerate(lines) if line.startswith((b"@@ ", b"GIT binary patch", b"Binary files "))), len(lines)
     )
     head = {key: line.removeprefix(key) for line in lines[1:body] for key in _KEYS if line.startswith(key)}
-    if modes := {mode.decode("ascii", "replace") for key, mode in head.items() if b"mode" in key and b"deleted" not in key} & {
-        LINK,
-        SUBMODULE,
-    }:
-        raise PatchInvalid(f"A patch makes a {'link' if LINK in modes else 'submodule'}: {lines[0].decode('utf-8', 'replace')}")
+    index = next((match for line in lines[1:body] if (match := _INDEX.match(line.rstrip(b"\r")))), None)
+    modes = {head.get(b"new mode ", b"").strip(), head.get(b"new file mode ", b"").strip(), index[3] if index else b""}
+    if links := modes & {LINK.encode(), SUBMODULE.encode()}:
+        what = "link" if LINK.encode() in links else "submodule"
+        raise PatchInvalid(f"A patch makes a {what}, or changes one: {lines[0].decode('utf-8', 'replace')}")
     old, new = _paths(lines[0], head)
     for path in (old, new):
-        if path.startswith("/") or {"..", ".git", "."} & set(path.lower().split("/")) or any(ord(letter) < 32 for letter in path):
-            raise PatchInvalid(f"A patch names a path outside the tree: {path!r}")
+        _check(path)
     binary = body < len(lines) and not lines[body].startswith(b"@@ ")
-    index = re.match(rb"index ([0-9a-f]{7,40})\.\.", next((line for line in lines[1:body] if line.startswith(b"index ")), b""))
+    if body == len(lines) and not _complete(head, index):
+        raise PatchInvalid(f"The header of {new or old} is cut off.")
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
     return Section(old, new, data, () if binary else tuple(_hunks(lines[body:], new or old)), binary, blob)
+
+
+def _check(path: str) -> None:
+    if path.startswith("/") or {"..", ".git", "."} & set(path.lower().split("/")):
+        raise PatchInvalid(f"A patch names a path outside the tree: {path!r}")
+    if any((letter < " " and letter != "\t") or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in path):
+        raise PatchInvalid(f"A patch names a path that is not plain UTF-8 text: {path!r}")
+
+
+def _complete(head: dict[bytes, bytes], index: re.Match[bytes] | None) -> bool:
+    """May the change be one without a body: of the mode, of the name, or of an empty file that comes or goes?"""
+    if b"--- " in head or b"+++ " in head:
+        return False
+    if index:
+        return all(one.startswith(_EMPTY) or not one.strip(b"0") for one in (index[1], index[2]))
+    return b"new mode " in head or b"rename to " in head or b"copy to " in head
 
 
 _KEYS = (
@@ -203,17 +223,21 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
             if mark == b"\\":
                 for side in (before, after) if lines[at - 1][:1] == b" " else (before,) if lines[at - 1][:1] == b"-" else (after,):
                     side[-1:] = [side[-1].removesuffix(b"\n")] if side else []
-            elif mark in b" -+":
+            elif mark in b" -+" and at < len(lines) - 1:
                 before.extend([text] if mark in b" -" else [])
                 after.extend([text] if mark in b" +" else [])
             else:
                 break
             at += 1
-        if (len(before), len(after)) != (count, new_count):
+        # The last of the lines is what follows the last line end: a line of a hunk that stands there was cut.
+        if (len(before), len(after)) != (count, new_count) or any(not line.endswith(b"\n") for line in before[:-1] + after[:-1]):
             raise PatchInvalid(f"A hunk of {path} is cut off.", details=[f"at its line {start}: {count} and {new_count} lines announced"])
         end = lines[at - 2] if lines[at - 1].startswith(b"\\") else lines[at - 1]
         last = end.startswith((b"-", b"+"))
         yield Hunk(start, new_start, match[5].decode("utf-8", "replace").strip(), tuple(before), tuple(after), last)
+    # git would take no notice of it. What follows a mail's patch is its signature.
+    if at < len(lines) and lines[at].startswith((b"@", b"+", b"-", b" ")) and lines[at].rstrip() != b"--":
+        raise PatchInvalid(f"A hunk of {path} has more lines than it announces.", details=[lines[at].decode("utf-8", "replace")])
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -242,6 +266,6 @@ def places(text: bytes, hunk: Hunk, *, done: bool = False) -> list[int]:
     have, lines = lines_of(text), hunk.after if done else hunk.before
     found = (number for number in range(len(have) - len(lines) + 1) if lines and have[number] == lines[0])
     fits = [number + 1 for number in found if tuple(have[number : number + len(lines)]) == lines]
-    if hunk.start == 1:
+    if (hunk.new_start if done else hunk.start) == 1:
         fits = [number for number in fits if number == 1]
     return [number for number in fits if number - 1 + len(lines) == len(have)] if hunk.last else fits

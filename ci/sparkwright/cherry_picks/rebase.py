@@ -161,6 +161,8 @@ def _worktree(objects: Objects, folder: Path, base: str, tip: str, state: State)
     (scratch / ".git" / "info" / "attributes").write_bytes((objects.path / "info" / "attributes").read_bytes())
     git.run(["update-ref", BASE, base], cwd=scratch)
     git.run(["checkout", "-q", "-B", BRANCH, tip], cwd=scratch)
+    # Its own copy of what it is made of; beyond that the store is for merges only.
+    git.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"], cwd=scratch)
     (scratch / ".git" / "sparkwright.json").write_bytes(msgspec.json.encode(state))
     scratch.replace(folder)
 
@@ -301,7 +303,9 @@ def _account(session: Session, fork: str, made_for: State, files: Sequence[Expor
 def _brought(objects: Objects, folder: Path) -> tuple[str, str]:
     """Bring what was committed in the worktree into the object database, and return its base and its tip."""
     base, tip = git.run(["rev-parse", BASE, "HEAD"], cwd=folder)[1].decode().split()
-    pack = git.run(["pack-objects", "--quiet", "--revs", "--stdout"], cwd=folder, stdin=f"{tip}\n^{base}\n".encode())[1]
+    # A store that vanished meanwhile gets the base as well.
+    wanted = f"{tip}\n^{base}\n" if objects.has(f"{base}^{{tree}}") else f"{tip}\n"
+    pack = git.run(["pack-objects", "--quiet", "--revs", "--stdout"], cwd=folder, stdin=wanted.encode())[1]
     objects.run(["unpack-objects", "-q"], stdin=pack)
     return base, tip
 

@@ -7,6 +7,7 @@ one place where its lines occur. Every patch must change the tree, and must not 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,11 +83,19 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What determines an element of a series before anything of it is read: its pin, and what is left out of it."""
+    """What determines an element of a series before anything of it is read: its pins, and what is left out of it."""
 
     name: str
     sha256: str
     left_out: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The series that was applied last to some tree, each entry with its step."""
+
+    series: tuple[Entry, ...]
+    steps: tuple[AppliedPatch, ...]
 
 
 def names(folder: Path) -> list[str]:
@@ -139,7 +148,7 @@ def entries(session: Session, fork: str) -> tuple[Entry, ...]:
     book, stack, folder = ledger.load(session.project.root, fork), session.project.stack, session.project.series_folder(fork)
     carried = book.carried(stack) if book else ()
     return (
-        *(Entry(one.name, one.sha256, tuple(sorted(one.stacks[stack]))) for one in carried),
+        *(Entry(one.name, one.sha256, tuple(sorted(one.stacks[stack])), (one.base, one.tip, one.patch_id)) for one in carried),
         *(Entry(name, digest.sha256_file(folder / name)) for name in names(folder)),
     )
 
@@ -154,45 +163,67 @@ def apply(session: Session, source: FetchedSource) -> PatchedTree:
         PatchNoEffect: A patch leaves the tree as it was.
         PatchInvalid, PickMismatch, Offline, SourceUnreachable: The series cannot be read.
     """
-    key = digest.key("apply", {"base": source.tree, "series": entries(session, source.fork)})
-    known = session.store.get("apply", key, PatchedTree)
-    if known and session.objects.has(f"{known.tree}^{{tree}}"):
-        return known
+    wanted = entries(session, source.fork)
+    found = known(session, source.fork, source.tree)
+    if found and session.objects.whole(found.tree):
+        return found
+    last = digest.key("applied", {"fork": source.fork, "base": source.tree})
     applied = apply_to(
         session.objects,
         source.fork,
         source.tree,
         of(session, source.fork),
         explain=explainer(session, source, ledger.load(session.project.root, source.fork)),
+        done=_still_good(session.objects, session.store.get("applied", last, Applied), wanted),
     )
-    session.store.put("apply", key, applied)
+    session.store.put("apply", key(source.tree, wanted), applied)
+    session.store.put("applied", last, Applied(wanted, applied.steps))
     return applied
 
 
 def known(session: Session, fork: str, base: str) -> PatchedTree | None:
     """Return what `apply` made of the series on the tree *base*; None when it did not, or the series changed since."""
-    return session.store.get("apply", digest.key("apply", {"base": base, "series": entries(session, fork)}), PatchedTree)
+    return session.store.get("apply", key(base, entries(session, fork)), PatchedTree)
+
+
+def key(base: str, series: Sequence[Entry]) -> str:
+    return digest.key("apply", {"base": base, "series": series})
+
+
+def _still_good(objects: Objects, before: Applied | None, wanted: Sequence[Entry]) -> tuple[AppliedPatch, ...]:
+    """Return the steps of the application *before* this one that need not be taken again: those ahead of the first entry that changed."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before.series, wanted, strict=False)) if before else ()
+    steps = before.steps[: len(list(same))] if before else ()
+    return steps if steps and objects.whole(steps[-1].tree) else ()
 
 
 Explain = Callable[[str, Patch, Sequence[Patch]], ConflictReport]
 
 
-def apply_to(objects: Objects, fork: str, base: str, patches: Sequence[Patch], *, explain: Explain | None = None) -> PatchedTree:
-    """Apply *patches* to the tree *base*, in order; see `apply`."""
-    tree, steps = base, list[AppliedPatch]()
-    with console.step(f"apply {len(patches)} patches to {fork}"):
-        if (known := together.trees(objects, base, patches)) is not None:
-            for one, after in zip(patches, known, strict=True):
+def apply_to(
+    objects: Objects, fork: str, base: str, patches: Sequence[Patch], *, explain: Explain | None = None, done: Sequence[AppliedPatch] = ()
+) -> PatchedTree:
+    """
+    Apply *patches* to the tree *base*, in order; see `apply`.
+
+    Args:
+        done: The steps of the first patches, where they were taken before.
+    """
+    tree, steps = done[-1].tree if done else base, list(done)
+    rest = patches[len(done) :]
+    with console.step(f"apply {len(rest)} patches to {fork}"):
+        if (known := together.trees(objects, tree, rest)) is not None:
+            for one, after in zip(rest, known, strict=True):
                 console.note(f"{after[:12]}  {one.subject}")
                 steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, after, one.pick))
-            return PatchedTree(fork, base, known[-1] if known else base, tuple(steps))
-    with objects.index(base) as index:
-        for number, one in enumerate(patches):
-            done = attempt(objects, index, tree, one)
-            if done.status != "applied":
-                _refuse(fork, tree, one, done, lambda: explain(tree, one, patches[:number]) if explain else None)  # noqa: B023  called at once
-            tree = done.tree
-            steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, tree, one.pick, done.moved))
+            return PatchedTree(fork, base, known[-1] if known else tree, tuple(steps))
+    with objects.index(tree) as index:
+        for one in rest:
+            tried = attempt(objects, index, tree, one)
+            if tried.status != "applied":
+                _refuse(fork, tree, one, tried, lambda: explain(tree, one, patches[: len(steps)]) if explain else None)  # noqa: B023  called at once
+            tree = tried.tree
+            steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, tree, one.pick, tried.moved))
             console.note(f"{tree[:12]}  {one.subject}")
     return PatchedTree(fork, base, tree, tuple(steps))
 
@@ -205,9 +236,10 @@ def attempt(objects: Objects, index: Index, tree: str, one: Patch, *, movable: b
         movable: Let a patch of ours stand at other lines than it names, as a pick may; upkeep writes it anew there.
     """
     movable = movable or bool(one.pick)
-    if not one.data.strip():
-        return Outcome("empty", tree, says=("its diff is empty",))
+    if not one.data.strip() or _idle(one):
+        return Outcome("empty", tree, says=("it changes nothing" if one.data.strip() else "its diff is empty",))
     there, where = index.apply(one.data, reverse=True, check=True)
+    there = there and not _glued(objects, tree, one, done=True)
     fits, said = index.apply(one.data, check=True)
     exact = fits and not _OFFSET.search(said)
     # What fits at its very lines is not there because its like stands elsewhere.
@@ -215,6 +247,8 @@ def attempt(objects: Objects, index: Index, tree: str, one: Patch, *, movable: b
         return Outcome("already-upstream", tree, says=("the whole change can be taken away from this tree, so it is in there",))
     if not fits:
         return Outcome("conflict", tree, says=tuple(_reasons(said)))
+    if glued := _glued(objects, tree, one):
+        return Outcome("conflict", tree, says=("it ends a file where this tree goes on", *glued))
     moved = _OFFSET.findall(said)
     if moved and not movable:
         return Outcome("conflict", tree, says=("it applies only at other lines than it names", *moved))
@@ -222,7 +256,9 @@ def attempt(objects: Objects, index: Index, tree: str, one: Patch, *, movable: b
         return Outcome("conflict", tree, says=("hunks that stand at other lines than they name occur there more than once", *double))
     index.apply(one.data)
     after = index.tree()
-    return Outcome("applied" if after != tree else "empty", after, len(moved), ("it changes nothing",) if after == tree else ())
+    if after == tree:
+        return Outcome("already-upstream" if there else "empty", tree, says=("the tree is the same with it as without",))
+    return Outcome("applied", after, len(moved))
 
 
 def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outcome]:
@@ -236,19 +272,42 @@ def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outc
 
 
 def _same(one: Patch) -> bool:
-    """Does the patch replace lines by the same lines?"""
+    """Does the patch replace lines by the same lines, or none at all?"""
     return all(hunk.before == hunk.after for section in one.sections() for hunk in section.hunks)
 
 
+def _idle(one: Patch) -> bool:
+    """Has the patch nothing but lines that it replaces by the same? git takes it for damaged where none is marked as replaced."""
+    parts = one.sections()
+    return _same(one) and all(part.hunks and part.old == part.new and b"\nnew mode " not in part.data for part in parts)
+
+
 def _ambiguous(objects: Objects, tree: str, one: Patch) -> list[str]:
-    """Return the hunks whose lines stand at more than one place, none of them the named one."""
+    """Return the hunks, in files where one stands elsewhere than it says, whose lines stand at more than one place, or that have none."""
     found = []
     for section in one.sections():
-        text = objects.blob(tree, section.old) if section.hunks and section.old else b""
-        for hunk in section.hunks if section.old else ():
-            at = diff.places(text or b"", hunk)
-            if len(at) > 1 and hunk.start not in at:
-                found.append(f"{section.path}: {hunk.label} at lines {', '.join(map(str, at[:5]))}")
+        text = (objects.blob(tree, section.old) if section.hunks and section.old else b"") or b""
+        places = [(hunk, diff.places(text, hunk)) for hunk in section.hunks if section.old]
+        if all(hunk.start in at for hunk, at in places):
+            continue
+        found += [f"{section.path}: {hunk.label} at lines {', '.join(map(str, at[:5]))}" for hunk, at in places if len(at) > 1]
+        found += [f"{section.path}: {hunk.label} names no line that is there" for hunk, _ in places if not hunk.before]
+    return found
+
+
+def _glued(objects: Objects, tree: str, one: Patch, *, done: bool = False) -> list[str]:
+    """
+    Return the hunks that end with a line without a line end, where the file has one: git takes those for equal, and joins two lines.
+
+    Args:
+        done: Look at what it would write, instead.
+    """
+    found = []
+    for section in one.sections():
+        for hunk in section.hunks[-1:]:
+            lines, path = (hunk.after, section.new) if done else (hunk.before, section.old)
+            if path and lines and not lines[-1].endswith(b"\n") and not diff.places(objects.blob(tree, path) or b"", hunk, done=done):
+                found.append(f"{path}: {hunk.label}")
     return found
 
 
@@ -286,4 +345,6 @@ def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> E
 
 def _reasons(said: str) -> list[str]:
     """Return git's complaints, without what it says of files that are fine."""
-    return [line for line in said.splitlines() if line.startswith("error:")] or said.strip().splitlines()[-5:]
+    # "while searching for" is followed by lines of the patch, which the report has.
+    found = [line for line in said.splitlines() if line.startswith("error:") and "while searching for" not in line]
+    return found or said.strip().splitlines()[-5:]

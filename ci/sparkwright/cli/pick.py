@@ -22,7 +22,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     made = []
     for word in arguments.pulls:
         fork, number = _named(session, word)
-        with console.step(f"pick {fork}#{number}"):
+        # Two runs that both read the ledger before either writes it would lose a record.
+        with console.step(f"pick {fork}#{number}"), session.store.lock(f"ledger-{fork}"):
             made.append((fork, _pick(session, arguments, fork, number, excluded)))
     rows = [
         [

@@ -111,7 +111,7 @@ def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["gi
         return _fetch_git(session, fork, locked.git, locked.vendored)
     file = locked.sdist if kind == "sdist" else locked.wheel
     assert file is not None
-    if not (file.tree and session.objects.has(f"{file.tree}^{{tree}}")):
+    if not (file.tree and session.objects.whole(file.tree)):
         tree = import_file(session, file)
         if file.tree != tree:
             raise SourceMismatch(

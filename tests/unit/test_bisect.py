@@ -1,0 +1,317 @@
+"""Bisect: the very commit, or release, at which a patch turns, in as few tries as halving takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import digest
+from sparkwright.cherry_picks import bisect, pick
+from sparkwright.cherry_picks.drift import State, Trial
+from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cli import main
+from sparkwright.errors import BisectUndecided, FileInvalid, NotProvided, Offline, SourceUnreachable
+from sparkwright.forks import sources
+from sparkwright.forks.lock import FileLock
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host, Index
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
+NOWHERE = "http://127.0.0.1:9/"
+
+GOOD: tuple[State, ...] = ("applies", "moves")
+BAD: tuple[State, ...] = ("already-upstream", "likely-upstream", "empty", "conflict")
+
+
+def edited(*changes: tuple[int, str]) -> bytes:
+    made = TEXT.decode()
+    for number, line in changes:
+        made = made.replace(f"line {number}\n", line)
+    return made.encode()
+
+
+# The search.
+
+
+@given(st.data())
+def test_the_turn_of_every_monotone_answer_is_found(data: st.DataObject) -> None:
+    """Whatever the length and the place of the turn: it is found, with at most 2 + log2 tries, none of them twice."""
+    count = data.draw(st.integers(2, 5000))
+    turn = data.draw(st.integers(1, count - 1))
+    before, after = data.draw(st.permutations([GOOD, BAD]))
+    tried: list[int] = []
+
+    def attempt(number: int) -> Trial:
+        tried.append(number)
+        return Trial("x.patch", "", str(number), data.draw(st.sampled_from(before if number < turn else after)), 0, (0, 0), ())
+
+    last, number, first, count_of_tries = bisect.search(count, attempt)
+
+    assert (last.base, number, first.base) == (str(turn - 1), turn, str(turn))
+    assert count_of_tries == len(tried) == len(set(tried)) <= 2 + math.ceil(math.log2(count))
+
+
+@given(st.integers(1, 50), st.lists(st.sampled_from(GOOD), min_size=2, max_size=2) | st.lists(st.sampled_from(BAD), min_size=2, max_size=2))
+def test_ends_that_agree_decide_nothing(count: int, states: list[State]) -> None:
+    """Where both ends give the same answer, there is an error that names both, after two tries at most."""
+    tried = 0
+
+    def attempt(number: int) -> Trial:
+        nonlocal tried
+        tried += 1
+        return Trial("x.patch", "", str(number), states[number == count - 1], 0, (0, 0), ())
+
+    with pytest.raises(BisectUndecided, match=r"x\.patch is the same at both ends") as caught:
+        bisect.search(count, attempt)
+    assert len(caught.value.details) == 2
+    assert tried <= 2
+
+
+# Over commits.
+
+
+@pytest.fixture(name="made")
+def _made(host: Host) -> Host:
+    """Return the host with a release, two patches of ours, and a dozen commits after it."""
+    host.work.commit({"a.txt": TEXT, "b.txt": TEXT}, "Begin")
+    host.lock()
+    host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
+    host.ours("second.patch", {"a.txt": edited((10, "first\n"), (11, "second\n")), "b.txt": edited((30, "second\n"))}, "Do the second")
+    return host
+
+
+def go_on(host: Host, count: int, files: Mapping[str, bytes | None] | None = None, message: str = "Go on") -> list[str]:
+    """Let upstream make *count* commits that do not matter, then one that changes *files*, if given; return them."""
+    made = [host.work.commit({f"other/{number}.txt": host.work.git("rev-parse", "HEAD").encode()}, message) for number in range(count)]
+    if files:
+        made.append(host.work.commit(files, "Change what matters"))
+    host.push()
+    return made
+
+
+def merged(host: Host, number: int, files: Mapping[str, bytes | None]) -> str:
+    """Open a pull request, merge it, let the stack carry it, and return the merge."""
+    head = host.pull(number, files)
+    merge = host.squash(number)
+    seen = Seen("api", "Improve it", "octocat", "merged", head, merge, "main")
+    record = pick.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
+    host.write(*host.ledger.records, msgspec.structs.replace(record, stacks={host.stack: {}}))
+    return merge
+
+
+def found(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """Return the turn that the verb tells of."""
+    capsys.readouterr()
+    assert main.main(["bisect", *host.words, "--json", *words]) == 0, capsys.readouterr().err
+    return msgspec.json.decode(capsys.readouterr().out)["turn"]
+
+
+def test_the_commit_that_took_a_pick_is_found(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the pick's own base on, without a word about where to begin; the evidence and the page are there."""
+    go_on(made, 5)
+    merge = merged(made, 7, {"c.txt": b"picked\n"})
+    go_on(made, 6)
+    turn = found(made, capsys, "7")
+
+    assert turn["first"]["base"] == merge[:12]
+    assert (turn["last"]["state"], turn["first"]["state"]) == ("applies", "already-upstream")
+    assert turn["commit"] == f"{merge[:12]} 2026-11-01 Improve it (#7)"
+    assert turn["page"] == "https://github.com/acme/widget/pull/7"
+    assert turn["tried"][1] == 8
+    assert {one["test"] for one in turn["first"]["evidence"] if one["holds"]} == {"ancestor", "patch-id", "reverse"}
+
+
+@pytest.mark.parametrize("name", ["7", "#7"])
+def test_people_read_who_did_it(made: Host, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The table shows both sides of the turn; below it stand the commit, its page and the proofs."""
+    merge = merged(made, 7, {"c.txt": b"picked\n"})
+    go_on(made, 2)
+    assert main.run(["bisect", *made.words, name]) == 0
+    told = capsys.readouterr().out
+
+    assert "#7: 4 of 4 bases tried" in told or "#7: 3 of 4 bases tried" in told
+    assert f"{merge[:12]} 2026-11-01 Improve it (#7)\n" in told
+    assert "already upstream by reverse: " in told
+
+
+@pytest.mark.parametrize("name", ["first", "first.patch"])
+def test_the_commit_that_broke_a_patch_of_ours_is_found(made: Host, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """A patch that only moves still fits; the commit that changed its lines is the turn."""
+    go_on(made, 3, {"a.txt": b"new\n" + TEXT})
+    *_, breaking = go_on(made, 4, {"a.txt": b"new\n" + edited((10, "theirs\n"))})
+    go_on(made, 3)
+    turn = found(made, capsys, name, "--from", "v1")
+
+    assert turn["first"]["base"] == breaking[:12]
+    assert (turn["last"]["state"], turn["first"]["state"]) == ("moves", "conflict")
+    assert turn["commit"].endswith(" Change what matters")
+    assert turn["page"] == ""
+    assert turn["tried"] == [turn["tried"][0], 13]
+    assert turn["tried"][0] <= 2 + math.ceil(math.log2(13))
+
+
+def test_a_patch_is_tried_on_those_that_it_stands_on(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second needs the first's line; tried alone it never fits, which is said instead of a turn."""
+    *_, breaking = go_on(made, 2, {"b.txt": edited((30, "theirs\n"))})
+    go_on(made, 1)
+    assert found(made, capsys, "second", "--from", "v1")["first"]["base"] == breaking[:12]
+
+    with pytest.raises(BisectUndecided):
+        main.run(["bisect", *made.words, "second", "--from", "v1", "--alone"])
+
+
+def test_a_patch_that_began_to_fit_has_a_turn_as_well(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """The search is for a change of the answer, in either direction."""
+    *_, broken = go_on(made, 1, {"a.txt": edited((10, "theirs\n"))})
+    *_, mended = go_on(made, 3, {"a.txt": TEXT})
+    go_on(made, 2)
+    turn = found(made, capsys, "first", "--from", broken)
+
+    assert (turn["first"]["base"], turn["first"]["state"]) == (mended[:12], "applies")
+
+
+def test_ends_may_be_named_by_branch_tag_or_commit(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tag, a branch, a whole commit or its first digits mean what they mean in git."""
+    *_, breaking = go_on(made, 2, {"a.txt": edited((10, "theirs\n"))})
+    *_, last = go_on(made, 2)
+    made.work.git("tag", "v2")
+    made.push("v2")
+    begin = made.work.git("rev-parse", "v1")
+    for start, end in (("v1", "v2"), (begin, last), (begin[:9], last[:9]), ("v1", breaking), ("v1", "main")):
+        assert found(made, capsys, "first", "--from", start, "--to", end)["first"]["base"] == breaking[:12]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["third", "--from", "v1"], "no patch 'third'"),
+        (["8"], "no patch '8'"),
+        (["first"], "needs a commit to start from"),
+        (["first", "--from", "v9"], "no branch, tag or commit v9"),
+        (["first", "--from", "v1", "--to", "v9"], "no branch, tag or commit v9"),
+        (["first", "--from", "0" * 40], "no branch, tag or commit 0000"),
+        (["first", "--from", "abcdef123"], "no branch, tag or commit abcdef123"),
+        (["first", "--from", "main", "--to", "v1"], "does not follow"),
+        (["first", "--releases"], "no releases on the package index"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(made: Host, words: list[str], what: str) -> None:
+    """A patch, a start or an end that nobody knows is an error that says which; so are ends the wrong way round."""
+    go_on(made, 2)
+
+    with pytest.raises(NotProvided, match=what):
+        main.run(["bisect", *made.words, *words])
+
+
+def test_a_name_that_git_would_take_for_an_option_is_only_a_name(made: Host) -> None:
+    """Nothing on the command line reaches git as anything but a name."""
+    go_on(made, 1)
+
+    with pytest.raises((NotProvided, SourceUnreachable)):
+        main.run(["bisect", *made.words, "first", "--from=--upload-pack=false"])
+
+
+def test_ends_that_agree_are_said(made: Host) -> None:
+    """A patch that still fits has no turn; the error names both ends and how to choose others."""
+    go_on(made, 2)
+
+    with pytest.raises(BisectUndecided) as caught:
+        main.run(["bisect", *made.words, "first", "--from", "v1"])
+    assert [line.partition(": ")[2] for line in caught.value.details] == ["applies", "applies"]
+    assert "--from" in caught.value.todo
+
+
+def test_a_fork_without_a_ledger_has_no_commits_to_search(made: Host) -> None:
+    """Where the upstream is, the ledger says."""
+    (made.root / "cherry_picks" / "widget.yaml").unlink()
+
+    with pytest.raises(FileInvalid, match="has no ledger"):
+        main.run(["bisect", *made.words, "first", "--from", "v1"])
+
+
+def test_a_second_search_needs_no_host(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the first brought is in the store: with neither host nor index the answer is the same; a new question is an error."""
+    go_on(made, 3, {"a.txt": edited((10, "theirs\n"))})
+    go_on(made, 3)
+    turn = found(made, capsys, "first", "--from", "v1")
+    made.mirrors = {made.url: f"{NOWHERE}widget.git"}
+    assert found(made, capsys, "first", "--from", "v1", "--offline") == turn
+
+    with pytest.raises(Offline):
+        main.run(["bisect", *made.words, "--offline", "first", "--from", "v9"])
+
+
+# Over releases.
+
+
+@pytest.fixture(name="released")
+def _released(made: Host, offered: Index) -> Host:
+    """Return the host with five releases on the index, the third of which takes the first patch, and the stack on the first."""
+    taken = edited((10, "first\n"))
+    for number, text in enumerate([TEXT, b"new\n" + TEXT, taken, taken, taken]):
+        path = offered.release(f"1.{number}.0", {"a.txt": text, "b.txt": TEXT, "n": str(number).encode()})
+        if number == 0:
+            locked = FileLock(offered.project, "1.0.0", path.name, digest.sha256_file(path), path.stat().st_size)
+    offered.release("1.3.0rc1", {"a.txt": b""})
+    made.lock("v1", msgspec.structs.replace(locked, tree=sources.import_file(made.session(), locked)))
+    return made
+
+
+def test_the_release_that_took_a_patch_is_found(released: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the locked release to the newest: a release in which the lines only moved is none, a candidate is not looked at."""
+    turn = found(released, capsys, "first", "--releases")
+
+    assert (turn["last"]["base"], turn["last"]["state"]) == ("1.1.0", "moves")
+    assert (turn["first"]["base"], turn["first"]["state"]) == ("1.2.0", "already-upstream")
+    assert turn["commit"] == "widget-kit 1.2.0"
+    assert turn["tried"] == [4, 5]
+
+
+def test_releases_may_be_bounded(released: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both ends are part of the search; where they agree, that is said."""
+    assert found(released, capsys, "first", "--releases", "--from", "1.1.0", "--to", "1.2.0")["tried"] == [2, 2]
+    with pytest.raises(BisectUndecided):
+        main.run(["bisect", *released.words, "first", "--releases", "--from", "1.2.0"])
+
+    with pytest.raises(BisectUndecided):
+        main.run(["bisect", *released.words, "first", "--releases", "--to", "1.0.0"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--from", "9.9"],
+        ["--to", "9.9"],
+        ["--to", "newest"],
+        ["--from", "1.3.0rc1"],
+        ["--from", "1.2.0", "--to", "1.1.0"],
+        ["--from", "v1"],
+    ],
+)
+def test_releases_that_nobody_knows_are_refused(released: Host, words: list[str]) -> None:
+    """An end that is no final release of the index is an error, and so are ends the wrong way round."""
+    with pytest.raises(NotProvided, match=r"There is no release widget-kit|is later than"):
+        main.run(["bisect", *released.words, "first", "--releases", *words])
+
+
+def test_a_second_search_of_releases_needs_no_index(
+    released: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was downloaded is in the store; the turn among that is the same turn."""
+    turn = found(released, capsys, "first", "--releases")
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{NOWHERE}simple/")
+    released.mirrors = {released.url: f"{NOWHERE}widget.git"}
+    again = found(released, capsys, "first", "--releases", "--offline")
+    assert {**again, "tried": []} == {**turn, "tried": []}
+
+    with pytest.raises(NotProvided, match=r"no release widget-kit 1\.3\.0 in the store"):
+        main.run(["bisect", *released.words, "first", "--releases", "--offline", "--to", "1.3.0"])
+    with pytest.raises(SourceUnreachable):
+        main.run(["bisect", *released.words, "first", "--releases"])

@@ -1,0 +1,381 @@
+"""Bump: to another release of a real package index, with everything that hangs on it, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from sparkwright import digest
+from sparkwright.cherry_picks import ledger, pick, series
+from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cli import main
+from sparkwright.errors import ExportMismatch, FileInvalid, NotProvided, PatchConflict, PatchInvalid, RebaseUnfinished, SourceUnreachable
+from sparkwright.forks import lock, resolve
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host, Index
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
+
+STACK = """# What people wrote here stays.
+stack: "test"
+arch: "12.1f"
+label: "spark.test"
+forks:
+  widget:
+    build: backend
+    sources:
+      # The commit stands in the release.
+      git: {{url: "https://github.com/acme/widget.git", ref: "v{version}"}}
+      sdist: {{name: "widget-kit", version: "{version}"}}  # the release
+"""
+
+
+def edited(*changes: tuple[int, str], text: bytes = TEXT) -> bytes:
+    made = text.decode()
+    for number, line in changes:
+        made = made.replace(f"line {number}\n", line)
+    return made.encode()
+
+
+class Upstream:
+    """An upstream whose releases are tags at its host and sdists on the index, and the stack that takes it."""
+
+    def __init__(self, host: Host, offered: Index) -> None:
+        self.host, self.offered = host, offered
+        self.stack = host.root / "forks" / host.stack / "stack.yaml"
+
+    def release(self, version: str, files: Mapping[str, bytes | None], message: str = "Go on") -> str:
+        """Commit *files*, tag them, and offer the sdist."""
+        commit = self.host.work.commit(files, message)
+        self.host.work.git("tag", f"v{version}")
+        self.host.push("main", f"v{version}")
+        tree = {path: (self.host.work.path / path).read_bytes() for path in self.host.work.git("ls-files").splitlines()}
+        self.offered.release(version, tree)
+        return commit
+
+    def write(self, version: str) -> None:
+        """Write the stack, and lock it."""
+        self.stack.write_text(STACK.format(version=version))
+        session = self.host.session()
+        session.project.lock_file.write_text(lock.render(resolve.resolve(session)))
+
+    def files(self) -> dict[str, bytes]:
+        """Return every reviewed file of the checkout: path → bytes."""
+        paths = (path for path in self.host.root.rglob("*") if path.is_file() and ".rebase" not in path.relative_to(self.host.root).parts)
+        return {str(path.relative_to(self.host.root)): path.read_bytes() for path in paths}
+
+    def bump(self, version: str, *words: str) -> int:
+        return main.run(["bump", *self.host.words, "--to", version, *words])
+
+    def patches(self) -> dict[str, bytes]:
+        return {name: (self.host.series / name).read_bytes() for name in series.names(self.host.series)}
+
+    def carry(self, number: int, files: Mapping[str, bytes | None]) -> None:
+        """Open a pull request and let the stack carry it."""
+        head = self.host.pull(number, files, start="v1.0.0")
+        seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
+        record = pick.record(self.host.session(), self.host.ledger, seen, number, "the test wants it", "the test ends")
+        self.host.write(*self.host.ledger.records, msgspec.structs.replace(record, stacks={self.host.stack: {}, "other": {}}))
+
+
+@pytest.fixture(name="upstream")
+def _upstream(host: Host, offered: Index) -> Upstream:
+    """Return an upstream with the release 1.0.0, a stack on it, a pick, and two patches of ours."""
+    made = Upstream(host, offered)
+    host.work.commit({"a.txt": TEXT, "b.txt": TEXT}, "Begin")
+    host.lock()
+    made.release("1.0.0", {"version": b"1.0.0\n"}, "Release 1.0.0")
+    host.work.git("tag", "--force", "v1", "v1.0.0")
+    made.write("1.0.0")
+    made.carry(7, {"c.txt": b"picked\n"})
+    host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
+    host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
+    return made
+
+
+def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """stack.yaml and lock.yaml name the new release, people's comments stay, and no patch changes a byte."""
+    upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    before = upstream.files()
+    assert upstream.bump("1.1.0") == 0
+    after, told = upstream.files(), capsys.readouterr().out
+    session = upstream.host.session()
+    locked = session.lock.forks["widget"]
+
+    assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
+    assert after.keys() == before.keys()
+    assert upstream.stack.read_text() == STACK.format(version="1.1.0")
+    assert locked.git
+    assert locked.sdist
+    assert (locked.git.ref, locked.git.commit) == ("v1.1.0", upstream.host.work.git("rev-parse", "v1.1.0"))
+    assert (locked.sdist.version, locked.sdist.tree) == ("1.1.0", locked.git.tree)
+    assert "-      ref: v1.0.0" in told
+    assert "+      ref: v1.1.0" in told
+    assert "1:  " in told.partition("range-diff of both series:")[2]
+    assert not (upstream.host.root / ".rebase" / "test" / "widget").exists()
+    assert main.run(["export", "--check", *upstream.host.words]) == 0
+
+
+def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pick and a patch that the release holds go, each with its evidence; the ledger keeps the record, less this stack."""
+    upstream.release("1.1.0", {"c.txt": b"picked\n", "a.txt": b"new\n" + edited((10, "first\n"))}, "Take both")
+    assert upstream.bump("1.1.0") == 0
+    told = capsys.readouterr()
+    text = upstream.host.root.joinpath("cherry_picks/widget.yaml").read_text()
+
+    assert list(upstream.patches()) == ["second.patch"]
+    assert [dict(one.stacks) for one in upstream.host.ledger.records] == [{"other": {}}]
+    assert "#7: " not in text
+    for name in ("#7", "first.patch"):
+        assert f"dropped: {name}, " in told.err
+    assert "reverse: 1.1.0 holds the whole change" in told.err.partition("dropped: #7, ")[2].partition("\n")[0]
+    assert "changed: cherry_picks/widget.yaml" in told.out
+    assert "removed: first.patch" in told.out
+    assert "the ledger still carries" not in told.err
+    assert ledger.load(upstream.host.root, "widget") is not None
+
+
+def test_a_bump_writes_moved_hunks_anew(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hunks whose lines moved name their new place, and the range-diff shows what became of which patch."""
+    upstream.release("1.1.0", {"a.txt": b"new\nnew\n" + TEXT})
+    before = upstream.patches()
+    assert upstream.bump("1.1.0") == 0
+    after, told = upstream.patches(), capsys.readouterr().out
+
+    assert b"@@ -11,3 +11,3 @@" in after["first.patch"]
+    assert after["second.patch"] == before["second.patch"]
+    assert "applies at other lines" in told
+    assert "changed: first.patch" in told
+    assert "changed: second.patch" not in told
+
+
+def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream) -> None:
+    """A pull request cannot be mended here: the error names it and what can be done, and the checkout is as it was."""
+    upstream.release("1.1.0", {"c.txt": b"theirs\n"})
+    before = upstream.files()
+
+    with pytest.raises(PatchConflict, match=r"#7 of widget cannot go along to 1\.1\.0") as caught:
+        upstream.bump("1.1.0")
+    assert "sparkwright pick --stack test --fork widget NUMBER --drop" in caught.value.todo
+    assert upstream.files() == before
+    assert not list(upstream.host.root.glob(".rebase/test/*"))
+
+
+def test_a_patch_of_ours_that_conflicts_waits_in_a_worktree(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until the export nothing reviewed is touched; the export then writes stack, lock, ledger and series together."""
+    upstream.release("1.1.0", {"c.txt": b"picked\n", "b.txt": edited((30, "theirs\n"))})
+    before = upstream.files()
+    with pytest.raises(PatchConflict, match=r"second\.patch does not apply to widget"):
+        upstream.bump("1.1.0")
+    assert upstream.files() == before
+    with pytest.raises(RebaseUnfinished):
+        upstream.bump("1.1.0")
+    folder = upstream.host.root / ".rebase" / "test" / "widget"
+    (folder / "b.txt").write_bytes(edited((30, "theirs, and ours\n")))
+    for words in (["add", "b.txt"], ["am", "--continue"]):
+        upstream.host.work.git("-C", str(folder), *words)
+    assert upstream.files() == before
+    capsys.readouterr()
+    assert main.run(["export", *upstream.host.words]) == 0
+    changed = {path for path, data in upstream.files().items() if data != before[path]}
+
+    assert changed == {"forks/test/stack.yaml", "forks/test/lock.yaml", "cherry_picks/widget.yaml", "forks/test/widget/second.patch"}
+    assert [dict(one.stacks) for one in upstream.host.ledger.records] == [{"other": {}}]
+    assert upstream.stack.read_text() == STACK.format(version="1.1.0")
+    assert main.run(["export", "--check", *upstream.host.words]) == 0
+    assert "changed: forks/test/lock.yaml" in capsys.readouterr().out
+
+
+def test_a_bump_that_is_given_up_changes_nothing(upstream: Upstream) -> None:
+    """After a conflict, --abort leaves the stack on its old release."""
+    upstream.release("1.1.0", {"b.txt": edited((30, "theirs\n"))})
+    before = upstream.files()
+    with pytest.raises(PatchConflict):
+        upstream.bump("1.1.0")
+    main.run(["rebase", "--abort", *upstream.host.words])
+
+    assert upstream.files() == before
+
+
+def test_what_changed_meanwhile_is_not_overwritten(upstream: Upstream) -> None:
+    """While a bump waits for its maintainer, somebody edits stack.yaml: the export does not write over it."""
+    upstream.release("1.1.0", {"b.txt": edited((30, "theirs\n"))})
+    with pytest.raises(PatchConflict):
+        upstream.bump("1.1.0")
+    folder = upstream.host.root / ".rebase" / "test" / "widget"
+    (folder / "b.txt").write_bytes(edited((30, "ours\n")))
+    for words in (["add", "b.txt"], ["am", "--continue"]):
+        upstream.host.work.git("-C", str(folder), *words)
+    text = upstream.stack.read_text()
+    upstream.stack.write_text(text.replace("stays", "stays for ever"))
+    before = upstream.files()
+    with pytest.raises(ExportMismatch, match=r"stack\.yaml of widget changed since the worktree was made"):
+        main.run(["export", *upstream.host.words])
+
+    assert upstream.files() == before
+    upstream.stack.write_text(text)
+    assert main.run(["export", *upstream.host.words]) == 0
+
+
+def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -> None:
+    """Stack, lock, ledger and series change together: what a killed export leaves is the old, the new, or refused by every reader."""
+    upstream.release("1.1.0", {"c.txt": b"picked\n", "b.txt": edited((30, "theirs\n"))})
+    with pytest.raises(PatchConflict):
+        upstream.bump("1.1.0")
+    folder, root = upstream.host.root / ".rebase" / "test" / "widget", upstream.host.root
+    (folder / "b.txt").write_bytes(edited((30, "theirs, and ours\n")))
+    for words in (["add", "b.txt"], ["am", "--continue"]):
+        upstream.host.work.git("-C", str(folder), *words)
+    old, backup = upstream.files(), root.parent / "backup"
+    shutil.copytree(root, backup, symlinks=True)
+    main.run(["export", *upstream.host.words])
+    new, seen = upstream.files(), set()
+    for after in range(1, 40):
+        shutil.rmtree(root)
+        shutil.copytree(backup, root, symlinks=True)
+        came = upstream.host.killed(str(root), after, "export")
+        state = {name: data for name, data in upstream.files().items() if not name.endswith(".new")}
+        if state not in (old, new):
+            seen.add("refused")
+            with pytest.raises(PatchInvalid, match="disagree"):
+                main.run(["status", *upstream.host.words])
+        if not came:
+            break
+        if folder.exists():
+            main.run(["export", *upstream.host.words])
+        assert upstream.files() == new
+        seen.add("old" if state == old else "new" if state == new else "refused")
+    assert seen == {"old", "refused", "new"}
+
+
+def test_a_bump_to_what_is_locked_says_so(upstream: Upstream) -> None:
+    """There is nothing to do, and that is not a success."""
+    before = upstream.files()
+
+    with pytest.raises(NotProvided, match=r"widget is at 1\.0\.0 already"):
+        upstream.bump("1.0.0")
+    assert upstream.files() == before
+
+
+def test_a_release_that_nobody_offers_changes_nothing(upstream: Upstream) -> None:
+    """A version that the index does not have is an error before anything is written."""
+    before = upstream.files()
+
+    with pytest.raises(SourceUnreachable, match=r"offers no widget-kit 9\.9"):
+        upstream.bump("9.9")
+    assert upstream.files() == before
+
+
+def test_a_bump_needs_a_connection(upstream: Upstream) -> None:
+    """What upstream has can only be asked for, so --offline is refused at once."""
+    with pytest.raises(NotProvided, match="--offline forbids"):
+        upstream.bump("1.1.0", "--offline")
+
+
+def test_a_fork_without_releases_is_refused_with_advice(upstream: Upstream) -> None:
+    """A fork of which the index has nothing is bumped by hand."""
+    text = upstream.stack.read_text()
+    upstream.stack.write_text("".join(line for line in text.splitlines(keepends=True) if "sdist" not in line))
+
+    with pytest.raises(NotProvided, match="no release on the package index") as caught:
+        upstream.bump("1.1.0")
+    assert "sparkwright lock" in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"1.0.0"}', "'1.0.0', }"),
+        ('sdist: {name: "widget-kit", version: "1.0.0"}', "sdist:\n        name: widget-kit\n        version: '1.0.0'"),
+        ("    build: backend\n", "  # a remark at the wrong depth\n    build: backend\n"),
+        ("forks:\n", '# "1.0.0" is the release\nforks:\n'),
+    ],
+    ids=["single quotes", "a block", "a comment", "a version elsewhere"],
+)
+def test_the_forms_that_people_write_are_rewritten(upstream: Upstream, old: str, new: str) -> None:
+    """Quotes, blocks and comments are people's; nothing but the versions changes, and those in comments outside of the fork stay."""
+    upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    text = upstream.stack.read_text()
+    assert text.count(old) == 1
+    text = text.replace(old, new)
+    upstream.stack.write_text(text)
+    upstream.bump("1.1.0")
+
+    assert upstream.stack.read_text() == text.replace("1.0.0", "1.1.0").replace('# "1.1.0" is', '# "1.0.0" is')
+
+
+ONE_LINE = """stack: test
+arch: 12.1f
+label: spark.test
+forks: {widget: {build: backend, sources: {git: {url: "https://github.com/acme/widget.git", ref: "v1.0.0"},
+  sdist: {name: "widget-kit", version: "1.0.0"}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STACK.format(version="1.0.0").replace('version: "1.0.0"}', "version: 1.0.0}"),
+        STACK.format(version="1.0.0").replace("  widget:", '  "widget":'),
+        STACK.format(version="1.0.0").replace("build: backend", 'build: backend\n    vendored: {x: {ignored: "1.0.0"}}'),
+        ONE_LINE,
+    ],
+    ids=["no quotes", "a quoted key", "the version in another field", "one line"],
+)
+def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
+    """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""
+    upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    upstream.stack.write_text(text)
+    before = upstream.files()
+
+    with pytest.raises(FileInvalid, match="not written in the form that bump rewrites") as caught:
+        upstream.bump("1.1.0")
+    assert "sparkwright lock" in caught.value.todo
+    assert upstream.files() == before
+
+
+def test_the_official_wheels_tag_may_change(upstream: Upstream) -> None:
+    """The base of a graft goes along; where the new release names another glibc, the tag in stack.yaml does, too."""
+    for version, tag in (("1.0.0", "cp38-abi3-manylinux_2_28_x86_64"), ("1.1.0", "cp38-abi3-manylinux_2_35_x86_64")):
+        name = f"widget_kit-{version}-{tag}.whl"
+        (upstream.offered.root / name).write_bytes(b"PK\x05\x06" + bytes(18))
+        with upstream.offered.page.open("a") as page:
+            page.write(f'<a href="../../{name}#sha256={digest.sha256_file(upstream.offered.root / name)}">{name}</a>\n')
+    upstream.stack.write_text(
+        upstream.stack.read_text().replace("build: backend", "build: graft")
+        + '    bases:\n      x86_64: {name: "widget-kit", version: "1.0.0", tag: "cp38-abi3-manylinux_2_28_x86_64"}\n'
+    )
+    upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    upstream.bump("1.1.0")
+    locked = upstream.host.session().lock.forks["widget"].bases
+
+    assert 'version: "1.1.0", tag: "cp38-abi3-manylinux_2_35_x86_64"' in upstream.stack.read_text()
+    assert locked["x86_64"].filename == "widget_kit-1.1.0-cp38-abi3-manylinux_2_35_x86_64.whl"
+
+
+def test_json_says_what_was_done(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """The document holds the trials, what went and why, the lock's difference, and the range-diff."""
+    upstream.release("1.1.0", {"c.txt": b"picked\n"})
+    capsys.readouterr()
+    assert main.main(["bump", *upstream.host.words, "--to", "1.1.0", "--json"]) == 0
+    document = msgspec.json.decode(capsys.readouterr().out)
+
+    assert set(document) == {"bump", "changed", "range_diff"}
+    assert list(document["bump"]["gone"]) == ["#7"]
+    assert [one["state"] for one in document["bump"]["trials"]] == ["already-upstream", "applies", "applies"]
+
+
+def test_a_bumped_stack_needs_no_host(upstream: Upstream) -> None:
+    """What a bump brought is in the store; afterwards the series applies with neither host nor index."""
+    upstream.release("1.1.0", {"a.txt": b"new\n" + TEXT})
+    upstream.bump("1.1.0")
+    shutil.rmtree(upstream.host.path)
+    shutil.rmtree(upstream.offered.root)
+
+    assert main.run(["export", "--check", *upstream.host.words, "--offline"]) == 0
+    assert isinstance(lock.read(upstream.host.session().project), lock.Lock)

@@ -1,0 +1,434 @@
+"""Diffs: rendered in one way whoever asks, taken apart without loss, and refused when they are cut, garbled or leave the tree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sparkwright import git
+from sparkwright.cherry_picks import diff
+from sparkwright.cherry_picks.diff import Hunk, Section
+from sparkwright.errors import PatchInvalid
+from sparkwright.git import Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Repository
+
+#: Each example asks git several times.
+FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+
+# Real trees.
+
+NAMES = (
+    "a.txt",
+    "b c.txt",
+    'quo"te',
+    "back\\slash",
+    "tab\there",
+    "ümläut/日本.txt",
+    "d",
+    "d/e",
+    "d/e/f.py",
+    "-dash",
+    "a b/b a/x",
+    "b/a/x",
+    "é ",
+)
+TEXTS = st.lists(st.sampled_from(["x", "y", "z", "def f():", "  pass", "", "-- ", "--- a/x", "+++ b/x", "@@ -1 +1 @@", "é\t"]), max_size=14)
+
+
+def _text(lines: list[str], end: str, last: bool) -> bytes:
+    text = "".join(line + end for line in lines)
+    return (text if last else text.removesuffix(end)).encode()
+
+
+CONTENTS = st.one_of(
+    st.builds(_text, TEXTS, st.sampled_from(["\n", "\r\n"]), st.booleans()),
+    st.builds(lambda data: b"\0" + data, st.binary(max_size=60)),
+)
+FILES = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.sampled_from([git.REGULAR, git.EXECUTABLE]), CONTENTS), max_size=6).map(
+    lambda files: {path: one for path, one in files.items() if not any(other.startswith(f"{path}/") for other in files)}
+)
+Files = dict[str, tuple[str, bytes]]
+
+
+@pytest.fixture(scope="module", name="objects")
+def _objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    return Objects(tmp_path_factory.mktemp("diff") / "objects.git")
+
+
+def stored(objects: Objects, files: Files) -> str:
+    return objects.store_files((path, mode, data) for path, (mode, data) in files.items())
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Files, Files]:
+    """Return the files of two trees that have some in common: changed, moved, of another mode, gone or new."""
+    before = draw(FILES)
+    after = dict(draw(FILES))
+    for path, (mode, data) in before.items():
+        what = draw(st.sampled_from(["same", "mode", "edit", "gone"]))
+        if what == "gone" or any(other.startswith(f"{path}/") or path.startswith(f"{other}/") for other in after):
+            continue
+        after[path] = (
+            git.EXECUTABLE if what == "mode" else mode,
+            b"".join(draw(st.permutations(data.splitlines(keepends=True)))) if what == "edit" else data,
+        )
+    return before, after
+
+
+def replayed(before: bytes, section: Section) -> bytes:
+    """Return what the hunks of *section* make of *before*, by their line numbers alone."""
+    have, made, at = diff.lines_of(before), list[bytes](), 0
+    for hunk in section.hunks:
+        start = hunk.start - 1 if hunk.before else hunk.start
+        assert tuple(have[start : start + len(hunk.before)]) == hunk.before
+        made += have[at:start]
+        assert len(made) == (hunk.new_start - 1 if hunk.after else hunk.new_start)
+        made += hunk.after
+        at = start + len(hunk.before)
+    return b"".join([*made, *have[at:]])
+
+
+@FEW
+@given(pairs(), st.sampled_from([0, 1, 3]))
+def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files, Files], context: int) -> None:
+    """The sections are the diff, byte for byte; their paths are git's own; their hunks turn the old files into the new ones."""
+    trees = [stored(objects, files) for files in pair]
+    rendered = diff.render(objects, *trees, context=context)
+    found = diff.sections(rendered)
+    named = objects.run(["diff-tree", "-r", "-z", "--no-renames", "--name-only", *trees])[1].decode().split("\0")[:-1]
+    before, after = pair
+
+    assert b"".join(section.data for section in found) == rendered
+    assert [section.path for section in found] == named
+    for section in found:
+        assert (section.old == "") == (section.path not in before)
+        assert (section.new == "") == (section.path not in after)
+        if not section.binary:
+            old, new = before.get(section.path, ("", b""))[1], after.get(section.path, ("", b""))[1]
+            assert replayed(old, section) == new
+
+
+@FEW
+@given(pairs(), st.data())
+def test_leaving_files_out_leaves_exactly_the_rest(objects: Objects, pair: tuple[Files, Files], data: st.DataObject) -> None:
+    """What is left of the diff applies, and changes every file but those."""
+    before, after = pair
+    rendered = diff.render(objects, stored(objects, before), stored(objects, after))
+    paths = [section.path for section in diff.sections(rendered)]
+    # A folder in the place of a file comes and goes with it.
+    assume(not any(other.startswith(f"{path}/") for path in paths for other in paths))
+    gone = set(data.draw(st.lists(st.sampled_from(paths), unique=True))) if paths else set()
+    rest = diff.without(rendered, gone)
+    expected = {path: one for path, one in {**before, **after}.items() if path in (before if path in gone or path not in paths else after)}
+    expected |= {path: before[path] for path in gone if path in before}
+
+    assert [section.path for section in diff.sections(rest)] == [path for path in paths if path not in gone]
+    with objects.index(stored(objects, before)) as index:
+        fits, said = index.apply(rest) if rest else (True, "")
+        assert fits, said
+        assert index.tree() == stored(objects, expected)
+    assert diff.without(rendered, []) == rendered
+
+
+@FEW
+@given(pairs())
+def test_the_patch_id_is_gits_own(objects: Objects, pair: tuple[Files, Files]) -> None:
+    """A patch-id is what `git patch-id --stable` says, and nothing for nothing."""
+    rendered = diff.render(objects, *(stored(objects, files) for files in pair))
+    said = subprocess.run(["git", "patch-id", "--stable"], input=rendered, capture_output=True, check=True).stdout.decode()
+
+    assert diff.patch_id(objects, rendered) == said.split(" ")[0].strip()
+    assert diff.patch_id(objects, b"") == ""
+
+
+@FEW
+@given(pairs())
+def test_the_files_that_a_diff_reads_are_enough(objects: Objects, pair: tuple[Files, Files]) -> None:
+    """Rendering reads those contents that `blobs` names, and each of them is of one of both trees."""
+    trees = [stored(objects, files) for files in pair]
+    named = diff.blobs(objects, *trees)
+    entries = [objects.paths(tree) for tree in trees]
+    changed = {path for path in entries[0].keys() | entries[1].keys() if entries[0].get(path) != entries[1].get(path)}
+
+    assert named == {blob for tree in entries for path, (_, blob) in tree.items() if path in changed}
+
+
+def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> None:
+    """Neither the user's configuration and attributes, nor the variables of the shell, nor those of the repository change a byte."""
+    before = {"a.py": (git.REGULAR, b"def f():\n    return 1\n\n" * 9), "ü.lock": (git.REGULAR, b"1\n2\n"), "m": (git.REGULAR, b"m\n")}
+    after = {
+        "a.py": (git.REGULAR, b"def f():\n    return 1\n\n" * 8 + b"2\n"),
+        "ü.lock": (git.REGULAR, b"1\n3\n"),
+        "n": (git.REGULAR, b"m\n"),
+    }
+    own = Objects(tmp_path / "own.git")
+    trees = [stored(own, files) for files in (before, after)]
+    expected = diff.render(own, *trees)
+    settings = (
+        "[diff]\n\tnoprefix = true\n\tmnemonicPrefix = true\n\talgorithm = patience\n\tcontext = 9\n\tinterHunkContext = 9\n"
+        "\texternal = false\n\trenames = copies\n\torderFile = /nowhere\n\tignoreSubmodules = all\n\tsubmodule = log\n\n"
+        "\twsErrorHighlight = all\n\tindentHeuristic = true\n\tsrcPrefix = x/\n\tdstPrefix = y/\n\trelative = true\n\ttool = x\n"
+        "[color]\n\tui = always\n\tdiff = always\n[core]\n\tabbrev = 5\n\tautocrlf = true\n\tpager = false\n[pager]\n\tdiff-tree = false\n"
+        '[diff "python"]\n\txfuncname = "return.*"\n[diff "x"]\n\ttextconv = rev\n\tcommand = false\n'
+    )
+    with (Path.home() / ".gitconfig").open("a") as stream:
+        stream.write(settings)
+    for place in (Path.home() / ".config" / "git" / "attributes", Path.home() / ".gitattributes"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("*.py diff=python\n*.lock -diff\nm diff=x\n")
+    leaking = {"GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "-u9", "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'", "LC_ALL": "C"}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in leaking.items():
+            patched.setenv(name, value)
+        assert diff.render(own, *trees) == expected
+        with (own.path / "config").open("a") as stream:
+            stream.write(settings)
+        assert diff.render(own, *trees) == expected
+    assert b"\n@@ " in expected
+    assert b"Binary" not in expected
+
+
+# What is refused.
+
+EDIT = b"diff --git a/x b/x\nindex 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
+
+
+def test_a_whole_diff_is_accepted() -> None:
+    """The example that the following tests damage is fine as it is, with a mail's signature after it, and twice."""
+    (section,) = diff.sections(EDIT)
+
+    assert section == Section("x", "x", EDIT, (Hunk(1, 1, "", (b"a\n", b"c\n"), (b"b\n", b"c\n")),), blob="1111111")
+    assert len(diff.sections(EDIT + b"-- \n2.39.5\n\n")) == 1
+    assert [one.data for one in diff.sections(EDIT * 2)] == [EDIT, EDIT]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b" c\n", b"", "cut off"),
+        (b" c\n", b" c", "cut off"),
+        (b"+b\n c\n", b"+b", "cut off"),
+        (b"@@ -1,2 +1,2 @@\n-a\n+b\n c\n", b"", "cut off"),
+        (b"+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n", b"", "cut off"),
+        (b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n", b"", "cut off"),
+        (b"index 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n", b"", "cut off"),
+        (b" c\n", b" c\n+more\n", "more lines"),
+        (b" c\n", b" c\n@@ -x +y @@\n", "more lines"),
+        (b"@@ -1,2 +1,2 @@", b"@@ -1,2 @@", "more lines"),
+        (b"@@ -1,2 +1,2 @@", b"@@ -1,3 +1,3 @@", "cut off"),
+        (b"@@ -1,2 +1,2 @@", b"@@ -1,1 +1,1 @@", "more lines"),
+        (b"@@ -1,2 +1,2 @@", b"@@ -" + b"9" * 5000 + b",2 +1,2 @@", "more lines"),
+        (b"@@ -1,2 +1,2 @@", b"@@ -1," + b"9" * 9 + b" +1,2 @@", "cut off"),
+        (b"-a\n", b"-a\n?\n", "cut off"),
+        (b"+b\n c\n", b"+b\n\\ No newline at end of file\n c\n", "cut off"),
+        (b"--- a/x\n+++ b/x\n", b"--- /dev/null\n+++ /dev/null\n", "without a path"),
+    ],
+)
+def test_a_damaged_diff_is_refused(old: bytes, new: bytes, words: str) -> None:
+    """Hunks and headers that are cut off, or that hold more or less than they announce, are no diff; git would apply some of them."""
+    assert EDIT.count(old) == 1
+    with pytest.raises(PatchInvalid, match=words):
+        diff.sections(EDIT.replace(old, new))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/hooks/x", ".", "./x", "a/./x"])
+@pytest.mark.parametrize("place", [b"a/x", b"b/x"])
+def test_a_path_outside_of_the_tree_is_refused(name: str, place: bytes) -> None:
+    """Wherever the diff says it, plain or quoted, a path that leaves the tree or enters a repository's own folder is refused."""
+    side = place[:2]
+    for written in (side + name.encode(), b'"' + side + name.encode().replace(b".", b"\\056") + b'"'):
+        with pytest.raises(PatchInvalid, match="outside the tree"):
+            diff.sections(EDIT.replace(place, written))
+
+
+@pytest.mark.parametrize("verb", ["rename", "copy"])
+@pytest.mark.parametrize("end", ["from", "to"])
+def test_a_rename_cannot_leave_the_tree(verb: str, end: str) -> None:
+    """Neither side of a rename or a copy may lie outside."""
+    text = f"diff --git a/x b/y\nsimilarity index 100%\n{verb} from x\n{verb} to y\n"
+
+    assert [(one.old, one.new) for one in diff.sections(text.encode())] == [("x", "y")]
+    with pytest.raises(PatchInvalid, match="outside the tree"):
+        diff.sections(re.sub(f"{verb} {end} .", f"{verb} {end} ../z", text).encode())
+
+
+@pytest.mark.parametrize("name", [b'"a/\\033[2J"', b'"a/caf\\351"', b'"a/x\\177"', b'"a/\\000x"', b"a/caf\xe9"])
+def test_a_path_that_no_terminal_should_see_is_refused(name: bytes) -> None:
+    """Control characters, and bytes that are no UTF-8, are no path of an upstream; a tab is one."""
+    with pytest.raises(PatchInvalid, match="not plain UTF-8 text"):
+        diff.sections(EDIT.replace(b"a/x", name).replace(b"b/x", name.replace(b"a/", b"b/")))
+
+    assert diff.sections(EDIT.replace(b"a/x", b'"a/\\tx"').replace(b"b/x", b'"b/\\tx"'))[0].path == "\tx"
+
+
+LINK_HEADS = [
+    b"new file mode 120000\nindex 0000000..1111111\n",
+    b"old mode 100644\nnew mode 120000\n",
+    b"index 1111111..2222222 120000\n",
+    b"new file mode 160000\nindex 0000000..1111111\n",
+    b"index 1111111..2222222 160000\n",
+    b"old mode 100644\nnew mode 160000\n",
+    b"new file mode 120000\r\nindex 0000000..1111111\r\n",
+    b"index 1111111..2222222 120000\r\n",
+]
+
+
+@pytest.mark.parametrize("head", LINK_HEADS)
+def test_links_and_submodules_are_not_made_and_not_moved(head: bytes) -> None:
+    """A patch neither makes a link nor lets one that is there point elsewhere; the same for submodules."""
+    with pytest.raises(PatchInvalid, match=r"makes a (link|submodule), or changes one"):
+        diff.sections(b"diff --git a/x b/x\n" + head + b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+/etc/passwd\n")
+
+
+def test_real_links_and_submodules_are_refused(repository: Repository) -> None:
+    """As git itself writes them: made, changed, in the place of a file; but a patch may remove one."""
+    repository.commit({"a": b"1\n", "b": b"2\n"})
+    (repository.path / "link").symlink_to("a")
+    added = repository.commit({})
+    (repository.path / "link").unlink()
+    (repository.path / "link").symlink_to("b")
+    changed = repository.commit({})
+    (repository.path / "link").unlink()
+    removed = repository.commit({})
+    (repository.path / "a").unlink()
+    (repository.path / "a").symlink_to("b")
+    instead = repository.commit({})
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{added},sub")
+    repository.git("commit", "--quiet", "-m", "submodule")
+    for commit in (added, changed, instead, repository.git("rev-parse", "HEAD")):
+        with pytest.raises(PatchInvalid, match="or changes one"):
+            diff.sections(repository.output("diff-tree", "-p", "--no-commit-id", "--full-index", commit))
+
+    assert len(diff.sections(repository.output("diff-tree", "-p", "--no-commit-id", "--full-index", removed))) == 1
+
+
+def test_what_has_no_body_is_understood(repository: Repository) -> None:
+    """Empty files that come and go, modes and pure renames are changes of their own."""
+    repository.commit({"empty": b"", "a b": b"text\n", "gone": b""})
+    repository.git("tag", "before")
+    repository.commit({"gone": None, "new ü": b""})
+    (repository.path / "empty").chmod(0o755)
+    repository.git("mv", "a b", "c d")
+    repository.commit({})
+    found = diff.sections(repository.output("diff-tree", "-r", "-p", "--find-renames", "--no-rename-empty", "before", "HEAD"))
+
+    assert [(one.old, one.new) for one in found] == [("a b", "c d"), ("empty", "empty"), ("gone", ""), ("", "new ü")]
+    assert not any(one.hunks or one.binary for one in found)
+
+
+# Garbage.
+
+
+@given(st.binary(max_size=200), st.integers(0, len(EDIT)))
+def test_any_bytes_are_a_diff_or_refused(noise: bytes, place: int) -> None:
+    """Whatever stands in a diff, taking it apart gives sections or `PatchInvalid`."""
+    for data in (noise, EDIT[:place] + noise + EDIT[place:], EDIT[:place] + noise, b"diff --git " + noise):
+        try:
+            found = diff.sections(data)
+        except PatchInvalid:
+            continue
+        assert data.endswith(b"".join(one.data for one in found))
+        for one in found:
+            one.path.encode()
+
+
+@FEW
+@given(pairs(), st.data())
+def test_a_diff_that_was_cut_does_not_crash(objects: Objects, pair: tuple[Files, Files], data: st.DataObject) -> None:
+    """A real diff that ends anywhere is refused, or what is left of it is a diff that git does not take for more."""
+    rendered = diff.render(objects, *(stored(objects, files) for files in pair))
+    cut = rendered[: data.draw(st.integers(0, len(rendered)))]
+    try:
+        found = diff.sections(cut)
+    except PatchInvalid:
+        return
+    whole = diff.sections(rendered)
+
+    assert [one.path for one in found] == [one.path for one in whole[: len(found)]]
+    assert all(one.hunks == other.hunks[: len(one.hunks)] for one, other in zip(found, whole, strict=False))
+
+
+# Places.
+
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "}\n"]), max_size=9)
+
+
+def applied_at(objects: Objects, text: bytes, patch: bytes, hunk: Hunk, *, reverse: bool = False) -> int | None:
+    """Return the line at which git applies the one hunk of *patch* to a file of *text*; None when it does not."""
+    with objects.index(stored(objects, {"x": (git.REGULAR, text)})) as index:
+        fits, said = index.apply(patch, reverse=reverse)
+    if not fits:
+        return None
+    named = re.search(r"Hunk #1 succeeded at (\d+)", said)
+    return int(named[1]) if named else (hunk.new_start if reverse else hunk.start)
+
+
+@settings(FEW, max_examples=60)
+@given(LINES, LINES, LINES, st.sampled_from([1, 2, 3]), st.booleans())
+def test_git_applies_a_hunk_at_one_of_its_places(
+    objects: Objects, before: list[str], after: list[str], elsewhere: list[str], context: int, reverse: bool
+) -> None:
+    """Where git accepts a hunk, `places` has that line; where `places` has none, git refuses. Both ends of a file included."""
+    old, new, other = ("".join(lines).encode() for lines in (before, after, elsewhere))
+    trees = [stored(objects, {"x": (git.REGULAR, text)}) for text in (old, new)]
+    patch = diff.render(objects, *trees, context=context)
+    assume(patch)
+    (section,) = diff.sections(patch)
+    assume(len(section.hunks) == 1 and (section.hunks[0].after if reverse else section.hunks[0].before))
+    (hunk,) = section.hunks
+    for text in (other, other + (new if reverse else old), (new if reverse else old) + other):
+        found = applied_at(objects, text, patch, hunk, reverse=reverse)
+        at = diff.places(text, hunk, done=reverse)
+        assert (found in at) if found is not None else not at
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a\nb\nc\n", [2]), ("a\nb\nc\nb\nc\n", [2, 4]), ("b\nc", []), ("b\n", []), ("", []), ("a\nb\nc\nd\n", [2])],
+)
+def test_places_are_counted_from_one(text: str, expected: list[int]) -> None:
+    """Every occurrence counts, a last line without its end is another line."""
+    hunk = Hunk(5, 5, "", (b"b\n", b"c\n"), (b"B\n", b"c\n"))
+
+    assert diff.places(text.encode(), hunk) == expected
+
+
+def test_the_ends_of_a_file_are_places_of_their_own() -> None:
+    """A hunk of line 1 fits at line 1 alone; one without context after its change fits at the end alone."""
+    first, last = Hunk(1, 1, "", (b"b\n",), (b"B\n",)), Hunk(5, 5, "", (b"b\n",), (b"B\n",), last=True)
+
+    assert diff.places(b"b\na\nb\n", first) == [1]
+    assert diff.places(b"b\na\nb\n", last) == [3]
+    assert diff.places(b"b\na\nb\na\n", last) == []
+    assert diff.places(b"B\na\nB\n", first, done=True) == [1]
+
+
+def test_lines_that_stand_already_are_counted(objects: Objects) -> None:
+    """Of what a diff adds, as much stands in a tree as its files hold, each line once, blank ones aside."""
+    trees = [stored(objects, {"x": (git.REGULAR, text)}) for text in (b"a\n", b"a\nb\nb\n\nc\n", b"b\nc\n")]
+    parts = diff.sections(diff.render(objects, trees[0], trees[1]))
+
+    assert [diff.standing(objects, tree, parts) for tree in trees] == [(0, 3), (3, 3), (2, 3)]
+
+
+# Without context.
+
+
+@FEW
+@given(pairs())
+def test_a_patch_id_needs_no_context_where_it_ignores_it(objects: Objects, pair: tuple[Files, Files]) -> None:
+    """A diff made bare has the patch-id of the same diff rendered without context."""
+    texts = [{path: one for path, one in files.items() if not one[1].startswith(b"\0")} for files in pair]
+    trees = [stored(objects, files) for files in texts]
+
+    assert diff.patch_id(objects, diff.bare(diff.render(objects, *trees))) == diff.patch_id(
+        objects, diff.render(objects, *trees, context=0)
+    )

@@ -1,0 +1,206 @@
+"""Status: one table per stack of what it carries and what is known of it; it asks nobody."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from sparkwright.cherry_picks import pick, series
+from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cli import main
+from sparkwright.errors import FileInvalid, NotProvided, PatchInvalid
+from sparkwright.forks import sources
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
+#: Nothing listens on the discard port.
+NOWHERE = "http://127.0.0.1:9/"
+
+
+def edited(*changes: tuple[int, str]) -> bytes:
+    made = TEXT.decode()
+    for number, line in changes:
+        made = made.replace(f"line {number}\n", line)
+    return made.encode()
+
+
+def carry(host: Host, number: int, files: Mapping[str, bytes | None]) -> None:
+    """Open a pull request and let both stacks carry it."""
+    head = host.pull(number, files, start="v1")
+    seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
+    record = pick.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
+    host.write(*host.ledger.records, msgspec.structs.replace(record, stacks={host.stack: {}, "2026.11": {}}))
+
+
+@pytest.fixture(name="made")
+def _made(host: Host) -> Host:
+    """Return the host with two stacks on one release: a pick in both, two patches of ours in one."""
+    host.work.commit({"a.txt": TEXT, "b.txt": TEXT, "docs/big.txt": TEXT}, "Begin")
+    host.lock()
+    carry(host, 7, {"c.txt": b"picked\n"})
+    host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
+    host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
+    other = host.root / "forks" / "2026.11"
+    shutil.copytree(host.root / "forks" / host.stack, other)
+    for name in ("stack.yaml", "lock.yaml"):
+        (other / name).write_text((other / name).read_text().replace("stack: test", "stack: '2026.11'"))
+    shutil.rmtree(other / host.fork)
+    return host
+
+
+def status(host: Host, capsys: pytest.CaptureFixture[str], *words: str, every: bool = False) -> Any:
+    """Return the document of the verb, run where neither a repository nor the index can be reached."""
+    alive = host.mirrors
+    host.mirrors = {host.url: f"{NOWHERE}widget.git", pick.API: NOWHERE}
+    given = host.words[2:] if every else host.words
+    host.mirrors = alive
+    capsys.readouterr()
+    assert main.main(["status", *given, "--json", *words]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)["stacks"]
+
+
+def lines(host: Host, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return the lines of the host's own stack by name."""
+    return {one["name"]: one for one in status(host, capsys)[host.stack]}
+
+
+def applied(host: Host) -> None:
+    """Apply the series, as the verb does."""
+    session = host.session()
+    series.apply(session, sources.fetch(session, host.fork))
+
+
+def test_every_stack_has_a_table(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Newest first; a stack has its picks, then its patches, in the order in which they are applied."""
+    found = status(made, capsys, every=True)
+
+    assert list(found) == ["test", "2026.11"]
+    assert [one["name"] for one in found["test"]] == ["#7", "first.patch", "second.patch"]
+    assert [one["name"] for one in found["2026.11"]] == ["#7"]
+
+
+def test_a_line_says_what_and_why(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Subject, reason and end come from the ledger or from the patch; the age is in days, the size in lines of diff."""
+    series.picks(made.session(), "widget")
+    found = lines(made, capsys)
+    age = (datetime.datetime.now(datetime.UTC).date() - datetime.date(2026, 11, 1)).days
+
+    shared = {"fork": "widget", "age": age, "here": "not tried", "needed": "not looked at", "superseded": ""}
+    shared |= {"reason": "the test wants it", "drop_when": "the test ends"}
+
+    assert found["#7"] == {
+        **shared, "name": "#7", "subject": "Improve number 7", "lines": 7, "page": "https://github.com/acme/widget/pull/7",
+    }  # fmt: skip
+    assert found["first.patch"] == {**shared, "name": "first.patch", "subject": "Do the first", "lines": 9, "page": ""}
+
+
+def test_people_get_a_table(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json: a table per stack, and a line that sums it up."""
+    series.picks(made.session(), "widget")
+    assert main.run(["status", *made.words]) == 0
+    told = capsys.readouterr().out
+
+    assert "stack test" in told
+    assert "widget#7" in told
+    assert "widget/first" in told
+    assert "1 picks and 2 patches of ours, 25 lines of diff" in told
+    assert "2026.11" not in told
+
+
+def test_applied_is_what_was_applied_as_it_stands_now(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is known before an apply; after it every element is; a patch that was edited since takes that back."""
+    assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
+    applied(made)
+    assert {one["here"] for one in lines(made, capsys).values()} == {"applied"}
+    path = made.series / "second.patch"
+    path.write_bytes(path.read_bytes().replace(b"As told.", b"As told, twice."))
+
+    assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
+
+
+def test_a_source_without_some_folders_counts_as_well(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is applied to is the locked tree less what the lock leaves out, and the status knows that."""
+    path = made.root / "forks" / made.stack / "lock.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("      ref: v1\n", "      ref: v1\n      without: [docs]\n"))
+    assert path.read_text() != text
+    assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
+    applied(made)
+
+    assert {one["here"] for one in lines(made, capsys).values()} == {"applied"}
+
+
+def test_needed_and_superseded_are_what_the_last_drift_saw(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fits, fits elsewhere, conflicts, is upstream since: each by the newest base that was looked at, with the proof."""
+    made.ours("third.patch", {"a.txt": edited((10, "first\n"), (50, "third\n"))}, "Do the third")
+    made.work.commit({"b.txt": edited((30, "second\n"), (2, "more\n"))}, "Take the second")
+    made.work.git("tag", "v2")
+    made.work.commit({"a.txt": b"new\n" + edited((50, "theirs\n"))}, "Break the third")
+    made.push("main", "v2")
+    main.run(["drift", *made.words, "--to", "v2", "--to", "main"])
+    found = lines(made, capsys)
+
+    assert {name: one["needed"] for name, one in found.items()} == {
+        "#7": "yes, fits main",
+        "first.patch": "yes, fits main at other lines",
+        "second.patch": "until v2",
+        "third.patch": "conflicts on main",
+    }
+    assert found["second.patch"]["superseded"] == "v2: reverse: v2 holds the whole change"
+    assert {one["superseded"] for name, one in found.items() if name != "second.patch"} == {""}
+
+
+def test_what_changed_since_the_drift_was_not_looked_at(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """An edited patch, a pick of which less is taken: what the drift saw was another one."""
+    made.push()
+    main.run(["drift", *made.words, "--to", "main"])
+    path = made.series / "second.patch"
+    path.write_bytes(path.read_bytes().replace(b"+second", b"+the second"))
+    assert [one["needed"] for one in lines(made, capsys).values()] == ["yes, fits main", "yes, fits main", "not looked at"]
+    record = made.ledger.records[0]
+    made.write(msgspec.structs.replace(record, stacks={made.stack: {"c.txt": "not today"}}))
+
+    assert lines(made, capsys)["#7"]["needed"] == "not looked at"
+
+
+def test_a_patch_without_a_date_has_no_age(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """A date that is none is shown as unknown, not as today."""
+    path = made.series / "second.patch"
+    path.write_bytes(path.read_bytes().replace(b"Date: Sun, 1 Nov 2026 12:00:00 +0000", b"Date: once"))
+
+    assert lines(made, capsys)["second.patch"]["age"] == -1
+
+
+def test_a_fork_may_be_named(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """--fork leaves the others out; one that no stack has is an error."""
+    assert [one["fork"] for one in status(made, capsys, "--fork", "widget")["test"]] == ["widget"] * 3
+    with pytest.raises(NotProvided, match="no fork 'gadget'"):
+        main.run(["status", *made.words, "--fork", "gadget"])
+
+
+def test_a_damaged_series_or_ledger_is_no_empty_one(made: Host) -> None:
+    """What cannot be read is an error, never a shorter table."""
+    (made.series / "lost.patch").write_bytes(b"")
+    with pytest.raises(PatchInvalid, match="disagree"):
+        main.run(["status", *made.words])
+    (made.series / "lost.patch").unlink()
+    (made.root / "cherry_picks" / "widget.yaml").write_text("url: [")
+
+    with pytest.raises(FileInvalid):
+        main.run(["status", *made.words])
+
+
+def test_a_store_that_knows_nothing_is_no_fault(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a new machine the table has what the checkout says; sizes of picks and ages follow with the first apply."""
+    shutil.rmtree(made.cache)
+    found = lines(made, capsys)
+
+    assert found["#7"]["lines"] == 0
+    assert {one["here"] for one in found.values()} == {"not tried"}
