@@ -10,7 +10,7 @@ import contextlib
 import email.policy
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
-from email.parser import BytesParser
+from email.parser import HeaderParser
 
 import msgspec
 
@@ -64,12 +64,16 @@ def parse(name: str, data: bytes) -> Patch:
     Raises:
         PatchInvalid: It is not a mail with a diff, lacks a trailer, or has an unknown Upstream-Status.
     """
-    message = BytesParser(policy=email.policy.compat32).parsebytes(data)
-    body = data.partition(b"\n\n")[2]
-    head, found, rest = body.partition(b"\n---\n")
+    top, _, body = data.partition(b"\n\n")
+    message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
+    raw, found, rest = body.partition(b"\n---\n")
+    try:
+        head = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PatchInvalid(f"The header of {name} is not UTF-8.") from error
     if not found or b"\ndiff --git " not in b"\n" + rest:
         raise PatchInvalid(f"{name} is not a patch as git format-patch writes it.")
-    trailers = dict(line.split(": ", 1) for line in head.decode("utf-8", "replace").splitlines() if line.partition(": ")[0] in TRAILERS)
+    trailers = dict(line.split(": ", 1) for line in head.splitlines() if line.partition(": ")[0] in TRAILERS)
     missing = [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]
     if missing:
         raise PatchInvalid(f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
@@ -93,7 +97,7 @@ def parse(name: str, data: bytes) -> Patch:
         data=data_of,
         author=_plain(str(message.get("From", ""))),
         date=str(message.get("Date", "")),
-        text=head.decode("utf-8", "replace"),
+        text=head,
     )
 
 
