@@ -260,7 +260,7 @@ def test_a_rename_cannot_leave_the_tree(verb: str, end: str) -> None:
         diff.sections(re.sub(f"{verb} {end} .", f"{verb} {end} ../z", text).encode())
 
 
-@pytest.mark.parametrize("name", [b'"a/\\033[2J"', b'"a/caf\\351"', b'"a/x\\177"', b'"a/\\000x"', b"a/caf\xe9"])
+@pytest.mark.parametrize("name", [b'"a/\\033[2J"', b'"a/na\\357ve"', b'"a/x\\177"', b'"a/\\000x"', b"a/gr\xfc\xdfe"])
 def test_a_path_that_no_terminal_should_see_is_refused(name: bytes) -> None:
     """Control characters, and bytes that are no UTF-8, are no path of an upstream; a tab is one."""
     with pytest.raises(PatchInvalid, match="not plain UTF-8 text"):

@@ -360,7 +360,7 @@ def test_folders_take_the_place_of_submodules(objects: Objects, repository: Repo
 
 def test_names_that_are_not_utf_8_survive(objects: Objects, repository: Repository) -> None:
     """A file of another age's encoding comes back under its own bytes."""
-    name = b"caf\xe9.txt"
+    name = b"gr\xfc\xdfe.txt"
     (repository.path / os.fsdecode(name)).write_bytes(b"1")
     commit = repository.commit({"b": b"2"})
     objects.fetch(repository.url, commit)
