@@ -146,7 +146,7 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network (minutes)."""
     session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "not network and not toolchain", *session.posargs)
+    session.run("pytest", "-m", "not network and not toolchain", "--numprocesses", "auto", *session.posargs)
 
 
 @nox.session(default=False, tags=["check"])

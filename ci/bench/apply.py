@@ -12,7 +12,7 @@ import measure
 from sparkwright.cherry_picks import diff, patch, series
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.forks import sources
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 HEAD = "From: Bench <bench@bench.invalid>\nDate: Fri, 20 Nov 2026 12:00:00 +0000\nSubject: [PATCH] Change file {number}\n\nAs told.\n\n"
 TRAILERS = "Upstream-Status: Inappropriate\nReason: something to apply\nDrop-When: the benchmark ends\n---\n"

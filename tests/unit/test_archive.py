@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sparkwright.errors import ArchiveUnsafe
 from sparkwright.forks import archive
 from sparkwright.forks.archive import Member
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -21,7 +21,8 @@ from sparkwright.cli import main
 from sparkwright.errors import ExportMismatch, PatchInvalid, SourceUnreachable
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.git import EXECUTABLE, REGULAR, Objects
+from sparkwright.git import EXECUTABLE, REGULAR
+from sparkwright.objects import Objects
 from sparkwright.store import Store
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def test_export_after_import_is_the_identity(objects: Objects, states: list[File
 
 @pytest.mark.parametrize(
     "text",
-    ["Größe = ½: die [Bugfix] und ü schreiben – und noch viel mehr, viel weiter, bis zum Schluss der langen Zeile", "=?utf-8?q?x?= as text"],
+    ["Größe = ½: die [Bugfix] und ü schreiben – und noch viel weiter, bis zum Schluss der langen Zeile", "=?utf-8?q?x?= as text"],
 )
 def test_a_header_reads_as_its_author_wrote_it(objects: Objects, tmp_path: Path, text: str) -> None:
     """What is not ASCII is encoded so that git, too, reads the same; a subject that looks encoded is not taken for it."""

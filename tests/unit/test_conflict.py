@@ -21,7 +21,7 @@ from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.errors import PatchConflict
 from sparkwright.forks import sources
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host

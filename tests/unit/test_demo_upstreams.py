@@ -21,6 +21,7 @@ from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams
 from sparkwright.errors import ConfigureFailed
 from sparkwright.forks import packageindex
 from sparkwright.forks.spec import Project
+from sparkwright.objects import Objects
 
 PROJECT = Project(SOURCES.parent / "project", "demo")
 PATCHES = series.load(PROJECT.series_folder("vllm"))
@@ -70,7 +71,7 @@ def test_ids_depend_on_nothing_of_this_machine(made: Upstreams, tmp_path: Path, 
 
 def test_the_tagged_tree_holds_the_shipped_files_byte_for_byte(made: Upstreams) -> None:
     for fork, one in made.forks.items():
-        objects = git.Objects(one.path)
+        objects = Objects(one.path)
         assert {path: objects.blob(one.tree, path) for path in objects.paths(one.tree)} == upstreams.files(fork)
     crlf, binary = (upstreams.files("vllm")[f"docs/{name}"] for name in ("windows.txt", "logo.bin"))
     assert b"\r\n" in crlf
@@ -110,7 +111,7 @@ def test_the_series_applies_to_the_tag_as_plain_git_would(tree: Path) -> None:
 
 
 def test_the_first_patch_does_not_apply_to_main(made: Upstreams) -> None:
-    objects = git.Objects(made.forks["vllm"].path)
+    objects = Objects(made.forks["vllm"].path)
     with objects.index(objects.resolve("main^{tree}")) as index:
         assert not index.apply(PATCHES[0].data)[0]
 

@@ -15,7 +15,7 @@ from sparkwright import git
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Hunk, Section
 from sparkwright.errors import PatchInvalid
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -353,7 +353,7 @@ import sys
 from pathlib import Path
 from sparkwright.errors import SparkwrightError
 from sparkwright.forks import download
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 from sparkwright.store import Store
 
 def load():

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright import git
-from sparkwright.git import Change, GitFailed, Objects
+from sparkwright.git import GitFailed
+from sparkwright.objects import Change, Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -419,7 +420,8 @@ def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None
 
 def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
     """Processes that begin together with a fresh cache directory all end up with the same store."""
-    words = [sys.executable, "-c", "import sys; from pathlib import Path; from sparkwright.git import Objects; Objects(Path(sys.argv[1]))"]
+    program = "import sys; from pathlib import Path; from sparkwright.objects import Objects; Objects(Path(sys.argv[1]))"
+    words = [sys.executable, "-c", program]
     children = [subprocess.Popen([*words, str(tmp_path / "objects.git")]) for _ in range(5)]
 
     assert [child.wait(60) for child in children] == [0] * 5

@@ -14,7 +14,8 @@ from sparkwright import yamlfile
 from sparkwright.build import archs, guards, sourcetree
 from sparkwright.build.guards import Guard
 from sparkwright.errors import ArchTrap, FileInvalid, RuleMismatch
-from sparkwright.git import REGULAR, Objects
+from sparkwright.git import REGULAR
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.cherry_picks import history
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Repository

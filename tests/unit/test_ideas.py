@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparkwright.cherry_picks import ideas, ledger
 from sparkwright.cherry_picks.ideas import Finding, Idea, Probe, State
 from sparkwright.errors import FileInvalid
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -26,7 +26,7 @@ from sparkwright.forks import mirror
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 from sparkwright.store import Store
 
 if TYPE_CHECKING:
@@ -567,7 +567,7 @@ def test_processes_that_make_different_mirrors(run: Session, repository: Reposit
     urls = [f"https://upstream.example/{name}.git" for name in ("one", "two", "three")]
     run = dataclasses.replace(run, mirrors={url: run.mirrored(URL) for url in (URL, *urls)})
     program = (
-        "import sys; from pathlib import Path; from sparkwright.git import Objects\n"
+        "import sys; from pathlib import Path; from sparkwright.objects import Objects\n"
         "for _ in range(40): Objects(Path(sys.argv[1])).borrow(Path(sys.argv[2]).glob('*.git'))"
     )
     words = [str(run.store.root / name) for name in ("objects.git", "mirrors")]

@@ -27,7 +27,7 @@ from sparkwright.digest import sha256_bytes
 from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.forks import sources
 from sparkwright.forks.spec import ForkSpec, SourceSpecs, StackSpec
-from sparkwright.git import Objects
+from sparkwright.objects import Index, Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Repository
@@ -571,7 +571,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.extend(one.name for one in patches if done is not None)
         return done
 
-    def one_by_one(objects: Objects, index: git.Index, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
+    def one_by_one(objects: Objects, index: Index, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
         names.append(one.name)
         return attempt(objects, index, tree, one, movable=movable)
 

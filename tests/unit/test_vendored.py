@@ -22,7 +22,8 @@ from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.vendored import fetchcontent, gitmodules
 from sparkwright.forks.vendored.cmakevalues import Reading
 from sparkwright.forks.vendored.declared import Vendored
-from sparkwright.git import LINK, REGULAR, Objects
+from sparkwright.git import LINK, REGULAR
+from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from sparkwright.errors import ArchTrap, RuleMismatch
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 #: Something that a person wrote; on one line, since lines are searched and shown.
 Line = Annotated[str, msgspec.Meta(pattern=r"^[^\n]*\S[^\n]*$")]

@@ -17,7 +17,7 @@ import msgspec
 from sparkwright.cherry_picks import diff, patch
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.errors import PatchInvalid
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 #: The trailers that carry a file name or a pull request through git; no exported patch holds them.
 FILE, PICK = "Patch-File", "Patch-Pick"

@@ -24,7 +24,8 @@ from sparkwright.cherry_picks.upstream import Evidence
 from sparkwright.console import console
 from sparkwright.errors import PatchConflict, SparkwrightError
 from sparkwright.forks.mirror import Mirror
-from sparkwright.git import REGULAR, Objects
+from sparkwright.git import REGULAR
+from sparkwright.objects import Objects
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows; more help nobody.
 SHOWN, COLUMNS, NAMED = 8, 96, 20

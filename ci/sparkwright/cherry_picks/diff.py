@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from sparkwright.errors import PatchInvalid
-from sparkwright.git import LINK, SUBMODULE, Objects
+from sparkwright.git import LINK, SUBMODULE
+from sparkwright.objects import Objects
 
 #: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
 _FLAGS = (

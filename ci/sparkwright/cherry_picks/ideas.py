@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 State = Literal["needed", "absorbed", "not-there", "unknown"]
 

@@ -22,7 +22,7 @@ from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
 from sparkwright.errors import ExportMismatch, NotProvided, PatchConflict, PatchLost, RebaseUnfinished, SparkwrightError
 from sparkwright.forks.session import Session
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 
 #: The worktree's branch, and the ref of the base below it.
 BRANCH, BASE = "series", "refs/sparkwright/base"

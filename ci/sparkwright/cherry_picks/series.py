@@ -25,7 +25,7 @@ from sparkwright.console import console
 from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.forks.session import Session
 from sparkwright.forks.sources import FetchedSource
-from sparkwright.git import Index, Objects
+from sparkwright.objects import Index, Objects
 
 #: git says so when it found a hunk's context elsewhere than the patch claims.
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")

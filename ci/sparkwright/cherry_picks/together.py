@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from sparkwright import git
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Hunk, Section
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.errors import PatchInvalid
-from sparkwright.git import EXECUTABLE, REGULAR, Objects
+from sparkwright.git import EXECUTABLE, REGULAR
+from sparkwright.objects import Objects, blob_id, quoted
 
 _MODE = re.compile(rb"^new file mode (\d{6})$", re.MULTILINE)
 
@@ -54,7 +54,7 @@ def trees(objects: Objects, base: str, patches: Sequence[Patch]) -> list[str] | 
         files |= changed
         steps.append(changed)
     made = _import(objects, base, steps)
-    expected = {path: git.blob_id(file[1]) for path, file in files.items() if file is not None}
+    expected = {path: blob_id(file[1]) for path, file in files.items() if file is not None}
     return made if _all_differ(base, made) and _by_git(objects, before, patches) == expected else None
 
 
@@ -114,7 +114,8 @@ def _import(objects: Objects, base: str, steps: Sequence[Mapping[str, File]]) ->
             stream.write(f"commit refs/series/{Path(scratch).name}\nmark :{number}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
             stream.write(f'M 040000 {base} ""\n'.encode() if number == 1 else b"")
             for path, file in changed.items():
-                stream.write(b"D %s\n" % git.quoted(path) if file is None else b"M %s inline %s\n" % (file[0].encode(), git.quoted(path)))
+                what = b"D" if file is None else b"M %b inline" % file[0].encode()
+                stream.write(b"%b %b\n" % (what, quoted(path)))
                 stream.write(b"data %d\n%b\n" % (len(file[1]), file[1]) if file is not None else b"")
         stream.write(b"reset refs/series/%b\nfrom %b\n\ndone\n" % (Path(scratch).name.encode(), b"0" * 40))
         stream.seek(0)
@@ -137,6 +138,6 @@ def _by_git(objects: Objects, files: Mapping[str, File], patches: Sequence[Patch
         for number, one in enumerate(patches):
             names.append(str(Path(scratch) / f"{number:04}.diff"))
             Path(names[-1]).write_bytes(one.data)
-        index.add({path: (file[0], git.blob_id(file[1])) for path, file in files.items() if file is not None})
+        index.add({path: (file[0], blob_id(file[1])) for path, file in files.items() if file is not None})
         fits, said = index.apply_files(names)
         return index.blobs() if fits and "offset" not in said else {}

@@ -19,7 +19,8 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.errors import SparkwrightError
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.session import Session
-from sparkwright.git import GitFailed, Objects
+from sparkwright.git import GitFailed
+from sparkwright.objects import Objects
 
 
 class Evidence(msgspec.Struct, frozen=True):

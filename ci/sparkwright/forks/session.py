@@ -17,7 +17,7 @@ from sparkwright.errors import UsageError
 from sparkwright.forks import lock
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.spec import Project, SourceKind
-from sparkwright.git import Objects
+from sparkwright.objects import Objects
 from sparkwright.store import Store
 
 

@@ -16,7 +16,8 @@ from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.packageindex import shown
 from sparkwright.forks.vendored import fetchcontent, gitmodules
 from sparkwright.forks.vendored.declared import Vendored, plain
-from sparkwright.git import EXECUTABLE, REGULAR, Objects
+from sparkwright.git import EXECUTABLE, REGULAR
+from sparkwright.objects import Objects
 
 _CMAKE = re.compile(r"(?:.*/)?(?:CMakeLists\.txt|[^/]+\.cmake)(?:\.in)?")
 _CARGO = re.compile(r"(?:.*/)?Cargo\.lock")

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from sparkwright.errors import DeclarationUnsafe
 from sparkwright.forks.vendored.declared import Vendored, plain
-from sparkwright.git import EXECUTABLE, REGULAR, SUBMODULE, Objects
+from sparkwright.git import EXECUTABLE, REGULAR, SUBMODULE
+from sparkwright.objects import Objects
 
 FILE = ".gitmodules"
 
