@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkwright import git, yamlfile
-from sparkwright.cherry_picks import diff, ledger, patch, pick, series, together
+from sparkwright.cherry_picks import diff, fit, ledger, patch, pick, series, together
+from sparkwright.cherry_picks.fit import Outcome
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.pick import Seen
-from sparkwright.cherry_picks.series import Outcome, PatchedTree
+from sparkwright.cherry_picks.series import PatchedTree
 from sparkwright.cli.main import parser, session_of
 from sparkwright.digest import sha256_bytes
 from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
@@ -267,7 +268,7 @@ def mine(data: bytes) -> Patch:
 def tried(objects: Objects, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
     """Return what comes of the patch on *tree*; whatever it is, the index holds the tree that the outcome names."""
     with objects.index(tree) as index:
-        done = series.attempt(objects, index, tree, one, movable=movable)
+        done = fit.attempt(objects, index, tree, one, movable=movable)
         assert index.tree() == done.tree
     return done
 
@@ -489,7 +490,7 @@ def test_the_fast_way_gives_what_git_gives(
     slow = list[Outcome]()
     with objects.index(base) as index:
         for one in patches:
-            slow.append(series.attempt(objects, index, slow[-1].tree if slow else base, one))
+            slow.append(fit.attempt(objects, index, slow[-1].tree if slow else base, one))
     fast = together.trees(objects, base, patches)
 
     if fast is not None:
@@ -575,9 +576,9 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(one.name)
         return attempt(objects, index, tree, one, movable=movable)
 
-    trees, attempt = together.trees, series.attempt
+    trees, attempt = together.trees, fit.attempt
     monkeypatch.setattr(together, "trees", all_at_once)
-    monkeypatch.setattr(series, "attempt", one_by_one)
+    monkeypatch.setattr(fit, "attempt", one_by_one)
     return names
 
 

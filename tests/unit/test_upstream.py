@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import patch, pick, upstream
+from sparkwright.cherry_picks import fit, patch, pick, upstream
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.pick import Seen
@@ -57,7 +57,7 @@ def base(host: Host, session: Session, revision: str = "main") -> Base:
 def verdict(host: Host, one: Patch, record: Record | None, on: Base | None = None) -> dict[str, Evidence]:
     session = host.session()
     on = on or base(host, session)
-    found = upstream.evidence(session, session.mirror(host.url), on, one, record, upstream.taken_away(session.objects, on.tree, [one]))
+    found = upstream.evidence(session, session.mirror(host.url), on, one, record, fit.taken_away(session.objects, on.tree, [one]))
     return {test.test: test for test in found}
 
 
@@ -196,8 +196,8 @@ def test_patches_are_taken_away_newest_first(begun: Host) -> None:
     session = begun.session()
     tree = base(begun, session).tree
 
-    assert upstream.taken_away(session.objects, tree, patches) == {"#7", "#8"}
-    assert upstream.taken_away(session.objects, tree, patches[:1]) == frozenset()
+    assert fit.taken_away(session.objects, tree, patches) == {"#7", "#8"}
+    assert fit.taken_away(session.objects, tree, patches[:1]) == frozenset()
 
 
 def test_a_patch_that_is_not_there_does_not_hide_the_others(begun: Host) -> None:
@@ -208,7 +208,7 @@ def test_a_patch_that_is_not_there_does_not_hide_the_others(begun: Host) -> None
     patches = [pinned(begun, number)[1] for number in (7, 8, 9)]
     session = begun.session()
 
-    assert upstream.taken_away(session.objects, base(begun, session).tree, patches) == {"#7", "#9"}
+    assert fit.taken_away(session.objects, base(begun, session).tree, patches) == {"#7", "#9"}
 
 
 # What is compared.

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 
 from sparkwright import digest
-from sparkwright.cherry_picks import diff, series, upstream
+from sparkwright.cherry_picks import diff, fit, series, upstream
+from sparkwright.cherry_picks.fit import Outcome
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.series import Outcome
 from sparkwright.cherry_picks.upstream import Base, Evidence
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.session import Session
@@ -85,7 +85,7 @@ def trials(session: Session, fork: str, book: Ledger | None, patches: Sequence[P
     if known:
         return list(known.trials)
     mirror = session.mirror(book.url) if book else None
-    taken = upstream.taken_away(session.objects, base.tree, patches)
+    taken = fit.taken_away(session.objects, base.tree, patches)
     outcomes = series.evaluate(session.objects, base.tree, patches)
     made = [_trial(session, mirror, base, *one, taken) for one in zip(patches, records, outcomes, strict=True)]
     # What could not be read today may be readable tomorrow.

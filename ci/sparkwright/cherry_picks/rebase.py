@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import digest, git
-from sparkwright.cherry_picks import bases, commits, ledger, patch, series
+from sparkwright.cherry_picks import bases, commits, fit, ledger, patch, series
 from sparkwright.cherry_picks.commits import Exported
+from sparkwright.cherry_picks.fit import Outcome
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.series import Outcome
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
 from sparkwright.errors import ExportMismatch, NotProvided, PatchConflict, PatchLost, RebaseUnfinished, SparkwrightError
@@ -136,7 +136,7 @@ def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) 
     done, tree = dict[str, Outcome](), base.tree
     with objects.index(base.tree) as index:
         for one in patches:
-            outcome = series.attempt(objects, index, tree, one, movable=True)
+            outcome = fit.attempt(objects, index, tree, one, movable=True)
             if outcome.status == "conflict" and not one.pick:
                 return done, (root, tip), one.name
             if outcome.status == "conflict":

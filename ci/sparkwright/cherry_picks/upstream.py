@@ -51,16 +51,6 @@ class Base(msgspec.Struct, frozen=True):
     commit: str = ""
 
 
-def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozenset[str]:
-    """Return the names of those *patches* that *tree* has already: each is reverse-applied, the newest first."""
-    found = set()
-    with objects.index(tree) as index:
-        for one in reversed(patches):
-            if one.data and index.apply(one.data, reverse=True)[0]:
-                found.add(one.name)
-    return frozenset(found)
-
-
 def evidence(
     session: Session, mirror: Mirror | None, base: Base, one: Patch, record: Record | None, taken: frozenset[str]
 ) -> tuple[Evidence, ...]:

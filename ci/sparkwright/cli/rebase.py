@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, conflict, ledger, rebase, series, upstream
+from sparkwright.cherry_picks import bases, conflict, fit, ledger, rebase, series, upstream
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base
@@ -76,7 +76,7 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
     at = next(number for number, one in enumerate(patches) if one.name == made.stopped)
     book = ledger.load(session.project.root, fork)
     mirror = session.mirror(book.url) if book else None
-    taken = upstream.taken_away(session.objects, base.tree, [patches[at]])
+    taken = fit.taken_away(session.objects, base.tree, [patches[at]])
     error = conflict.error(conflict.explain(
         session.objects, session.objects.resolve(f"{made.tip}^{{tree}}"), patches[at], fork=fork, base=base.name, earlier=patches[:at],
         mirror=mirror, tip=(mirror.known(book.branch) or "") if mirror and book else "", origin=base.tree,
