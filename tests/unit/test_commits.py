@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkwright.cherry_picks import bases, commits, patch, rebase, series
+from sparkwright.cherry_picks import bases, commits, export, patch, series
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cli import main
 from sparkwright.errors import ExportMismatch, PatchInvalid, SourceUnreachable
@@ -443,4 +443,4 @@ def test_the_stacks_series_are_in_the_exported_form(stack: str, user_store: Stor
             series.picks(session, fork)
         except SourceUnreachable as error:
             pytest.skip(f"the picks of {fork} cannot be had from here: {error.what}")
-        assert rebase.check(session, fork, bases.of_source(session, fork)) > 0
+        assert export.check(session, fork, bases.of_source(session, fork)) > 0

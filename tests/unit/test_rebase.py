@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import pick, rebase, series
+from sparkwright.cherry_picks import export, pick, series
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.pick import Seen
 from sparkwright.cli import main
@@ -716,7 +716,7 @@ def test_a_killed_export_is_refused_by_readers_and_finished_by_the_next(made: Ho
         shutil.rmtree(made.root)
         shutil.copytree(backup, made.root, symlinks=True)
         came = made.killed(str(made.series), after, "export", *drop)
-        if rebase.UNFINISHED in (made.series / "series").read_text():
+        if export.UNFINISHED in (made.series / "series").read_text():
             seen.add("refused")
             with pytest.raises(PatchInvalid):
                 patches(made)

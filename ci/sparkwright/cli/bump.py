@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, bump, history, rebase
+from sparkwright.cherry_picks import bases, bump, export, history, rebase
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import proof
-from sparkwright.cli import drift, export
+from sparkwright.cli import drift
+from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, PatchConflict
@@ -27,12 +28,12 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
             todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",
         )
-    before = rebase.line(session, fork, bases.of_source(session, fork))
+    before = export.line(session, fork, bases.of_source(session, fork))
     done = rebase.start(session, fork, made.base, files=made.files, gone=made.gone)
     if done.stopped:
         console.document({"bump": made, "rebase": done})
         show(session, fork, made.base, done)
-    changed = export.from_worktree(session, fork, [])
+    changed = from_worktree(session, fork, [])
     between = history.range_diff(session.objects, before, (done.base, done.tip))
     for line in (*changed, "", "range-diff of both series:", *between):
         console.result(line)

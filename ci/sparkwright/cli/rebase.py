@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, conflict, fit, ledger, rebase, series, upstream
+from sparkwright.cherry_picks import bases, conflict, fit, ledger, rebase, series, upstream, worktree
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base
@@ -17,7 +17,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Make the worktree of one fork, or remove it with --abort."""
     fork = only_fork(session, made=arguments.abort)
     if arguments.abort:
-        rebase.abort(session, fork)
+        worktree.abort(session, fork)
         console.note(f"the worktree of {fork} is gone; the series is as it was")
         console.document({"aborted": fork})
         return 0
@@ -37,7 +37,7 @@ def only_fork(session: Session, *, made: bool = False) -> str:
     """
     forks = list(session.forks)
     if len(forks) > 1 and made:
-        forks = [fork for fork in forks if rebase.folder_of(session, fork).exists()] or forks
+        forks = [fork for fork in forks if worktree.folder_of(session, fork).exists()] or forks
     if len(forks) > 1:
         forks = [fork for fork in forks if series.entries(session, fork)]
     if len(forks) != 1:
