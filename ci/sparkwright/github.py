@@ -16,7 +16,7 @@ import threading
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import msgspec
 
@@ -178,9 +178,12 @@ class GitHub:
 
     @classmethod
     def from_environment(cls, address: str = ADDRESS) -> GitHub:
-        """Return the API at *address*, asked with the token in ``GITHUB_TOKEN``, else in ``GH_TOKEN``, else with none."""
+        """Return the API at *address*, asked with the token in ``GITHUB_TOKEN`` or ``GH_TOKEN``; in the clear with none."""
         tokens = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
-        return cls(address, next(filter(None, tokens), ""))
+        where = urlsplit(address)
+        # A mirror that is reached in the clear must not carry it over a network.
+        safe = where.scheme == "https" or where.hostname in ("localhost", "127.0.0.1", "::1")
+        return cls(address, next(filter(None, tokens), "") if safe else "")
 
     def pull(self, owner: str, name: str, number: int) -> PullRequest:
         """

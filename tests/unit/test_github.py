@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -728,3 +729,14 @@ def test_one_line_is_one_line(text: str, limit: int) -> None:
 def test_a_repository_is_read_from_its_url(url: str, repository: tuple[str, str] | None) -> None:
     """GitHub's repositories are known by all forms that git takes; another host, or another page, has none."""
     assert repository_of(url) == repository
+
+
+@pytest.mark.parametrize(
+    ("address", "sent"), [("https://api.github.com", True), ("http://127.0.0.1:1", True), ("http://mirror.example", False)]
+)
+def test_a_token_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch, address: str, sent: bool) -> None:
+    """A mirror of the API without encryption, on another machine, is asked without the token."""
+    monkeypatch.setenv("GITHUB_TOKEN", "ghp_secret")
+    api = GitHub.from_environment(address)
+
+    assert ("Authorization" in api._authorize(requests.Request("GET", address).prepare()).headers) is sent
