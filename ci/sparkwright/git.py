@@ -31,7 +31,7 @@ _CONFIG = {
     "advice.detachedHead": "false",
     "init.defaultBranch": "main",
     # A host that accepts the connection and says nothing.
-    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedLimit": "1",
     "http.lowSpeedTime": "60",
 }
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright import yamlfile
-from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
+from sparkwright.errors import FileInvalid, NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
 from sparkwright.forks import lock, resolve, session, sources
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.session import Session
@@ -462,3 +462,14 @@ def test_a_fork_that_the_run_is_for_is_not_answered_by_what_another_needed(make:
 
     with pytest.raises(NotProvided):
         sources.fetch(run, "mini")
+
+
+def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Repository, commit: str) -> None:
+    """A path under `without` that the source does not have would leave nothing out, in silence."""
+    run = make(commit, repository.tree())
+    path = run.project.lock_file
+    path.write_text(path.read_text("utf-8").replace(f"commit: {commit}", f"commit: {commit}\n      without: [media]"), "utf-8")
+
+    with pytest.raises(FileInvalid, match="has nothing of what `without` leaves out") as caught:
+        sources.fetch(run, "mini")
+    assert caught.value.details == ("media",)

@@ -6,14 +6,14 @@ Whatever the kind, the result is a tree in the object database whose id equals t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from sparkwright import digest
 from sparkwright.console import console
-from sparkwright.errors import NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved
+from sparkwright.errors import FileInvalid, NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved
 from sparkwright.forks import archive, download
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.packageindex import shown
@@ -130,7 +130,7 @@ def import_file(session: Session, file: FileLock) -> str:
 def _fetch_git(session: Session, fork: str, locked: GitLock, vendored: Mapping[str, VendoredLock]) -> FetchedSource:
     commit = full_commit(session, fork, locked)
     tree = verified_tree(session, locked.url, commit, locked.tree)
-    tree = with_submodules(session, fork, session.mirror(locked.url).tree(tree, locked.without), vendored)
+    tree = with_submodules(session, fork, _reduced(session, locked.url, tree, locked.without), vendored)
     return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
 
 
@@ -169,10 +169,18 @@ def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[st
     folders = {}
     for path, pin in links.items():
         entry = vendored[path]
-        inner = session.mirror(entry.url).tree(verified_tree(session, entry.url, pin, entry.tree), entry.without)
+        inner = _reduced(session, entry.url, verified_tree(session, entry.url, pin, entry.tree), entry.without)
         nested = {name.removeprefix(f"{path}/"): one for name, one in vendored.items() if name.startswith(f"{path}/")}
         folders[path] = with_submodules(session, f"{fork}/{path}", inner, nested)
     return session.objects.with_folders(tree, folders) if folders else tree
+
+
+def _reduced(session: Session, url: str, tree: str, without: Sequence[str]) -> str:
+    """Return *tree*, its files brought, less the paths *without*, each of which must be there to be left out."""
+    if idle := [path for path in without if not session.objects.has(f"{tree}:{path}")]:
+        what = f"{shown(url)} has nothing of what `without` leaves out."
+        raise FileInvalid(what, details=idle, todo="Take it out of stack.yaml, and lock again.")
+    return session.mirror(url).tree(tree, without)
 
 
 def full_commit(session: Session, fork: str, locked: GitLock) -> str:
