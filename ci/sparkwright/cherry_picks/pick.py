@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright import digest, github
 from sparkwright.cherry_picks import diff, history
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.console import console
 from sparkwright.errors import (
@@ -49,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True):
     by: str
     title: str
     author: str
-    state: str
+    state: State
     head: str
     merge: str
     branch: str
@@ -123,7 +123,7 @@ def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: st
         number=number,
         title=seen.title if seen.title != UNRESOLVED or not known else known.title,
         author=seen.author if seen.author != UNRESOLVED or not known else known.author,
-        state=seen.state if seen.state != UNRESOLVED or not known else known.state,  # type: ignore[arg-type]  # the API's words and ours are the same
+        state=seen.state if seen.state != UNRESOLVED or not known else known.state,
         seen=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}" if seen.state != UNRESOLVED or not known else known.seen,
         date=history.commit(session.objects, tip).date,
         head=seen.head if seen.head != UNRESOLVED or not known else known.head,

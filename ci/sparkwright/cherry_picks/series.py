@@ -199,7 +199,8 @@ def apply_to(
         for one in rest:
             tried = fit.attempt(objects, index, tree, one)
             if tried.status != "applied":
-                _refuse(fork, tree, one, tried, lambda: explain(tree, one, patches[: len(steps)]) if explain else None)  # noqa: B023  called at once
+                report = explain(tree, one, patches[: len(steps)]) if explain and tried.status == "conflict" else None
+                _refuse(fork, tree, one, tried, report)
             tree = tried.tree
             steps.append(AppliedPatch(one.name, one.sha256, one.subject, one.reason, tree, one.pick, tried.moved))
             console.note(f"{tree[:12]}  {one.subject}")
@@ -216,13 +217,12 @@ def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outc
     return done
 
 
-def _refuse(fork: str, tree: str, one: Patch, done: Outcome, explain: Callable[[], ConflictReport | None]) -> None:
+def _refuse(fork: str, tree: str, one: Patch, done: Outcome, report: ConflictReport | None) -> None:
     where = [*done.says, f"tree before it: {tree}"]
     if done.status == "already-upstream":
         raise PatchUpstream(f"{one.name} is in {fork} already.", details=[one.subject, f"drop it when: {one.drop_when}", *where])
     if done.status == "empty":
         raise PatchNoEffect(f"{one.name} changes nothing in {fork}.", details=where)
-    report = explain()
     if report is None:
         raise PatchConflict(f"{one.name} does not apply to {fork}.", details=where)
     error = conflict.error(report)

@@ -7,7 +7,7 @@ It names every source by hash. What could not be resolved when it was written sa
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
 from sparkwright.forks.spec import Project
 
-UNRESOLVED = "unresolved"
+UNRESOLVED: Final = "unresolved"
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}|unresolved")
 _TREE = re.compile(r"[0-9a-f]{40}|unresolved")

@@ -7,6 +7,7 @@ lock, or under `ignored` with a reason, or an error.
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,11 +53,11 @@ def find(objects: Objects, tree: str, url: str = "") -> tuple[Vendored, ...]:
             found += _crates(file, text)
         elif _CMAKE.fullmatch(file) and fetchcontent.WORDS.search(text):
             others = [other for name, other in texts.items() if name != file]
-            found += fetchcontent.read(file, text, lambda variable, others=others: _sets(variable, others))  # type: ignore[misc]
+            found += fetchcontent.read(file, text, functools.partial(_sets, others))
     return (*found, *gitmodules.read(objects, tree, paths, url))
 
 
-def _sets(variable: str, texts: Iterable[bytes]) -> bool:
+def _sets(texts: Iterable[bytes], variable: str) -> bool:
     pattern = re.compile(rb"\bset\s*\(\s*\"?" + re.escape(variable.encode("utf-8", "surrogateescape")) + rb"\"?[\s)]", re.IGNORECASE)
     return any(pattern.search(text) for text in texts)
 
