@@ -251,6 +251,21 @@ class CompileFailed(CommandFailed):
     todo = "Read the compiler's lines above. If it was killed, run again with fewer --jobs or a smaller --memory."
 
 
+class BuildDownloads(CommandFailed):
+    reference = "build-downloads"
+    means = "A build program wanted a source that the lock does not name; what it fetches today may be another file tomorrow."
+    todo = "Lock that source (`vendored` in stack.yaml, then `sparkwright lock`), or switch off the part of the build that wants it."
+
+
+class IsolationMissing(SparkwrightError):
+    reference = "isolation-missing"
+    means = "The system forbids its users namespaces of their own, as Ubuntu 24.04 and most containers do."
+    todo = (
+        "Build in a container (sparkwright build --container), or as root, or allow namespaces: "
+        "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+    )
+
+
 class BuildFailed(CommandFailed):
     reference = "build-failed"
     means = "The upstream's own build backend ended with an error."
@@ -266,6 +281,12 @@ class BaseMismatch(SparkwrightError):
     reference = "base-mismatch"
     means = "The official wheel was not built from the locked source, so a graft onto it would mix two releases."
     todo = "Check that stack.yaml names the same version for the source and for the base wheel, then run `sparkwright lock`."
+
+
+class TargetMismatch(SparkwrightError):
+    reference = "target-mismatch"
+    means = "What was compiled here is not for the machine of the wheel, or asks that machine for more than the official library does."
+    todo = "Do not install the wheel. Look for the library or header of this machine that got into the build for the other one."
 
 
 class RequirementMismatch(SparkwrightError):

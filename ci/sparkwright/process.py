@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -18,10 +19,10 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def die_with_parent() -> None:
-    """Ask, in a child before it runs its program, for a signal when the parent dies."""
+def die_with_parent(by: int = signal.SIGTERM) -> None:
+    """Ask, in a child before it runs its program, for the signal *by* when the parent dies."""
     if _libc is not None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _libc.prctl(PR_SET_PDEATHSIG, by)
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -47,24 +48,33 @@ def run(
     on_line: Callable[[str], None] | None = None,
     failure: type[CommandFailed] = CommandFailed,
     what: str = "",
+    shown: Sequence[str | os.PathLike[str]] = (),
+    end_by: signal.Signals = signal.SIGTERM,
 ) -> None:
     """
     Run *command* until it ends, its output in *log* and line by line to *on_line*.
+
+    Args:
+        what: What failed, for the error.
+        shown: The command as people know it, where *command* wraps it in others.
+        end_by: How it is ended when this program is interrupted or killed.
 
     Raises:
         ToolMissing: The program does not exist.
         CommandFailed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
     """
     arguments = [os.fspath(part) for part in command]
+    known = [os.fspath(part) for part in shown] or arguments
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: list[str] = []
     with log.open("w", encoding="utf-8") as sink:
-        sink.write("$ " + " ".join(arguments) + "\n")
+        sink.write("$ " + " ".join(known) + "\n")
         sink.flush()
         try:
+            dying = functools.partial(die_with_parent, end_by)
             child = subprocess.Popen(
                 arguments, cwd=cwd, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=die_with_parent,  # noqa: PLW1509  runs one prctl, takes no lock
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=dying,  # noqa: PLW1509  runs one prctl, takes no lock
             )  # fmt: skip
         except FileNotFoundError as error:
             raise ToolMissing(f"{arguments[0]} is not installed.") from error
@@ -78,7 +88,7 @@ def run(
             status = child.wait()
         except BaseException:
             # An interruption must not leave half of a build behind that still writes into the build folder.
-            child.terminate()
+            child.send_signal(end_by)
             try:
                 child.wait(timeout=20)
             except subprocess.TimeoutExpired:
@@ -87,7 +97,7 @@ def run(
             raise
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise failure(what or f"{Path(arguments[0]).name} {how}.", details=[*tail, f"status: {status}", f"full log: {log}"])
+        raise failure(what or f"{Path(known[0]).name} {how}.", details=[*tail, f"status: {status}", f"full log: {log}"])
 
 
 def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, timeout: float = 600) -> str:

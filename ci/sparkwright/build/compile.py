@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
+from sparkwright.build.isolation import Room
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
 from sparkwright.console import Progress, console, duration
 from sparkwright.errors import CompileFailed
@@ -65,13 +65,14 @@ def budget(session: Session) -> int:
 
 
 def compile_targets(
-    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, env: Mapping[str, str]
+    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, env: Mapping[str, str], room: Room
 ) -> Compiled:
     """
     Compile the fork's targets in ``work/build``, whose sources lie in ``work/src``.
 
     Args:
         env: Variables of the configure step, which ninja may repeat.
+        room: Where ninja runs; the folders of *work* may have other names in there.
 
     Raises:
         CompileFailed: A unit was refused or killed; what was compiled stays.
@@ -84,18 +85,18 @@ def compile_targets(
     launch.mkdir(exist_ok=True)
     (launch / "events.jsonl").write_text("")
     plan = {
-        "root": f"{work / 'src'}/", "budget": budget(session), "default": DEFAULT_MB, "patterns": list(settings.memory.items()),
+        "root": f"{room.inside(work / 'src')}/", "budget": budget(session), "default": DEFAULT_MB, "patterns": list(settings.memory.items()),
         "units": {unit: cost[1] for unit, cost in traces.items()},
     }  # fmt: skip
     (launch / "plan.json").write_bytes(msgspec.json.encode(plan))
     jobs = session.jobs or psutil.cpu_count() or 1
     log = session.store.folder("logs") / f"{session.project.stack}-{fork}-compile.log"
-    command: list[str | Path] = [tools.tool("ninja"), "-C", work / "build", "-j", str(jobs), *settings.targets]
-    environment = {**env, "SPARKWRIGHT_LAUNCH": str(launch), "NINJA_STATUS": "[%f/%t] "}
+    command: list[str | Path] = [tools.tool("ninja"), "-C", room.inside(work / "build"), "-j", str(jobs), *settings.targets]
+    environment = {**env, "SPARKWRIGHT_LAUNCH": str(room.inside(launch)), "NINJA_STATUS": "[%f/%t] "}
     with console.step(f"compile {fork}: {jobs} jobs, {budget(session) / 1000:.0f} GB"), console.progress("units", 0) as line:
         watch = _Watch(launch, line, traces, settings.seconds / max(units, 1), jobs)
         try:
-            process.run(command, log=log, env=environment, on_line=watch.line, failure=CompileFailed, what=f"{fork} does not compile.")
+            room.run(command, log=log, env=environment, on_line=watch.line, failure=CompileFailed, what=f"{fork} does not compile.")
         finally:
             _keep(session, fork, traces, watch.ended())
         done = [event for event in watch.ended() if event.status == 0]

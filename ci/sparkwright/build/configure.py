@@ -10,11 +10,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from sparkwright import process
+from sparkwright.build import isolation
+from sparkwright.build.isolation import Room
 from sparkwright.errors import ConfigureFailed
 
 #: Folder of the file API's requests and replies, in the build folder.
@@ -72,9 +73,16 @@ class Configured(msgspec.Struct, frozen=True):
     calls: tuple[Call, ...]
 
 
+class _Seen(NamedTuple):
+    """The folders as CMake sees them, which is how its files name them."""
+
+    source: Path
+    build: Path
+
+
 def configure(
     source: Path, build: Path, *, defines: Mapping[str, str], env: Mapping[str, str], log: Path, targets: Sequence[str] = (),
-    cmake: str | Path = "cmake", traced: Iterable[str] = ("CMakeLists.txt",), what: str = "",
+    cmake: str | Path = "cmake", traced: Iterable[str] = ("CMakeLists.txt",), what: str = "", room: Room | None = None,
 ) -> Configured:  # fmt: skip
     """
     Configure *source* in the folder *build* with the Ninja generator, and read what will be compiled.
@@ -84,10 +92,13 @@ def configure(
         targets: Read the units of these alone; all targets when empty.
         traced: Files whose calls are recorded; CMake tells them apart by their last component.
         what: What failed, for the error.
+        room: Where CMake runs; without a network, but in this view of the file system, when it is left out.
 
     Raises:
         ConfigureFailed: CMake ended with an error, or made no target of one of the names.
+        BuildDownloads: It tried to download something.
     """
+    room = room or isolation.room({})
     source, build = source.resolve(), build.resolve()
     query = build / API / "query"
     query.mkdir(parents=True, exist_ok=True)
@@ -95,10 +106,11 @@ def configure(
         (query / name).touch()
     tracing = [f"--trace-source={name}" for name in sorted({Path(file).name for file in traced})]
     settings = {**defines, "CMAKE_EXPORT_COMPILE_COMMANDS": "ON"}
-    process.run(
+    seen = _Seen(room.inside(source), room.inside(build))
+    room.run(
         [
-            cmake, "-S", source, "-B", build, "-G", "Ninja", *(f"-D{name}={value}" for name, value in settings.items()),
-            "--trace-expand", "--trace-format=json-v1", f"--trace-redirect={build / TRACE}", *tracing,
+            cmake, "-S", seen.source, "-B", seen.build, "-G", "Ninja", *(f"-D{name}={value}" for name, value in settings.items()),
+            "--trace-expand", "--trace-format=json-v1", f"--trace-redirect={seen.build / TRACE}", *tracing,
         ],
         env=env, log=log, failure=ConfigureFailed, what=what,
     )  # fmt: skip
@@ -106,8 +118,8 @@ def configure(
     return Configured(
         cmake=index["cmake"]["version"]["string"],
         compilers=_compilers(build, index),
-        units=tuple(sorted(_units(source, build, index, targets))),
-        calls=tuple(_calls(source, build)),
+        units=tuple(sorted(_units(seen, build, index, targets))),
+        calls=tuple(_calls(seen, build)),
     )
 
 
@@ -126,7 +138,7 @@ def _compilers(build: Path, index: Any) -> dict[str, str]:
     return {language: f"{found[language].get('id', '')} {found[language].get('version', '')}".strip() for language in sorted(found)}
 
 
-def _units(source: Path, build: Path, index: Any, targets: Sequence[str]) -> Iterator[Unit]:
+def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iterator[Unit]:
     """Yield each unit that the file API names, with the gencode of its command."""
     commands = _commands(build)
     known = {entry["name"]: entry["jsonFile"] for entry in _reply(build, index, "codemodel-v2")["configurations"][0]["targets"]}
@@ -136,11 +148,11 @@ def _units(source: Path, build: Path, index: Any, targets: Sequence[str]) -> Ite
         target = msgspec.json.decode((build / API / "reply" / known[name]).read_bytes())
         for group in target.get("compileGroups", ()):
             for position in group["sourceIndexes"]:
-                path = source / target["sources"][position]["path"]
+                path = seen.source / target["sources"][position]["path"]
                 tokens = commands.get((name, path))
                 if tokens is None:
                     raise ConfigureFailed(f"CMake wrote no command for {path.name} of target {name}.", details=[f"build folder: {build}"])
-                yield Unit(name, _relative(path, source, build), group["language"], gencode(tokens) if group["language"] == "CUDA" else ())
+                yield Unit(name, _relative(path, seen), group["language"], gencode(tokens) if group["language"] == "CUDA" else ())
 
 
 def _commands(build: Path) -> dict[tuple[str, Path], list[str]]:
@@ -156,23 +168,23 @@ def _commands(build: Path) -> dict[tuple[str, Path], list[str]]:
     return result
 
 
-def _relative(path: Path, source: Path, build: Path) -> str:
+def _relative(path: Path, seen: _Seen) -> str:
     # The build folder first: it may lie inside of the source tree.
-    if path.is_relative_to(build):
-        return f"<build>/{path.relative_to(build)}"
-    return str(path.relative_to(source)) if path.is_relative_to(source) else str(path)
+    if path.is_relative_to(seen.build):
+        return f"<build>/{path.relative_to(seen.build)}"
+    return str(path.relative_to(seen.source)) if path.is_relative_to(seen.source) else str(path)
 
 
-def _calls(source: Path, build: Path) -> Iterator[Call]:
+def _calls(seen: _Seen, build: Path) -> Iterator[Call]:
     """Yield the traced calls of files in the source tree, with paths inside of it made relative."""
-    prefix = f"{source}/"
+    prefix = f"{seen.source}/"
     for line in (build / TRACE).read_bytes().splitlines():
         entry = msgspec.json.decode(line)
         file = entry.get("file", "")
         # CMake's own probes have a CMakeLists.txt too, below the build folder.
-        if not file.startswith(prefix) or Path(file).is_relative_to(build) or entry["cmd"].lower() in _IDLE:
+        if not file.startswith(prefix) or Path(file).is_relative_to(seen.build) or entry["cmd"].lower() in _IDLE:
             continue
-        arguments = tuple(argument.replace(f"{build}/", "<build>/").replace(prefix, "") for argument in entry["args"])
+        arguments = tuple(argument.replace(f"{seen.build}/", "<build>/").replace(prefix, "") for argument in entry["args"])
         yield Call(file.removeprefix(prefix), entry["line"], entry["cmd"].lower(), arguments)
 
 

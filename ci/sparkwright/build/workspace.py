@@ -4,11 +4,14 @@ Where a fork is compiled: a folder in the store whose files change only where th
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
-from sparkwright.build import configure, sourcetree, toolchain
+from sparkwright.build import configure, isolation, sourcetree, toolchain
 from sparkwright.build.configure import Configured
+from sparkwright.build.isolation import Room
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
 from sparkwright.console import console
@@ -36,6 +39,12 @@ class Workspace:
         """Return the name of the lock."""
         return f"work-{session.project.stack}-{fork}"
 
+    @cached_property
+    def room(self) -> Room:
+        """Where the fork is configured and compiled: its folder, what it needs and the tools, under the same names everywhere."""
+        needed = {self._needed_folder(need): f"needed/{need}" for need in self._session.project.fork(self._fork).needs}
+        return isolation.room({self.folder: self._fork, self._tools.root: "tools", **needed})
+
     def fill(self, tree: str) -> None:
         """Make the source folder hold *tree*."""
         self._session.objects.checkout(tree, self.source, self.folder / "index")
@@ -59,16 +68,28 @@ class Workspace:
             _require_python_headers()
         rules = sourcetree.rules_of(self._session)
         log = self._session.store.folder("logs") / f"{self._session.project.stack}-{self._fork}-configure-{self.variant}.log"
+        self._leave_moved()
         with console.step(f"configure {self._fork}"):
             return configure.configure(
-                self.source, self.build, defines=defines, env=self.environment(), log=log, targets=tuple(self._settings.targets),
-                cmake=self._tools.tool("cmake"), traced={"CMakeLists.txt", *(rule.file for rule in rules.rules if rule.fork == self._fork)},
-                what=f"{self._fork} does not configure.",
+                self.source, self.build, defines=self._translated(defines), env=self.environment(), log=log,
+                targets=tuple(self._settings.targets), cmake=self._tools.tool("cmake"), what=f"{self._fork} does not configure.",
+                traced={"CMakeLists.txt", *(rule.file for rule in rules.rules if rule.fork == self._fork)}, room=self.room,
             )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of configure and compile."""
-        return self._tools.environment(**self._settings.variables)
+        """Return the variables of configure and compile, as the room has them."""
+        return self._translated(self._tools.environment(**self._settings.variables))
+
+    def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
+        return {name: self.room.translated(value) for name, value in values.items()}
+
+    def _leave_moved(self) -> None:
+        """Empty a build folder whose files name its sources by another path: CMake refuses it, and its commands would miss."""
+        cache = self.build / "CMakeCache.txt"
+        if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={self.room.inside(self.source)}\n" not in cache.read_text("utf-8"):
+            console.note(f"{self._fork}: its build folder was made under another path; it is made anew")
+            shutil.rmtree(self.build)
+            self.build.mkdir()
 
     def defines(self) -> dict[str, str]:
         """Return the CMake cache entries, every ``{…}`` replaced by its folder."""
@@ -80,10 +101,13 @@ class Workspace:
 
     def _needed(self, source: SourceTree) -> Path:
         """Return a folder that holds the tree of a fork that this one reads; one place for all variants, updated like a workspace."""
-        folder = self._session.store.folder("work", self._session.project.stack, source.fork, "needed")
+        folder = self._needed_folder(source.fork)
         with self._session.store.lock(f"needed-{self._session.project.stack}-{source.fork}"):
             self._session.objects.checkout(source.tree, folder / "src", folder / "index")
         return folder / "src"
+
+    def _needed_folder(self, need: str) -> Path:
+        return self._session.store.folder("work", self._session.project.stack, need, "needed")
 
 
 def _filled(value: str, places: Mapping[str, str]) -> str:
