@@ -74,6 +74,12 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session(default=False, tags=["pipeline"])
+def rebuild(session: nox.Session) -> None:
+    """Build a finished wheel again, elsewhere, and compare the two (as long as the build, without its caches)."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
 def install(session: nox.Session) -> None:
     """Install and edit, in the environment named by --into, what may not be shipped as a wheel."""
     verb(session)
@@ -117,7 +123,7 @@ def drift(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["upkeep"])
 def bisect(session: nox.Session) -> None:
-    """Find the upstream commit or release at which a patch stops applying or is already there."""
+    """Find the commit or release at which a patch stops applying, or what changed the answer of a command."""
     verb(session)
 
 
@@ -146,14 +152,29 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network (minutes)."""
     session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "not network and not toolchain", "--numprocesses", "auto", *session.posargs)
+    session.run("pytest", "-m", "not network and not toolchain and not containers", "--numprocesses", "auto", *session.posargs)
 
 
 @nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
     """Run the tests that fetch, apply and rewrite the real sources, and those that compile (long on the first run)."""
     session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "network or toolchain", "--timeout", "900", *session.posargs)
+    session.run("pytest", "-m", "(network or toolchain) and not emulation", "--timeout", "900", *session.posargs)
+
+
+@nox.session(default=False, tags=["check"])
+def emulation(session: nox.Session) -> None:
+    """Run the tests that load cross-built libraries as the other machine would (root, qemu-user-static, debootstrap; minutes)."""
+    session.install("--editable", ".", *groups("test"))
+    session.run("pytest", "-m", "emulation", "--timeout", "1800", *session.posargs)
+
+
+@nox.session(default=False, tags=["check"])
+def containers(session: nox.Session) -> None:
+    """Run the tests that start a container engine and build in it, for both kinds of processor (root; half an hour)."""
+    session.install("--editable", ".", *groups("test"))
+    # What is asked for by name and cannot run is a failure, not a skip.
+    session.run("pytest", "-m", "containers", "--timeout", "1800", *session.posargs, env={"SPARKWRIGHT_CONTAINERS": "required"})
 
 
 if __name__ == "__main__":

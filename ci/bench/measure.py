@@ -29,13 +29,15 @@ class Case(msgspec.Struct, frozen=True):
     ratio: float
 
 
-def arguments(about: str) -> argparse.Namespace:
-    """Return the options that every benchmark has."""
+def arguments(about: str, more: Callable[[argparse.ArgumentParser], object] | None = None) -> argparse.Namespace:
+    """Return the options that every benchmark has, and those that *more* adds."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cache-dir", type=Path, default=default_cache())
     parser.add_argument("--root", type=Path, default=ROOT)
+    if more:
+        more(parser)
     return parser.parse_args()
 
 

@@ -176,8 +176,14 @@ class PatchUpstream(SparkwrightError):
 
 class BisectUndecided(SparkwrightError):
     reference = "bisect-undecided"
-    means = "The patch is the same at both ends of the search, so nothing between them can be named as the turn."
+    means = "Both ends of the search answer the same, or one state does not answer the same every time: no turn can be named for certain."
     todo = "Choose other ends with --from and --to."
+
+
+class PredicateFailed(SparkwrightError):
+    reference = "predicate-failed"
+    means = "The command of a search was killed or broke down, so what it said about this state is no answer."
+    todo = "Run it by hand, with the variables that the log names; exit with 125 where a state cannot be judged. Known answers are kept."
 
 
 class PatchLost(SparkwrightError):
@@ -266,6 +272,63 @@ class IsolationMissing(SparkwrightError):
     )
 
 
+class EarlyCheckFailed(SparkwrightError):
+    reference = "early-check-failed"
+    means = "The build would fail, and this is known before a minute is spent on it. All that was found is listed, not the first alone."
+    todo = "Mend every line above, then run again."
+
+
+class CompilerTooOld(ConfigureFailed):
+    reference = "compiler-too-old"
+    means = "A source that the build compiles uses a C++ library or language that this machine's host compiler does not have."
+    todo = (
+        "Install a newer one beside it (sudo apt-get install g++-13) and name it: CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. "
+        "A graft compiles none of these sources: leave --full out."
+    )
+
+
+class ExtensionMissing(CommandFailed):
+    reference = "extension-missing"
+    means = "Upstream marks the library as optional, so that its build goes on without it; whoever installs the wheel would miss it later."
+    todo = "Read the compiler's lines above, or, where the stack does without the library, take it out of `extensions` in environment.yaml."
+
+
+class CompilerCrashed(CompileFailed):
+    reference = "compiler-crashed"
+    means = "A fault of the compiler itself, or the kernel ended it for want of memory; the source may be right."
+    todo = "Run `sparkwright build --only UNIT` for it alone. Ended by signal 9, it wants more memory; by another one, report it to NVIDIA or GCC."
+
+
+class CompilerHung(CompileFailed):
+    reference = "compiler-hung"
+    means = "The compiler waits for something that does not come: a file system that does not answer, or a fault of its own."
+    todo = "Run it alone with `sparkwright build --only UNIT`. Where it is only slow, raise --unit-timeout."
+
+
+class MemoryTooSmall(SparkwrightError):
+    reference = "memory-too-small"
+    means = "The compiler of one unit alone holds more than the build may have, or than is free on this machine."
+    todo = "Raise --memory, close other programs, or add swap; a stack without this unit needs less."
+
+
+class MemoryExceeded(SparkwrightError):
+    reference = "memory-exceeded"
+    means = "A unit of unknown size ran alone and still came to the limit. It was ended before the machine could swap or stop answering."
+    todo = "Raise --memory, close other programs, or add swap. What was compiled is kept, and the unit's size is now known."
+
+
+class ModuleUnknown(SparkwrightError):
+    reference = "module-unknown"
+    means = "aot.yaml asks FlashInfer for a module that the locked release does not make: a typo, or another release renamed it."
+    todo = "Correct `call` and `arguments` in build/<stack>/aot.yaml."
+
+
+class ModuleArch(SparkwrightError):
+    reference = "module-arch"
+    means = "FlashInfer compiles some modules for an architecture of its own choice, whatever it is asked for."
+    todo = "If such code runs on the stack's device, say so under `arch` of the entry in aot.yaml, with the reason; else remove the entry."
+
+
 class BuildFailed(CommandFailed):
     reference = "build-failed"
     means = "The upstream's own build backend ended with an error."
@@ -301,6 +364,18 @@ class AuditFailed(SparkwrightError):
     todo = "Do not publish the wheel. Compare the findings with the plan of the same build."
 
 
+class InputsDiffer(SparkwrightError):
+    reference = "inputs-differ"
+    means = "This checkout would build something else: the reviewed files named above are not those that the wheel was made from."
+    todo = "Check out the commit that the wheel was made from, with its stack, or build the wheel anew here."
+
+
+class RebuildDiffers(SparkwrightError):
+    reference = "rebuild-differs"
+    means = "The same inputs gave other code or other files: an unpinned tool, a build that looks at its surroundings, or tampering."
+    todo = "Look at the members and kernels named above. Publish neither wheel before the reason is known."
+
+
 class OnsiteMismatch(SparkwrightError):
     reference = "onsite-mismatch"
     means = "A file was changed by hand or by another tool, so an edit made for the pinned wheel would be a guess. Nothing was changed."
@@ -311,6 +386,63 @@ class EnvironmentUnusable(SparkwrightError):
     reference = "environment-unusable"
     means = "The folder is no Python environment that this user may change, or it holds other releases of what is to be installed."
     todo = "Name a virtual environment of your own with --into, such as `uv venv` makes."
+
+
+class EngineMissing(SparkwrightError):
+    reference = "engine-missing"
+    means = "No container engine is installed on this machine, or it is not running."
+    todo = "Install one (sudo apt-get install docker.io) or start it (sudo systemctl start docker); or build without --container."
+
+
+class EngineUnreachable(SparkwrightError):
+    reference = "engine-unreachable"
+    means = "The container engine's socket is there, but the engine behind it was stopped, hangs, or ended while it worked for us."
+    todo = "Start it again (sudo systemctl restart docker) and read its log (journalctl -u docker). What is finished is kept."
+
+
+class EngineForbidden(SparkwrightError):
+    reference = "engine-forbidden"
+    means = "The container engine's socket belongs to another user or group; whoever may open it has the rights of root."
+    todo = "Join its group (sudo usermod -aG docker $USER, then log in again), or set up a rootless engine (dockerd-rootless-setuptool.sh)."
+
+
+class EngineRefused(SparkwrightError):
+    reference = "engine-refused"
+    means = "The container engine could not do what it was asked for; its own words are above."
+    todo = "Read them; the engine's log says more (journalctl -u docker)."
+
+
+class EmulationMissing(SparkwrightError):
+    reference = "emulation-missing"
+    means = "The image holds programs of another architecture, and this machine has nothing that runs them."
+    todo = "Install the emulator: sudo apt-get install qemu-user-static binfmt-support; or leave --platform out."
+
+
+class BaseUnresolved(SparkwrightError):
+    reference = "base-unresolved"
+    means = "The base image is not named by its digest, so nobody could say what the build ran in: a tag means another image tomorrow."
+    todo = (
+        "Give the digest with --base NAME@sha256:…, or the id of an image that the engine has (docker image ls --no-trunc), "
+        "or write it as `image` into build/<stack>/environment.yaml."
+    )
+
+
+class ImageMismatch(SparkwrightError):
+    reference = "image-mismatch"
+    means = "The digest names an image of one architecture, and the build was asked for in another."
+    todo = "Name an image of that architecture with --base, or change --platform."
+
+
+class ImageBuildFailed(SparkwrightError):
+    reference = "image-build-failed"
+    means = "The base has no package that the builder needs and could not install it, or its Python is older than 3.11."
+    todo = "Read the last lines above. With --offline the base must have everything that build/builder.Dockerfile lists."
+
+
+class ContainerKilled(SparkwrightError):
+    reference = "container-killed"
+    means = "The container ended without a word of the program in it: it took more memory than its limit, or somebody removed it."
+    todo = "Run again with a larger --memory or fewer --jobs; what is finished is kept."
 
 
 class NotProvided(SparkwrightError):

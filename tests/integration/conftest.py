@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -20,9 +21,14 @@ import psutil
 import pytest
 
 from sparkwright import digest
+from sparkwright.build import target
 from sparkwright.build.compile import Event
+from sparkwright.build.toolchain import Toolchain
+from sparkwright.cli import demo as demo_verb
 from sparkwright.demo import upstreams
 from sparkwright.forks.session import Session
+from sparkwright.forks.spec import MACHINES, Project
+from sparkwright.store import Store
 
 NOWHERE = "http://127.0.0.1:9/simple/"
 #: A program that says nothing for so long hangs.
@@ -36,12 +42,13 @@ class Demo:
     Attributes:
         folder: Holds project, upstreams and store; the output goes to its ``dist``.
         work: Where vllm is configured and compiled.
+        target: The machine that its wheels are made for; empty for this one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, target: str = "") -> None:
+        self.folder, self.target = folder, target
         self.series = folder / "project" / "forks" / "demo" / "vllm" / "series"
-        self.work = folder / "store" / "work" / "demo" / "vllm" / "build"
+        self.work = folder / "store" / "work" / "demo" / "vllm" / (f"build-{target}" if target else "build")
 
     def command(self, verb: str, *words: str, python: tuple[str, ...] = ()) -> list[str]:
         """Return the command line of *verb*; *python* are options of the interpreter."""
@@ -66,6 +73,7 @@ class Demo:
 
     def build(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Build vllm, the fork that compiles, into ``dist``."""
+        words = (*words, "--target", self.target) if self.target else words
         return self.run("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words, status=status)
 
     @contextlib.contextmanager
@@ -95,12 +103,22 @@ class Demo:
     def units(self) -> list[str]:
         """Return all units of the two libraries, as CMake wrote them down, sorted."""
         commands = json.loads((self.work / "build" / "compile_commands.json").read_bytes())
-        return sorted(str(Path(command["file"]).relative_to(self.work / "src")) for command in commands)
+        return sorted(command["file"].rpartition("/src/")[2] for command in commands)
 
     def wheel(self) -> Path:
         """Return the one wheel of vllm in ``dist``."""
         (path,) = (self.folder / "dist").glob("mini_vllm-*.whl")
         return path
+
+    @property
+    def version(self) -> str:
+        """The version of that wheel, its label included."""
+        return self.wheel().name.split("-")[1]
+
+    @property
+    def info(self) -> str:
+        """Name of that wheel's ``.dist-info`` folder."""
+        return f"mini_vllm-{self.version}.dist-info"
 
     def sha256(self) -> str:
         """Return the hash of that wheel."""
@@ -177,6 +195,25 @@ def both(locked_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[D
 def undisturbed(both: tuple[Demo, Demo]) -> Demo:
     """Return what a build that nobody disturbed left: to be read, never to be worked on."""
     return both[1]
+
+
+@pytest.fixture(scope="session")
+def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Demo:
+    """Return a demo that is locked against an official wheel of the other kind of machine, and was built for that machine."""
+    other = next(machine for machine in MACHINES if machine != platform.machine())
+    program = f"{target.triple(other)}-g++"
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}: sudo apt-get install {target.package(other)}")
+    folder = tmp_path_factory.mktemp("crossed")
+    for name in demo_verb.SHARED:
+        (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
+    bare = Project(Path(demo_verb.__file__).parents[1] / "demo" / "project", "demo")
+    session = demo_verb.prepare(Session(bare, Store(folder), (), folder / "dist", target=other), None)
+    with demo_verb.official(session, tools):
+        demo_verb.lock_all(session)
+    made = Demo(session.project.root.parent, other)
+    made.build()
+    return made
 
 
 @pytest.fixture

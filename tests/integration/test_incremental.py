@@ -14,17 +14,19 @@ pytestmark = pytest.mark.toolchain
 
 def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> None:
     """The build names the series as the reviewed file that changed, compiles one unit, and only that unit's library differs."""
-    before = built_demo.members()
+    before, old = built_demo.members(), built_demo.info
     built_demo.add_patch("first-of-equals", "csrc/moe/topk.cu", "int best = 0;", "int best = experts - 1;")
 
     said = built_demo.build().stderr
 
     assert "vllm: rebuilding: forks/demo/vllm/series changed\n" in said
     assert built_demo.compiled() == ["csrc/moe/topk.cu"]
-    after = built_demo.members()
+    assert built_demo.info != old, "another patch set is another version"
+    after = {name.replace(built_demo.info, old): data for name, data in built_demo.members().items()}
     changed = {name for name in after if after[name] != before.get(name)}
-    info = "mini_vllm-0.33.0+spark.demo.dist-info"
-    assert changed == {"mini_vllm/_moe_C_stable_libtorch.abi3.so", f"{info}/sparkwright.json", f"{info}/RECORD"}
+    assert changed == {
+        "mini_vllm/_moe_C_stable_libtorch.abi3.so", "mini_vllm/_version.py", *(f"{old}/{name}" for name in ("sparkwright.json", "METADATA", "RECORD")),
+    }  # fmt: skip
 
 
 def test_a_patch_to_a_header_compiles_those_that_include_it(built_demo: Demo) -> None:

@@ -125,9 +125,9 @@ def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
     """Libraries that are not compiled here, and files that no patch touches, are the base's to the byte; all others differ from it."""
     ours = undisturbed.members()
     with zipfile.ZipFile(base_of(undisturbed)) as archive:
-        base = {name.replace("-0.33.0.", "-0.33.0+spark.demo."): archive.read(name) for name in archive.namelist()}
+        base = {name.replace("-0.33.0.", f"-{undisturbed.version}."): archive.read(name) for name in archive.namelist()}
 
-    info = "mini_vllm-0.33.0+spark.demo.dist-info"
+    info = undisturbed.info
     assert set(ours) - set(base) == {f"{info}/sparkwright.json"}
     assert not set(base) - set(ours)
     patched, restated = {"mini_vllm/quantization/nvfp4_scales.py"}, {"mini_vllm/_version.py", f"{info}/METADATA"}
@@ -138,7 +138,7 @@ def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
 def test_a_grafted_wheel_says_where_each_library_came_from(undisturbed: Demo) -> None:
     """``sparkwright.json`` tells those compiled here from those of the base, each with its hash, and names the base."""
     members = undisturbed.members()
-    record = json.loads(members["mini_vllm-0.33.0+spark.demo.dist-info/sparkwright.json"])
+    record = json.loads(members[f"{undisturbed.info}/sparkwright.json"])
     done = record["transplant"]
 
     assert done["libraries"] == {name: hashlib.sha256(members[name]).hexdigest() for name in COMPILED}

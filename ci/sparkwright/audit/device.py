@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.audit import code as code_of
 from sparkwright.audit import elf, sass
 from sparkwright.audit.policy import Allowed, AuditPolicy, LibraryPolicy, is_generation
 from sparkwright.audit.report import KernelCount, Library, OpcodeCount
 from sparkwright.audit.sass import CudaTools
 from sparkwright.console import console
-from sparkwright.digest import canonical, sha256_bytes
 from sparkwright.errors import CommandFailed
 
 
@@ -128,7 +128,7 @@ def _check_target(library: Library, path: Path, listed: Counter[str], case: Case
         ptx = sass.extract_ptx(path, case.tools, Path(folder, "ptx"))
         code = [(unit.path, elf.cubin(unit.path)) for unit in units]
         cubins.update(cubin.target or f"{unit.arch}?" for unit, (_, cubin) in zip(units, code, strict=True))
-        digest = sha256_bytes(canonical(sorted(unit.sha256 for unit in (*units, *ptx))))
+        digest = code_of.of_pieces(unit.sha256 for unit in (*units, *ptx))
         library = replace(library, cubins=_sorted(cubins), ptx=_sorted(Counter(unit.arch for unit in ptx)), device_code=digest)
         _check_arch(library.cubins, case, wants)
         _check_allowed(library.ptx, wants.ptx, "ptx-foreign", "PTX files for", case)

@@ -18,19 +18,20 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from sparkwright.build import elf as reading
 from sparkwright.build.elf import version_text, wanted_versions
 
 MAGIC = b"\x7fELF"
 #: The machine number of a cubin (EM_CUDA); a wheel may carry one bare.
 CUDA = 190
-MACHINES = {62: "x86_64", 183: "aarch64", CUDA: "cuda"}
+MACHINES = {**reading.MACHINES, CUDA: "cuda"}
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 
-#: The dynamic entries that are read, and where pyelftools puts their strings.
-_STRINGS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
 _TKINFO, _TKINFO_VERSION = 2000, 2
+#: The sections of one function: its instructions, its constants.
+_FUNCTION = re.compile(r"(\.text|\.nv\.constant\d)\.(.+)")
 _ARCH_OPTION = re.compile(r"(?:^|\s)(?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=\s|$)")
 
 
@@ -102,37 +103,21 @@ def host(path: Path) -> Host:
     Raises:
         ElfUnreadable: Its headers contradict each other.
     """
-    from elftools.elf.dynamic import DynamicSection
     from elftools.elf.elffile import ELFFile
 
-    needed: list[str] = []
-    rpath: list[str] = []
     with path.open("rb") as stream:
         try:
             elf = ELFFile(stream)
-            number = _machine(stream)
-            for section in elf.iter_sections():
-                if isinstance(section, DynamicSection):
-                    for tag in section.iter_tags():
-                        if attribute := _STRINGS.get(tag.entry.d_tag):
-                            (needed if attribute == "needed" else rpath).append(getattr(tag, attribute))
+            number = reading.machine(stream)
+            needed, rpath = reading.dynamic(elf)
             wanted = wanted_versions(stream)
             fatbin = _hash_sections(elf, stream)
         except Exception as error:  # pyelftools lets through whatever its parser trips over in a damaged file
             raise ElfUnreadable(f"{type(error).__name__}: {error}") from error
     return Host(
-        MACHINES.get(number, str(number)), tuple(needed), tuple(part for part in rpath if part),
+        MACHINES.get(number, str(number)), needed, rpath,
         version_text(wanted.get("GLIBC", ())), version_text(wanted.get("GLIBCXX", ())), fatbin,
     )  # fmt: skip
-
-
-def _machine(stream: BinaryIO) -> int:
-    """Return the ``e_machine`` number of the ELF file in *stream*; pyelftools knows no name for every vendor's."""
-    stream.seek(0)
-    header = stream.read(20)
-    if len(header) < 20:
-        return 0
-    return int(struct.unpack_from("<H" if header[5] == 1 else ">H", header, 18)[0])
 
 
 def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
@@ -156,6 +141,27 @@ def note_target(data: bytes) -> str:
         if found := _ARCH_OPTION.search(line):
             return found[1]
     return ""
+
+
+def code(path: Path) -> dict[str, str]:
+    """
+    Return the functions of the cubin at *path*: mangled name → sha256 of the code and of what describes it.
+
+    Raises:
+        ElfUnreadable: It is not an ELF file that can be read.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    parts: dict[str, list[str]] = {}
+    with path.open("rb") as stream:
+        try:
+            for section in ELFFile(stream).iter_sections():
+                if found := _FUNCTION.fullmatch(section.name):
+                    stream.seek(section["sh_offset"])
+                    parts.setdefault(found[2], []).append(f"{found[1]} {hashlib.sha256(stream.read(section['sh_size'])).hexdigest()}")
+        except Exception as error:  # as in host()
+            raise ElfUnreadable(f"{type(error).__name__}: {error}") from error
+    return {name: hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() for name, found in parts.items()}
 
 
 def cubin(path: Path) -> Cubin:

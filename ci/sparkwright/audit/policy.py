@@ -96,7 +96,8 @@ class LibraryPolicy(_Record, frozen=True):
         glob: Matched against the whole member name; ``*`` also matches ``/``.
         role: ``target`` was compiled here for the stack's arch; ``base`` came with the official wheel.
         reason: Why a base library is not compiled here.
-        cubins_min: How many cubins of exactly the stack's target there must be; a compiled unit gives one, even without a kernel.
+        arch: What it is compiled for, as CMake spells it, where that is not the stack's arch; with the reason.
+        cubins_min: How many cubins of exactly that target there must be; a compiled unit gives one, even without a kernel.
         also: Cubins of other targets that may be there.
         ptx: PTX that may be there.
         needed: Shared libraries wanted beyond the common ones, as globs.
@@ -107,6 +108,7 @@ class LibraryPolicy(_Record, frozen=True):
     glob: str
     role: Literal["target", "base"]
     reason: str = ""
+    arch: str = ""
     cubins_min: int = 0
     also: tuple[Allowed, ...] = ()
     ptx: tuple[Allowed, ...] = ()
@@ -119,6 +121,8 @@ class LibraryPolicy(_Record, frozen=True):
     def __post_init__(self) -> None:
         if self.role == "base" and not self.reason.strip():
             raise ValueError(f"{self.glob} is a base library without a reason")
+        if self.arch and not (_ARCH.fullmatch(self.arch) and self.role == "target" and self.reason.strip()):
+            raise ValueError(f"{self.glob} has an arch of its own, which wants the role of a target, a reason, and the form 12.0f")
         if self.role == "target" and self.cubins_min < 1:
             raise ValueError(f"{self.glob} is a target without cubins_min")
         if self.role == "base" and (self.also or self.ptx or self.opcodes or self.trap_free or self.cubins_min):

@@ -178,6 +178,7 @@ def show(report: AuditReport, *, result: bool = False) -> None:
         rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
     about = report.subject
     title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}, sha256 {about.sha256[:16]}…, {as_size(about.size)}"
+    title += f", device code {report.device_code[:16]}…" if report.device_code else ""
     if not rows:
         rows = [["(none)", "–", "–", "–", "–", "–", "pass" if report.passed else "fail"]]
     console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "verdict"], rows, result=result)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkwright.audit import elf, members
+from sparkwright.audit import code, elf, members
 from sparkwright.audit.device import Case, inspect
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditReport, Finding, Library
@@ -63,9 +63,7 @@ def audit(wheel: Path, policy: AuditPolicy, tools: CudaTools, *, scratch: Path |
     """
     Return what is in *wheel*, and where that is not what *policy* asks for.
 
-    The device-code digest covers what a GPU of the stack could load: of a target library all PTX and the cubins of the stack's
-    generation, each by its sha256 and in sorted order, so that neither link order nor compression changes it; of a base library the
-    bytes of its fatbin sections as they came.
+    What the device-code digest covers is told in `sparkwright.audit.code`.
 
     Args:
         scratch: An existing folder for the libraries while they are read, one at a time, up to half a gigabyte for vLLM; the
@@ -85,7 +83,9 @@ def audit(wheel: Path, policy: AuditPolicy, tools: CudaTools, *, scratch: Path |
         def find(rule: str, message: str) -> None:
             findings.append(Finding(binary.name, rule, message))
 
-        libraries.append(_audit_library(binary, about, Case(policy, policy.library(about.name, binary.name), tools, find)))
+        wants = policy.library(about.name, binary.name)
+        judged = replace(policy, arch=wants.arch) if wants and wants.arch else policy
+        libraries.append(_audit_library(binary, about, Case(judged, wants, tools, find)))
 
     place = scratch or Path(tempfile.gettempdir())
     with (
@@ -99,12 +99,11 @@ def audit(wheel: Path, policy: AuditPolicy, tools: CudaTools, *, scratch: Path |
     for wants in listed.libraries if listed else ():
         if wants.role == "target" and not any(policy.library(about.name, library.name) == wants for library in libraries):
             findings.append(Finding(wants.glob, "library-missing", "the policy asks for it"))
-    parts = sorted({library.device_code for library in libraries if library.device_code})
     return AuditReport(
         subject=about,
         target=policy.target,
         policy=sha256_bytes(canonical(policy)),
         libraries=tuple(sorted(libraries, key=lambda library: library.name)),
         findings=tuple(sorted(findings, key=lambda finding: (finding.library, finding.rule, finding.message))),
-        device_code=sha256_bytes(canonical(parts)) if parts else "",
+        device_code=code.of_libraries(library.device_code for library in libraries),
     )

@@ -1,32 +1,52 @@
 """
-Compiling: ninja over CMake's build folder, under a memory budget, continued where the last run stopped.
+Compiling: ninja over CMake's build folder, every compiler behind the gate, continued where the last run stopped.
 
 Units that were compiled are never compiled again while their inputs stay; ninja knows them by its log and their header
-lists, and the build folder outlives the run.
+lists, and the build folder outlives the run. What another build folder compiled comes from the compiler cache.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
+import contextlib
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from sparkwright import schedule
+from sparkwright.build import ccache, compilereport
+from sparkwright.build import gate as gates
+from sparkwright.build.gate import Gate, Limits, Outcome
 from sparkwright.build.isolation import Room
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
+from sparkwright.build.traces import Traces
 from sparkwright.console import Progress, console, duration
 from sparkwright.errors import CompileFailed
+from sparkwright.forks import session as sessions
 from sparkwright.forks.session import Session
+from sparkwright.schedule import Unit
 
 #: Of the memory that is available when the build starts; the rest is left to the system, which shares it with the GPU on a GB10.
 SHARE = 0.85
-#: What a unit without a record and without a pattern may hold, in megabytes; typical units of vLLM 0.33.0 peak at 450-760.
-DEFAULT_MB = 1200
+#: What stays available to other programs: this share of the budget, but no more than so many megabytes.
+RESERVE, MOST_RESERVED = 0.1, 2000
+#: How many launchers may wait at once, so that the longest of so many units goes first. A waiting one takes 3.5 MB for itself (200 of
+#: them, Python 3.11), so all of them 0.9 GB beside the budget.
+WINDOW = 256
+
+_COMPILES = re.compile(r"^\[\d+/\d+\] .* -c (\S+)", re.DOTALL)
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A line of the launcher: a unit started, or ended with its cost in seconds and peak megabytes of one process."""
+    """
+    A line of the gate's ``events.jsonl``, written when it happens.
+
+    Attributes:
+        event: ``start``, ``end``, ``hit`` (the cache had it) or ``stop`` (ended to make room; it starts again).
+        seconds, megabytes: What it cost until then; the peak of its processes together.
+    """
 
     event: str
     unit: str
@@ -40,12 +60,16 @@ class Compiled(msgspec.Struct, frozen=True):
     The outcome of a run.
 
     Attributes:
-        units: Units compiled by this run; those that were up to date are not among them.
-        seconds: Their work together, on one core.
+        units: Compiled by this run.
+        hits: Taken from the compiler cache by this run.
+        fresh: How many were up to date.
+        seconds: The CPU time of the compiled units together.
     """
 
     units: tuple[str, ...]
     seconds: float
+    hits: tuple[str, ...] = ()
+    fresh: int = 0
 
 
 def launcher(folder: Path) -> Path:
@@ -59,93 +83,183 @@ def launcher(folder: Path) -> Path:
 
 def budget(session: Session) -> int:
     """Return the megabytes that compilers may hold together."""
-    import psutil
+    return session.memory // 1_000_000 or int(gates.available_megabytes() * SHARE)
 
-    return int((session.memory or psutil.virtual_memory().available * SHARE) / 1e6)
+
+def limits(session: Session) -> Limits:
+    """Return what the compilers of *session* may take."""
+    megabytes = budget(session)
+    cores = session.jobs or len(os.sched_getaffinity(0))
+    made = Limits(cores, megabytes, reserve=min(int(megabytes * RESERVE), MOST_RESERVED))
+    return msgspec.structs.replace(made, patience=session.unit_timeout) if session.unit_timeout else made
 
 
 def compile_targets(
-    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, env: Mapping[str, str], room: Room
-) -> Compiled:
+    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, env: Mapping[str, str], room: Room,
+    near: frozenset[str] = frozenset(), goals: Sequence[str] = (),
+) -> Compiled:  # fmt: skip
     """
     Compile the fork's targets in ``work/build``, whose sources lie in ``work/src``.
 
     Args:
         env: Variables of the configure step, which ninja may repeat.
         room: Where ninja runs; the folders of *work* may have other names in there.
+        near: Units that our changes reach; they come first, since they are what fails.
+        goals: What ninja is to make; the fork's targets when empty.
 
     Raises:
-        CompileFailed: A unit was refused or killed; what was compiled stays.
+        CompileFailed, CompilerCrashed, CompilerHung, MemoryTooSmall, MemoryExceeded, DiskFull: See there; what was compiled stays.
     """
-    import psutil
-
-    traces, units = _traces(session, fork), _count(work / "build", settings)
-    launch = work / "launch"
-    shutil.rmtree(launch / "running", ignore_errors=True)
-    launch.mkdir(exist_ok=True)
-    (launch / "events.jsonl").write_text("")
-    plan = {
-        "root": f"{room.inside(work / 'src')}/", "budget": budget(session), "default": DEFAULT_MB, "patterns": list(settings.memory.items()),
-        "units": {unit: cost[1] for unit, cost in traces.items()},
-    }  # fmt: skip
-    (launch / "plan.json").write_bytes(msgspec.json.encode(plan))
-    jobs = session.jobs or psutil.cpu_count() or 1
-    log = session.store.folder("logs") / f"{session.project.stack}-{fork}-compile.log"
-    command: list[str | Path] = [tools.tool("ninja"), "-C", room.inside(work / "build"), "-j", str(jobs), *settings.targets]
-    environment = {**env, "SPARKWRIGHT_LAUNCH": str(room.inside(launch)), "NINJA_STATUS": "[%f/%t] "}
-    with console.step(f"compile {fork}: {jobs} jobs, {budget(session) / 1000:.0f} GB"), console.progress("units", 0) as line:
-        watch = _Watch(launch, line, traces, settings.seconds / max(units, 1), jobs)
-        try:
-            room.run(command, log=log, env=environment, on_line=watch.line, failure=CompileFailed, what=f"{fork} does not compile.")
-        finally:
-            _keep(session, fork, traces, watch.ended())
-        done = [event for event in watch.ended() if event.status == 0]
-        compiled = Compiled(tuple(sorted(event.unit for event in done)), round(sum(event.seconds for event in done), 1))
-        fresh = units - len(compiled.units)
-        console.note(f"{len(compiled.units)} units compiled ({duration(compiled.seconds)} of work), {fresh} were up to date")
+    run = Run(session, tools, fork, work, room, goals or tuple(settings.targets), env)
+    gate = run.compile(near)
+    compiled = _summary(gate.outcomes, run.units(settings))
+    said = f"{len(compiled.units)} units compiled ({duration(compiled.seconds)} of work)"
+    hits = f", {len(compiled.hits)} taken from the compiler cache" if run.cache else ""
+    console.note(f"{said}{hits}, {compiled.fresh} were up to date")
     return compiled
 
 
-def _count(build: Path, settings: ForkEnvironment) -> int:
-    """Return how many units the targets have, as CMake wrote them down."""
-    commands = msgspec.json.decode((build / "compile_commands.json").read_bytes(), type=list[dict[str, str]])
-    folders = [f"CMakeFiles/{target}.dir/" for target in settings.targets]
-    return sum(any(folder in command["output"] for folder in folders) for command in commands)
+def report(session: Session, fork: str, allowed: Limits, gate: Gate) -> None:
+    """Keep and show what a run cost, one that failed too; a run that had nothing to do leaves the last report as it is."""
+    made = compilereport.of(fork, session.project.stack, allowed, gate.outcomes, gate.samples)
+    if not any(not unit.hit for unit in made.units):
+        return
+    name = session.named(f"{session.project.stack}-{fork}")
+    session.store.put("reports", name, made)
+    path = session.store.write(f"logs/{name}-compile.svg", compilereport.plot(made).encode())
+    compilereport.show(made)
+    console.note(f"memory and units over time: {path}")
+
+
+def _summary(outcomes: Sequence[Outcome], total: int) -> Compiled:
+    done = [outcome for outcome in outcomes if outcome.status == 0]
+    units = tuple(sorted(outcome.unit for outcome in done if not outcome.hit))
+    hits = tuple(sorted(outcome.unit for outcome in done if outcome.hit))
+    seconds = round(sum(outcome.cpu for outcome in done if not outcome.hit), 1)
+    return Compiled(units, seconds, hits, max(0, total - len(done)))
+
+
+class Run:
+    """
+    ninja, in its room, over one build folder.
+
+    Args:
+        goals: What it is to make; everything when empty.
+        env: Variables of the configure step.
+        extra: Variables for this run alone.
+    """
+
+    def __init__(
+        self, session: Session, tools: Toolchain, fork: str, work: Path, room: Room, goals: Sequence[str], env: Mapping[str, str],
+        extra: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._session, self._fork, self._room, self._goals = session, fork, room, goals
+        self._log = session.store.folder("logs") / f"{session.project.stack}-{session.named(fork)}-compile.log"
+        self._command: list[str | Path] = [tools.tool("ninja"), "-C", room.inside(work / "build")]
+        self.build, self.launch, self.root = work / "build", work / "launch", f"{room.inside(work / 'src')}/"
+        self.cache = ccache.of(session, sessions.config().compiler_cache, None if room.places else session.store.root)
+        inside = room.inside(self.launch)
+        # Temporary files of compilers go where the next run finds and removes them, and not into a /tmp that may be memory.
+        ours = {"SPARKWRIGHT_LAUNCH": str(inside), "NINJA_STATUS": "[%f/%t] ", "TMPDIR": str(inside / "tmp")}
+        self._env = {**ccache.without_settings(env), **(self.cache.environment if self.cache else {}), **ours, **(extra or {})}
+
+    def compile(self, near: frozenset[str] = frozenset()) -> Gate:
+        """
+        Make the goals behind a gate, and return it, closed.
+
+        Raises:
+            CompileFailed, CompilerCrashed, CompilerHung, MemoryTooSmall, MemoryExceeded, DiskFull: See there; what was compiled stays.
+        """
+        allowed, traces, todo = limits(self._session), Traces.of(self._session, self._fork), self.outstanding()
+        units = [Unit(unit, expected.seconds, expected.megabytes) for unit in todo for expected in [traces.expected(unit)]]
+        order = {unit.name: place for place, unit in enumerate(schedule.arrange(units, allowed.cores, allowed.megabytes, near))}
+        title = f"compile {self._fork}: {len(todo)} units, {allowed.cores} at once, {allowed.megabytes / 1000:.0f} GB"
+        with console.step(title), console.progress("units", len(todo)) as line:
+            watch = _Watch(line, units, allowed, traces)
+            gate = Gate(
+                self.launch, allowed, traces.expected, cache=self.cache.program if self.cache else "", root=self.root, urgency=order,
+                coming=min(len(todo), WINDOW), ended=watch.ended, tick=watch.tick,
+            )  # fmt: skip
+            try:
+                with gate, self._door() as door:
+                    self._ninja({**gate.environment, **door})
+            except CompileFailed as error:
+                raise gate.failure or error from error
+            finally:
+                report(self._session, self._fork, allowed, gate)
+        return gate
+
+    def _door(self) -> contextlib.AbstractContextManager[dict[str, str]]:
+        return self.cache.door(self.launch, self._room.inside(self.launch)) if self.cache else contextlib.nullcontext({})
+
+    def units(self, settings: ForkEnvironment) -> int:
+        """Return how many units the targets have, as CMake wrote them down."""
+        folders = [f"CMakeFiles/{target}.dir/" for target in settings.targets]
+        # Without targets ninja makes all that there is (`sparkwright.build.aot`).
+        return sum(not folders or any(folder in command.output for folder in folders) for command in commands(self.build))
+
+    def outstanding(self) -> list[str]:
+        """Return the units that ninja would make now, in its order."""
+        found: list[str] = []
+
+        def line(text: str) -> None:
+            if match := _COMPILES.match(text):
+                found.append(match[1].removeprefix(self.root))
+
+        log = self._log.with_suffix(".plan.log")
+        command = [*self._command, "-n", "-v", *self._goals]
+        self._room.run(command, log=log, env=self._env, on_line=line, failure=CompileFailed, what=f"ninja cannot plan {self._fork}.")
+        return list(dict.fromkeys(found))
+
+    def tool(self, name: str) -> list[str]:
+        """Return what ``ninja -t NAME`` prints."""
+        said: list[str] = []
+        log = self._log.with_suffix(f".{name}.log")
+        self._room.run([*self._command, "-t", name], log=log, env=self._env, on_line=said.append, failure=CompileFailed)
+        return said
+
+    def _ninja(self, extra: Mapping[str, str]) -> None:
+        """
+        Make the goals.
+
+        Raises:
+            CompileFailed: Something could not be made.
+        """
+        command, env = [*self._command, "-j", str(WINDOW), *self._goals], {**self._env, **extra}
+        self._room.run(command, log=self._log, env=env, failure=CompileFailed, what=f"{self._fork} does not compile.")
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A compiler call as CMake wrote it down; *file* is the source, *output* the object in the build folder."""
+
+    directory: str
+    command: str
+    file: str
+    output: str = ""
+
+
+def commands(build: Path) -> list[Command]:
+    """Return the compiler calls of the build folder; none where its generator writes none down."""
+    path = build / "compile_commands.json"
+    return msgspec.json.decode(path.read_bytes(), type=list[Command]) if path.exists() else []
 
 
 class _Watch:
-    """Turns ninja's lines and the launcher's events into the live line."""
+    """Turns what the gate says into records, and into the live line."""
 
-    def __init__(self, launch: Path, line: Progress, traces: Mapping[str, tuple[float, int]], typical: float, jobs: int) -> None:
-        self._events, self._line, self._traces, self._typical, self._jobs = launch / "events.jsonl", line, traces, typical, jobs
+    def __init__(self, line: Progress, units: Sequence[Unit], allowed: Limits, traces: Traces) -> None:
+        self._line, self._left, self._allowed, self._traces = line, {unit.name: unit for unit in units}, allowed, traces
+        self._done = 0
 
-    def events(self) -> Iterator[Event]:
-        for row in self._events.read_bytes().splitlines():
-            yield msgspec.json.decode(row, type=Event)
+    def ended(self, outcome: Outcome) -> None:
+        """Keep what a unit cost, at once: a run that is killed later has learnt it."""
+        self._left.pop(outcome.unit, None)
+        self._done += outcome.status == 0
+        if outcome.instructive:
+            self._traces.add(outcome.unit, outcome.cpu, outcome.megabytes)
 
-    def ended(self) -> list[Event]:
-        return [event for event in self.events() if event.event == "end"]
-
-    def line(self, text: str) -> None:
-        """Read a line of ninja, of the form ``[done/total] what``."""
-        counts, _, what = text.removeprefix("[").partition("] ")
-        done, slash, total = counts.partition("/")
-        if not (text.startswith("[") and slash and done.isdigit() and total.isdigit()):
-            return
-        self._line.total = float(total)
-        ended = {event.unit for event in self.ended()}
-        running = [event.unit for event in self.events() if event.event == "start" and event.unit not in ended]
-        expected = [self._traces[unit][0] for unit in self._traces if unit not in ended] if self._traces else []
-        known = sum(expected[: int(total) - int(done)]) if expected else (int(total) - int(done)) * self._typical
-        self._line.update(float(done), ", ".join(Path(unit).name for unit in running[:3]) or what[-60:], known / self._jobs)
-
-
-def _traces(session: Session, fork: str) -> dict[str, tuple[float, int]]:
-    """Return what units cost the last time: unit → (seconds, peak megabytes)."""
-    return session.store.get("traces", f"{session.project.stack}-{fork}", dict[str, tuple[float, int]]) or {}
-
-
-def _keep(session: Session, fork: str, traces: dict[str, tuple[float, int]], events: list[Event]) -> None:
-    fresh = {event.unit: (event.seconds, event.megabytes) for event in events if event.status == 0}
-    if fresh:
-        session.store.put("traces", f"{session.project.stack}-{fork}", {**traces, **fresh})
+    def tick(self, gate: Gate) -> None:
+        """Show what runs."""
+        running = gate.running
+        left = schedule.lower_bound(list(self._left.values()), self._allowed.cores, self._allowed.megabytes)
+        self._line.update(self._done, ", ".join(Path(unit).name for unit in running[:3]), left)

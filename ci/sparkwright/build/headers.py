@@ -56,9 +56,8 @@ def version(session: Session, tree: str) -> str:
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
 
 
-def build(session: Session, tree: str, distribution: str, folder: Path) -> Path:
-    """Write the wheel of *tree* to *folder* and return its path."""
-    label = session.project.spec.label
+def build(session: Session, tree: str, distribution: str, label: str, record: bytes, folder: Path) -> Path:
+    """Write the wheel of *tree*, its version with the local *label*, with its build *record*, to *folder* and return its path."""
     name = WheelName(distribution.replace("-", "_"), labelled(version(session, tree), label), "py3-none-any")
     package = name.distribution
     files: dict[str, bytes] = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
@@ -66,6 +65,7 @@ def build(session: Session, tree: str, distribution: str, folder: Path) -> Path:
         root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
         for path, data in session.objects.files(tree, source):
             files[f"{root}/{path.removeprefix(source + '/')}"] = data
+    files[f"{name.info}/sparkwright.json"] = record
     made = folder / name.filename
     wheelfile.write(made, name, files, _METADATA.format(name=distribution, version=name.version), pure=True)
     return made

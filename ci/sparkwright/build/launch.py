@@ -1,105 +1,180 @@
 """
-Stands in front of every compiler call of a build: lets it start when its memory is free, and writes down what it cost.
+Stands in front of every compiler call of a build: lets it start when the gate says so, and ends it when the gate or ninja says so.
 
-CMake calls it as the compiler launcher; it runs alone, with the standard library only, so that it starts in milliseconds
-and its place in the command lines does not depend on where sparkwright is installed.
+CMake calls it as the compiler launcher. It runs alone, on the standard library only, and imports as little of that as it can: a
+build starts it once per unit. What it says to the gate, and what it hears, stands in `sparkwright.build.gate`.
 """
 
-import fcntl
-import itertools
-import json
+from __future__ import annotations
+
+# What `socket` and `signal` add to these two is enumerations, whose import takes longer than all that happens here.
+import _signal  # type: ignore[import-not-found]  # typeshed does not describe it
+import _socket
 import os
-import pathlib
-import resource
-import signal
+import select
 import sys
-import time
-from typing import Any, TextIO
+
+#: Descriptors that ccache passes on to `MISS`; dash redirects single digits alone.
+ANSWER, QUESTION = 8, 9
+#: Stands before the compiler when ccache has no result of it (``CCACHE_PREFIX``): says so, waits for memory, becomes the compiler.
+MISS = f"""#!/bin/sh
+echo miss >&{QUESTION} && read -r go <&{ANSWER} || exit 1
+exec {ANSWER}<&- {QUESTION}>&- "$@"
+"""
+#: Characters of the compiler's last words that the gate is told.
+TAIL = 8000
+_ENDING = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 
 
-def unit_of(command: list[str], root: str) -> str:
-    """Return the source file of a compiler call, relative to the source tree; empty when it compiles none."""
-    for flag, value in itertools.pairwise(command):
-        if flag == "-c":
-            return value.removeprefix(root)
+def unit_of(command: list[str]) -> str:
+    """Return the source file of a compiler call; empty when it compiles none."""
+    for place, word in enumerate(command[:-1]):
+        if word == "-c":
+            return command[place + 1]
     return ""
 
 
-def expected(unit: str, plan: dict[str, Any]) -> int:
-    """Return the megabytes that the unit is expected to hold: its own record, else the first pattern that it matches."""
-    if unit in plan["units"]:
-        return int(plan["units"][unit])
-    return next((int(size) for pattern, size in plan["patterns"] if pathlib.PurePath(unit).match(pattern)), int(plan["default"]))
+def meet(folder: str) -> _socket.socket | None:
+    """Return the connection to the gate of *folder*; None where there is no gate."""
+    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        # A socket's address has room for 107 bytes, and folders of caches are longer.
+        link.connect(f"/proc/self/fd/{place}/gate")
+    except OSError:
+        return None
+    finally:
+        os.close(place)
+    return link
 
 
-def held(running: pathlib.Path) -> tuple[int, int]:
-    """Return how many other units run and the megabytes they hold; what a dead launcher left behind is removed."""
-    count = total = 0
-    for slot in running.iterdir():
+class Compiler:
+    """The compiler call of this launcher: one at a time, in a process group of its own."""
+
+    def __init__(self, command: list[str], link: _socket.socket) -> None:
+        self._command, self._link, self._child, self._said = command, link, 0, b""
+
+    def end(self, signal: int = 0, _: object = None) -> None:
+        """End the compiler with all that it started; for a *signal*, this launcher too, by that signal."""
+        if self._child:
+            os.killpg(self._child, _signal.SIGKILL)
+        if signal:
+            _signal.signal(signal, _signal.SIG_DFL)
+            os.kill(os.getpid(), signal)
+
+    def run(self, words: list[str]) -> str:
+        """Run the call as the gate's *words* say, and return what to tell the gate when it has ended."""
+        environment, self._said = {**os.environ, "SPARKWRIGHT_UNIT": words[1]}, b""
+        said, saying = os.pipe()
+        ours, theirs, pairs, command = [said], [saying], [(os.POSIX_SPAWN_DUP2, saying, 2)], self._command
+        if words[0] == "look":
+            question, asking = os.pipe()
+            answered, answer = os.pipe()
+            ours, theirs = [said, question, answer], [saying, asking, answered]
+            pairs += [(os.POSIX_SPAWN_DUP2, answered, ANSWER), (os.POSIX_SPAWN_DUP2, asking, QUESTION)]
+            environment["CCACHE_PREFIX"], command = f"{environment['SPARKWRIGHT_LAUNCH']}/miss.sh", [words[2], *command]
         try:
-            stream = slot.open()
-        except FileNotFoundError:  # a launcher that ends removes its slot without the gate
-            continue
-        with stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                count, total = count + 1, total + int(stream.read() or 0)
-            else:
-                slot.unlink(missing_ok=True)
-    return count, total
+            self._spawn(command, environment, pairs)
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        stopped = self._watch(*ours)
+        # While it is not waited for, nobody else can have its number; what it left running would hold memory taken for free.
+        self.end()
+        status, used = os.wait4(self._child, 0)[1:]
+        self._child = 0
+        os.set_blocking(said, False)
+        while self._pass_on(said):
+            pass
+        for descriptor in ours:
+            os.close(descriptor)
+        tail = self._said.decode("utf-8", "replace")
+        cost = f"{used.ru_maxrss}\t{used.ru_utime + used.ru_stime:.2f}"
+        return f"{'stopped' if stopped else 'end'}\t{os.waitstatus_to_exitcode(status)}\t{cost}\t{tail}"
 
+    def _spawn(self, command: list[str], environment: dict[str, str], pairs: list[tuple[int, int, int]]) -> None:
+        # Between the start and the assignment a signal would find no compiler to end.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
+        try:
+            self._child = os.posix_spawnp(
+                command[0], command, environment, file_actions=pairs, setpgroup=0, setsigmask=(),
+                setsigdef=(_signal.SIGPIPE, _signal.SIGXFSZ),
+            )  # fmt: skip
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _ENDING)
 
-def admit(folder: pathlib.Path, size: int, budget: int) -> TextIO:
-    """Wait until *size* megabytes are free of *budget*, or until nothing else runs; return the open slot that holds them."""
-    running = folder / "running"
-    running.mkdir(exist_ok=True)
-    while True:
-        with (folder / "gate").open("w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)
-            others, taken = held(running)
-            if others == 0 or taken + size <= budget:
-                slot = (running / str(os.getpid())).open("w")
-                fcntl.flock(slot, fcntl.LOCK_EX)
-                slot.write(str(size))
-                slot.flush()
-                return slot
-        time.sleep(0.2)
+    def _watch(self, said: int, question: int = -1, answer: int = -1) -> bool:
+        """Carry words between the gate and ccache's call of the compiler until this ends; return whether the gate stopped it."""
+        life, link, stopped = os.pidfd_open(self._child), self._link.fileno(), False
+        poll = select.poll()
+        for descriptor in (life, link, said, question):
+            if descriptor >= 0:
+                poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if said in ready and not self._pass_on(said):
+                poll.unregister(said)
+            if question in ready:
+                if os.read(question, 100):
+                    self._link.send(b"miss")
+                else:
+                    poll.unregister(question)
+            if link in ready:
+                word = self._link.recv(4096)
+                if word == b"compile" and answer >= 0:
+                    os.write(answer, b"go\n")
+                elif word != b"compile":  # `stop`, or nothing because the build is no more
+                    stopped = True
+                    self.end(0 if word else _signal.SIGTERM)
+            if life in ready:
+                os.close(life)
+                return stopped
 
-
-def say(folder: pathlib.Path, event: dict[str, Any]) -> None:
-    """Append *event* as one line; a line of this length is written whole."""
-    with (folder / "events.jsonl").open("a") as stream:
-        stream.write(json.dumps(event) + "\n")
+    def _pass_on(self, said: int) -> int:
+        """Pass on what the compiler says, and keep the last of it; return the number of bytes."""
+        try:
+            text = os.read(said, 65536)
+        except BlockingIOError:
+            return 0
+        self._said = (self._said + text)[-TAIL:]
+        rest = memoryview(text)
+        while rest:
+            rest = rest[os.write(2, rest) :]
+        return len(text)
 
 
 def main() -> int:
-    folder, command = pathlib.Path(os.environ["SPARKWRIGHT_LAUNCH"]), sys.argv[1:]
-    plan = json.loads((folder / "plan.json").read_text())
-    unit = unit_of(command, plan["root"])
-    if not unit:
+    command, folder = sys.argv[1:], os.environ.get("SPARKWRIGHT_LAUNCH", "")
+    source = unit_of(command)
+    if not source or not folder:
         os.execvp(command[0], command)
-    slot = admit(folder, expected(unit, plan), plan["budget"])
-    began = time.monotonic()
-    say(folder, {"event": "start", "unit": unit})
-    child = os.posix_spawnp(command[0], command, os.environ)
-    # ninja stops its jobs by a signal to their group; waiting here would otherwise end before the compiler does.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    say(
-        folder,
-        {
-            "event": "end",
-            "unit": unit,
-            "status": status,
-            "seconds": round(time.monotonic() - began, 2),
-            "megabytes": used.ru_maxrss // 1024,
-        },
-    )
-    pathlib.Path(slot.name).unlink()
-    slot.close()
-    return status if status >= 0 else 128 - status
+    link = meet(folder)
+    if link is None:
+        sys.stderr.write(f"sparkwright: no build of {folder} is running\n")
+        return 1
+    compiler = Compiler(command, link)
+    for signal in _ENDING:
+        _signal.signal(signal, compiler.end)
+    link.send(b"unit\t" + os.fsencode(source))
+    status = 1
+    while True:
+        words = os.fsdecode(link.recv(65536)).split("\t")
+        if words[0] in ("go", "look"):
+            try:
+                said = compiler.run(words)
+            except OSError as error:
+                said = f"end\t127\t0\t0\t{command[0]}: {os.strerror(error.errno or 0)}"
+                sys.stderr.write(said.rpartition("\t")[2] + "\n")
+            link.send(said.encode("utf-8", "replace"))
+            status = int(said.split("\t")[1])
+        elif words[0] == "done":
+            return status if status >= 0 else 128 - status
+        elif not words[0]:
+            # The build has ended. A unit that never ran has not failed: at this signal ninja stops without a word about it.
+            compiler.end(_signal.SIGTERM)
 
 
 if __name__ == "__main__":

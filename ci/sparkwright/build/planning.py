@@ -10,7 +10,8 @@ import msgspec
 
 from sparkwright import digest
 from sparkwright.build import compile as compiling
-from sparkwright.build import plan, sourcetree, toolchain
+from sparkwright.build import handover, hostcompiler, plan, sourcetree, target, toolchain
+from sparkwright.build.handover import FullWorkspace, Whole
 from sparkwright.build.plan import Plan
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import Toolchain
@@ -27,58 +28,63 @@ class Planned(msgspec.Struct, frozen=True):
     before: Plan
 
 
-def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False) -> Planned:
+def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False, whole: Whole | None = None) -> Planned:
     """
     Return the plan of *source*, made when the store has none; it is not checked yet (`plan.check`).
 
     Args:
         configured: The build folder must stand ready to compile, even if the plan is known.
+        whole: Plan a full build with these settings: every target, the vendored sources' units among them.
 
     Raises:
         ConfigureFailed, ToolMissing: See there.
     """
-    key = digest.key("plan", _inputs(session, tools, source))
+    key = digest.key("plan", _inputs(session, tools, source, whole))
     known = session.store.get("plan", key, Planned)
     if known and not configured:
         return known
     if known:
-        _examine(session, tools, source)
+        _examine(session, tools, source, whole=whole)
         return known
-    after, before = examine_both(session, tools, source)
+    after, before = examine_both(session, tools, source, whole)
     made = Planned(key, after, before)
     session.store.put("plan", key, made)
     return made
 
 
-def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
+def examine_both(session: Session, tools: Toolchain, source: SourceTree, whole: Whole | None = None) -> tuple[Plan, Plan]:
     """Configure *source* and return its plan, and that of the same tree without the rules; callers hold the workspace's lock."""
-    after = _examine(session, tools, source)
+    after = _examine(session, tools, source, whole=whole)
     bare = msgspec.structs.replace(source, tree=source.patched, sites=())
-    return after, _examine(session, tools, bare, "before") if source.sites else after
+    return after, _examine(session, tools, bare, "before", whole=whole) if source.sites else after
 
 
-def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str, object]:
+def _inputs(session: Session, tools: Toolchain, source: SourceTree, whole: Whole | None) -> dict[str, object]:
     needs = {need: sourcetree.make(session, need).tree for need in session.project.fork(source.fork).needs}
-    settings = toolchain.spec(session.project).forks[source.fork]
+    settings = whole.settings if whole else toolchain.spec(session.project).forks[source.fork]
     return {
         "tree": source.tree,
         "patched": source.patched,
         "needs": needs,
         "tools": tools.key,
         "rules": sourcetree.rules_of(session).of(source.fork),
-        "settings": msgspec.structs.replace(settings, seconds=0, longest=0, memory={}, requires={}),
+        "settings": msgspec.structs.replace(settings.deciding(full=whole is not None), requires={}),
+        "vendored": whole.trees if whole else {},
         "arch": session.project.spec.arch,
-        "compiler": toolchain.host_compiler(),
+        "target": target.key(session, tools),
+        "compiler": (target.compiler(session), hostcompiler.identity()),
     }
 
 
-def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "") -> Plan:
+def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "", whole: Whole | None = None) -> Plan:
     settings = toolchain.spec(session.project).forks[source.fork]
-    workspace = Workspace(session, tools, settings, source.fork, variant)
+    workspace = (
+        FullWorkspace(session, tools, whole, source.fork, variant) if whole else Workspace(session, tools, settings, source.fork, variant)
+    )
     with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
         configured = workspace.configure(compiling.launcher(workspace.folder))
     return plan.examine(
-        configured, arch=session.project.spec.arch, rules=sourcetree.all_rules(session), fork=source.fork,
+        configured, arch=session.project.spec.arch, rules=handover.judging(sourcetree.all_rules(session), whole), fork=source.fork,
         read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,
     )  # fmt: skip

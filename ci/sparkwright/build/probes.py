@@ -29,6 +29,7 @@ TOOLS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "git": (("--version",), _VERSION),
     "gcc": (("-dumpfullversion",), _VERSION),
     "g++": (("-dumpfullversion",), _VERSION),
+    "aarch64-linux-gnu-g++": (("-dumpfullversion",), _VERSION),
     "nvcc": (("--version",), rf"V{_VERSION}"),
     "cmake": (("--version",), _VERSION),
     "ninja": (("--version",), _VERSION),

@@ -7,6 +7,7 @@ Wheels are named by file and hash, not by address: they come from whatever index
 from __future__ import annotations
 
 import platform
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,34 +17,54 @@ from sparkwright import process
 from sparkwright.errors import CommandFailed, FileInvalid, NotProvided, SourceUnreachable
 from sparkwright.forks import packageindex
 from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.forks.spec import MACHINES, Project
 
 if TYPE_CHECKING:
     from packaging.pylock import Package
 
-#: Wheels of these machines and of no machine are locked; the others are never installed by us.
-MACHINES = ("x86_64", "aarch64")
+#: DGX OS (Ubuntu 24.04), on which wheels of another machine are to run; nothing newer is linked against.
+TARGET_GLIBC = (2, 39)
 PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
 
 
-def wheels(project: Project) -> tuple[tuple[str, str, str], ...]:
+def wheels(project: Project, machine: str = "") -> tuple[tuple[str, str, str], ...]:
     """
-    Return what ``pylock.toml`` selects for this Python and machine: (project, file name, sha256), sorted.
+    Return what ``pylock.toml`` selects for this Python: (project, file name, sha256), sorted.
+
+    Args:
+        machine: For which machine; empty for this one.
 
     Raises:
-        FileInvalid: The file is missing, is no PEP 751 lock, or has nothing for this machine.
+        FileInvalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
     """
     from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
 
-    path = project.build_folder / "pylock.toml"
+    path, machine = project.build_folder / "pylock.toml", machine or platform.machine()
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
-        chosen = [_wheel(package, wheel) for package, wheel in lock.select()]
+        chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
         raise FileInvalid(
-            f"{path} does not lock the tools for Python {platform.python_version()} on {platform.machine()}.", details=[str(error)]
+            f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.", details=[str(error)]
         ) from error
     return tuple(sorted(chosen))
+
+
+def _selection(machine: str) -> dict[str, Any]:
+    """Return what `Pylock.select` is to select for; nothing where it is to look at this machine itself."""
+    from packaging.markers import default_environment
+    from packaging.tags import compatible_tags, cpython_tags
+
+    if machine == platform.machine():
+        return {}
+    version = sys.version_info[:2]
+    newest, oldest = TARGET_GLIBC[1], 17
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, oldest - 1, -1)] + [f"manylinux2014_{machine}"]
+    tags = [
+        *cpython_tags(version, platforms=platforms),
+        *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms=platforms),
+    ]
+    return {"environment": {**default_environment(), "platform_machine": machine}, "tags": tags}
 
 
 def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright import digest, process, yamlfile
-from sparkwright.build import pylock
+from sparkwright.build import identity, pylock
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed, FileInvalid, ToolMissing
-from sparkwright.forks import download
+from sparkwright.forks import download as downloads
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
 
@@ -31,6 +31,35 @@ if TYPE_CHECKING:
 
 #: Version of the additions below; part of the environment's address.
 ADDITIONS = 1
+
+
+class CompilerNeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The oldest GCC, as *version*, with which *sources* compile, and why."""
+
+    version: str
+    sources: tuple[str, ...]
+    reason: str
+
+
+class FullEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What is otherwise where a fork is built whole, by its own build backend (`sparkwright.build.full`).
+
+    Attributes:
+        variables, defines: Beside or in place of those of the fork; an empty value takes one away. ``{version}`` is upstream's version and
+            ``{jobs}`` how many compilers may wait at once.
+        config: Sections of the configuration file that setuptools reads beside ``setup.cfg``.
+        folders: Vendored source → the folder of it that its variable asks for, where that is not all of it.
+        extensions: Patterns of members, each of which the wheel must have, whatever upstream calls optional.
+        compiler: The host compiler that vendored sources need; nothing where the fork's own does.
+    """
+
+    variables: dict[str, str] = {}
+    defines: dict[str, str] = {}
+    config: dict[str, dict[str, str]] = {}
+    folders: dict[str, str] = {}
+    extensions: tuple[str, ...] = ()
+    compiler: CompilerNeed | None = None
 
 
 class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +76,9 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nothing where it is to go (`wheelfile.requiring`).
         distribution: Name of the wheel's project.
         memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine has no record of it yet.
+        disk: Kind of build → megabytes that it takes in the cache directory, tools and downloads left aside.
         seconds, longest: Work of a whole build on one core and of its longest unit, as measured; for the first estimate.
+        full: What is otherwise in a full build; there is none without it.
     """
 
     variables: dict[str, str] = {}
@@ -58,8 +89,14 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requires: dict[str, str] = {}
     distribution: str = ""
     memory: dict[str, int] = {}
+    disk: dict[str, int] = {}
     seconds: float = 0
     longest: float = 0
+    full: FullEnvironment | None = None
+
+    def deciding(self, *, full: bool) -> ForkEnvironment:
+        """Return what of it decides the bytes of a graft, or of a full build; the rest is about time and room."""
+        return msgspec.structs.replace(self, seconds=0, longest=0, memory={}, disk={}, full=self.full if full else None)
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -83,9 +120,15 @@ def _check_requirement(project: str, text: str) -> None:
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``environment.yaml``: tools and per-fork settings of a stack."""
+    """
+    ``environment.yaml``: tools and per-fork settings of a stack.
+
+    Attributes:
+        image: Base of the builder image, ``name@sha256:…``; ``name@unresolved`` where nobody could ask a registry for its digest.
+    """
 
     forks: dict[str, ForkEnvironment] = {}
+    image: str = ""
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -117,9 +160,10 @@ class Toolchain(msgspec.Struct, frozen=True):
         raise ToolMissing(f"{name} is not among the locked tools.", todo="Add it to requirements.in and run `sparkwright lock`.")
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """Return the variables under which build programs run."""
+        """Return the variables under which build programs run; *extra* ones come first."""
         path = os.pathsep.join([str(self.root / "bin"), str(self.cuda / "bin"), os.environ.get("PATH", os.defpath)])
-        return process.clean_environment(PATH=path, CUDA_HOME=str(self.cuda), CUDACXX=str(self.cuda / "bin" / "nvcc"), **extra)
+        own = {**identity.VARIABLES, "PATH": path, "CUDA_HOME": str(self.cuda), "CUDACXX": str(self.cuda / "bin" / "nvcc")}
+        return process.clean_environment(**{**own, **extra})
 
 
 def python_header() -> Path:
@@ -128,10 +172,11 @@ def python_header() -> Path:
 
 
 @functools.cache
-def host_compiler() -> str:
+def host_compiler(program: str = "c++") -> str:
     """Return version and target of the C++ compiler that nvcc will drive, such as ``12.2.0 x86_64-linux-gnu``; empty without one."""
     try:
-        return " ".join(process.output(["c++", "-dumpfullversion", "-dumpmachine"]).split())
+        # GCC answers only the first of such options.
+        return " ".join(process.output([program, option]).strip() for option in ("-dumpfullversion", "-dumpmachine"))
     except (ToolMissing, CommandFailed):
         return ""
 
@@ -169,15 +214,22 @@ def obtain(session: Session) -> Toolchain:
     with session.store.lock(f"environment-{key[:16]}"):
         if not (root / "complete").exists():
             with console.step(f"tools: {len(wheels)} locked wheels"):
-                files = _download(session, wheels)
+                files = download(session, wheels)
                 _install(session, root, files)
     return Toolchain(key, root)
 
 
-def _download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list[Path]:
+def download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list[Path]:
+    """
+    Return where each of *wheels* (project, file name, sha256) lies, downloaded where the store has it not.
+
+    Raises:
+        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.forks.download.obtain`.
+    """
+
     def one(wheel: tuple[str, str, str]) -> Path:
         name, filename, sha256 = wheel
-        return download.obtain(session.store, name, filename, sha256, offline=session.offline)
+        return downloads.obtain(session.store, name, filename, sha256, offline=session.offline)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool, console.progress("download", len(wheels)) as line:
         files = []
@@ -202,22 +254,27 @@ def _install(session: Session, root: Path, files: list[Path]) -> None:
         process.run(
             [uv, "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", str(python), *map(str, files)], log=log, env=env
         )
-        _complete_cuda(Toolchain("", root), log)
+        complete_cuda(Toolchain("", root).cuda, log)
     (root / "complete").write_text("made whole by sparkwright\n")
 
 
-def _complete_cuda(tools: Toolchain, log: Path) -> None:
-    """Add to the CUDA wheels what a toolkit has and they lack (seen with CUDA 13.0's)."""
-    lib = tools.cuda / "lib"
+def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
+    """
+    Add to the CUDA wheels in the folder *cuda* what a toolkit has and they lack (seen with CUDA 13.0's).
+
+    Args:
+        cc: The C compiler of the machine that the libraries are for.
+    """
+    lib = cuda / "lib"
     for versioned in sorted(lib.glob("lib*.so.*")):
         plain = lib / (versioned.name.partition(".so")[0] + ".so")
         if not plain.exists():
             plain.symlink_to(versioned.name)
-    if not (tools.cuda / "lib64").exists():
-        (tools.cuda / "lib64").symlink_to("lib")
+    if not (cuda / "lib64").exists():
+        (cuda / "lib64").symlink_to("lib")
     stub = lib / "stubs" / "libcuda.so"
     if not stub.exists():
         stub.parent.mkdir(exist_ok=True)
         # CMake's CUDA::cuda_driver links against the driver, which a build machine need not have.
         (stub.parent / "empty.c").write_text("")
-        process.run(["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, stub.parent / "empty.c"], log=log)
+        process.run([cc, "-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, stub.parent / "empty.c"], log=log)

@@ -12,14 +12,31 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sparkwright import __version__, digest
-from sparkwright.build import backend, graft, headers, plan, planning, sourcetree, toolchain
+from sparkwright.build import (
+    backend,
+    early,
+    full,
+    graft,
+    headers,
+    hostcompiler,
+    identity,
+    near,
+    plan,
+    planning,
+    sourcetree,
+    target,
+    toolchain,
+)
 from sparkwright.build import compile as compiling
 from sparkwright.build.graft import Transplant
+from sparkwright.build.planning import Planned
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.build.workspace import Workspace
@@ -36,8 +53,8 @@ class BuiltWheel(msgspec.Struct, frozen=True):
 
     Attributes:
         key: What it was built from.
-        counts: For a graft, CUDA units by verdict of the plan.
-        transplant: For a graft, what was changed in the base.
+        counts: Where something was compiled, CUDA units by verdict of the plan.
+        transplant: For a graft, what was changed in the base; for a full build, its libraries.
     """
 
     fork: str
@@ -50,20 +67,27 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     transplant: Transplant | None = None
 
 
-class BuildRecord(msgspec.Struct, frozen=True):
-    """What travels in the wheel as ``sparkwright.json``: where every library came from. No path, date or job count."""
+class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    What travels in the wheel as ``sparkwright.json``: what it was made of, and where every library came from. No path, date or job count.
+
+    Attributes:
+        inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
+        key, plan, base, tools, compiler, counts, transplant: Only where something was compiled.
+    """
 
     sparkwright: str
     stack: str
     arch: str
-    key: str
-    plan: str
-    base: str
-    tools: str
-    compiler: str
     source: SourceTree
-    counts: dict[str, int]
-    transplant: Transplant
+    inputs: dict[str, str]
+    key: str = ""
+    plan: str = ""
+    base: str = ""
+    tools: str = ""
+    compiler: str = ""
+    counts: dict[str, int] = {}
+    transplant: Transplant | None = None
 
 
 def inputs(session: Session, fork: str) -> dict[str, str]:
@@ -72,20 +96,35 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
     concerned, rules = (fork, *project.fork(fork).needs), sourcetree.rules_of(session)
     locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
     series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned}
-    settings = msgspec.structs.replace(toolchain.spec(project).forks[fork], seconds=0, longest=0, memory={})
+    whole = session.kind(fork) == "full"
+    settings = toolchain.spec(project).forks[fork].deciding(full=whole)
     tools = (project.build_folder / "pylock.toml").read_bytes()
     parts: dict[str, object] = {
         **locks,
         **series,
-        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, project.fork(fork)),
+        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, identity.LABELS, project.fork(fork)),
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
         f"build/{stack}/environment.yaml": settings,
         f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
         "--source": session.source,
-        "this machine": (session.machine, platform.python_version(), toolchain.host_compiler()),
+        "this machine": (platform.machine(), platform.python_version(), target.compiler(session), hostcompiler.identity()),
+        "--target": session.machine,
+        "--full": whole,
         "sparkwright": __version__,
     }
     return {name: digest.key("input", part) for name, part in parts.items()}
+
+
+def reviewed(parts: dict[str, str]) -> dict[str, str]:
+    """Return those of the inputs *parts* that are the same on every machine; a wheel for all machines is to be the same from each."""
+    return {name: part for name, part in parts.items() if "/" in name or name in ("sparkwright", "--full")}
+
+
+def record_of(session: Session, source: SourceTree, **compiled: Any) -> bytes:
+    """Return the build record of the wheel made of *source*, as its member has it; *compiled* are the fields of what was compiled."""
+    project, made_of = session.project, reviewed(inputs(session, source.fork))
+    record = BuildRecord(__version__, project.stack, project.spec.arch, source, made_of, **compiled)
+    return msgspec.json.format(msgspec.json.encode(record))
 
 
 def _folder(folder: Path) -> dict[str, str]:
@@ -99,25 +138,49 @@ def build(session: Session, fork: str) -> BuiltWheel:
     Raises:
         ArchMismatch, CompileFailed, BaseMismatch, and what the earlier stages raise.
     """
-    parts = inputs(session, fork)
-    key = digest.key("wheel", parts)
     with session.store.lock(Workspace.name(session, fork)):
-        known = session.store.get("wheel", key, BuiltWheel)
-        if known and _kept(session, known).exists():
-            console.note(f"{fork}: {known.filename}, reused: nothing changed")
-        else:
-            console.note(f"{fork}: {_why(session, fork, parts)}")
-            known = _build(session, fork, key)
-            session.store.put("wheel", key, known)
-            session.store.put("inputs", f"{session.project.stack}-{fork}", parts)
-        _place(session, known)
-    return known
+        return reused(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
+
+
+def reused(session: Session, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]) -> BuiltWheel:
+    """Return the wheel that the store has for *parts*, else the one that *make* gives for their key; callers hold the fork's lock."""
+    key = digest.key("wheel", parts)
+    built = kept(session, key)
+    if built:
+        console.note(f"{fork}: {built.filename}, reused: nothing changed")
+    else:
+        console.note(f"{fork}: {_why(session, fork, parts)}")
+        began = time.monotonic()
+        built = make(key)
+        session.store.put("duration", called(session, fork), time.monotonic() - began)
+        console.note(f"{fork}: {built.filename}, {size(built.size)}")
+        session.store.put("wheel", key, built)
+        session.store.put("inputs", called(session, fork), parts)
+    _place(session, built)
+    return built
+
+
+def called(session: Session, fork: str) -> str:
+    """Return the name of what is recorded of the last build of this kind."""
+    # What is compiled ahead of time is a wheel beside a fork's, and no fork.
+    whole = fork in session.project.spec.forks and session.kind(fork) == "full"
+    return session.named(f"{session.project.stack}-{fork}{'-full' if whole else ''}")
+
+
+def known(session: Session, fork: str) -> BuiltWheel | None:
+    """Return the wheel that a build of *fork* would take from the store now; None where it has to be made."""
+    return kept(session, digest.key("wheel", inputs(session, fork)))
+
+
+def kept(session: Session, key: str) -> BuiltWheel | None:
+    """Return the wheel of that *key*, if the store still holds it."""
+    built = session.store.get("wheel", key, BuiltWheel)
+    return built if built and _kept(session, built).exists() else None
 
 
 def is_built(session: Session, fork: str) -> bool:
     """Does the store hold the wheel that a build of *fork* would make now?"""
-    known = session.store.get("wheel", digest.key("wheel", inputs(session, fork)), BuiltWheel)
-    return known is not None and _kept(session, known).exists()
+    return known(session, fork) is not None
 
 
 def path_of(session: Session, built: BuiltWheel) -> Path:
@@ -126,7 +189,7 @@ def path_of(session: Session, built: BuiltWheel) -> Path:
 
 
 def _why(session: Session, fork: str, parts: dict[str, str]) -> str:
-    before = session.store.get("inputs", f"{session.project.stack}-{fork}", dict[str, str])
+    before = session.store.get("inputs", called(session, fork), dict[str, str])
     changed = [name for name in parts if (before or {}).get(name) != parts[name]]
     return (
         "not built yet"
@@ -146,6 +209,10 @@ def _place(session: Session, built: BuiltWheel) -> None:
     # The caller holds the fork's lock, so a temporary name there is a killed run's.
     for left in session.output.glob(f".{built.filename}.*"):
         left.unlink(missing_ok=True)
+    # `pip install dist/*.whl` must not meet two builds of one release. What goes is in the store still; what is not, stays.
+    for name in identity.superseded(built.filename, [path.name for path in session.output.glob("*.whl")]):
+        if (session.store.root / "wheels" / digest.sha256_file(session.output / name) / name).exists():
+            (session.output / name).unlink()
     if shown.exists() and (shown.samefile(kept) or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)):
         return
     with room_guard(session.output), session.store.replacing(shown) as temporary:
@@ -157,32 +224,53 @@ def _place(session: Session, built: BuiltWheel) -> None:
 
 
 def _build(session: Session, fork: str, key: str) -> BuiltWheel:
-    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(session.store.building(session.store.root / "work" / session.project.stack / fork / "out"))
         source = sourcetree.make(session, fork)
+        label = identity.label(session, source)
         settings = toolchain.spec(session.project).forks[fork]
-        kind = session.project.fork(fork).build
+        kind = session.kind(fork)
+        early.check(session, source)
         counts: dict[str, int] = {}
         done: Transplant | None = None
         if kind == "headers":
-            path = headers.build(session, source.tree, settings.distribution, scratch)
+            path = headers.build(session, source.tree, settings.distribution, label, record_of(session, source), scratch)
         elif kind == "backend":
-            path = backend.build(session, toolchain.obtain(session), settings, fork, source.tree, scratch)
+            path = backend.build(
+                session, toolchain.obtain(session), settings, fork, source.tree, label, record_of(session, source), scratch
+            )
+        elif kind == "full":
+            path, counts, done = _full(session, toolchain.obtain(session), source, label, key, scratch)
         else:
-            path, counts, done = _graft(session, toolchain.obtain(session), source, key, scratch)
-        sha256 = digest.sha256_file(path)
-        built = BuiltWheel(fork, key, path.name, sha256, path.stat().st_size, source.tree, counts, done)
-        with session.store.building(session.store.root / "wheels" / sha256) as shelf:
-            os.rename(path, shelf / path.name)
-            # The output folder holds a hard link to this file: nobody should change it by accident.
-            (shelf / path.name).chmod(0o444)
-    session.store.put("duration", f"{session.project.stack}-{fork}", time.monotonic() - began)
-    console.note(f"{fork}: {built.filename}, {size(built.size)}")
+            path, counts, done = _graft(session, toolchain.obtain(session), source, label, key, scratch)
+        built = BuiltWheel(fork, key, path.name, digest.sha256_file(path), path.stat().st_size, source.tree, counts, done)
+        shelve(session, built, path)
     return built
 
 
-def _graft(session: Session, tools: Toolchain, source: SourceTree, key: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
+def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
+    """Move the wheel at *path* to its place in the store."""
+    with session.store.building(_kept(session, built).parent) as shelf:
+        os.rename(path, shelf / path.name)
+        # The output folder holds a hard link to this file: nobody should change it by accident.
+        (shelf / path.name).chmod(0o444)
+
+
+def _full(
+    session: Session, tools: Toolchain, source: SourceTree, label: str, key: str, folder: Path
+) -> tuple[Path, dict[str, int], Transplant]:
+    def record(made: Planned, done: Transplant) -> bytes:
+        return record_of(
+            session, source, key=key, plan=made.key, tools=tools.key, compiler=hostcompiler.identity(), counts=made.after.counts,
+            transplant=done,
+        )  # fmt: skip
+
+    return full.build(session, tools, source, label, folder, record)
+
+
+def _graft(
+    session: Session, tools: Toolchain, source: SourceTree, label: str, key: str, folder: Path
+) -> tuple[Path, dict[str, int], Transplant]:
     fork = source.fork
     settings = toolchain.spec(session.project).forks[fork]
     locked = session.lock.forks[fork].bases.get(session.machine)
@@ -190,29 +278,19 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, key: str, fol
         raise NotProvided(f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.")
     base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=session.offline)
     with console.step(f"graft {fork} onto {locked.filename}"):
-        graft.compare(session, source, base, settings)
         made = planning.planned(session, tools, source, configured=True)
         plan.show(made.after, made.before)
         plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
-        compiling.compile_targets(session, tools, settings, fork, workspace.folder, workspace.environment())
+        compiling.compile_targets(
+            session, tools, settings, fork, workspace.folder, workspace.environment(), workspace.room, near.units(session, source)
+        )
         changes, done = graft.transplant(session, source, base, workspace.build, settings)
-        record = BuildRecord(
-            sparkwright=__version__,
-            stack=session.project.stack,
-            arch=session.project.spec.arch,
-            key=key,
-            plan=made.key,
-            base=locked.sha256,
-            tools=tools.key,
-            compiler=toolchain.host_compiler(),
-            source=source,
-            counts=made.after.counts,
-            transplant=done,
-        )
-        path = graft.write(
-            base, folder, session.project.spec.label, changes, done, settings, msgspec.json.format(msgspec.json.encode(record))
-        )
+        record = record_of(
+            session, source, key=key, plan=made.key, base=locked.sha256, tools=tools.key, compiler=target.compiler(session),
+            counts=made.after.counts, transplant=done,
+        )  # fmt: skip
+        path = graft.write(base, folder, label, changes, done, settings, record)
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")
     if done.requires:
         console.note(f"requirements changed: {', '.join(text or f'no {project}' for project, text in done.requires.items())}")

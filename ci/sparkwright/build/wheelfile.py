@@ -98,7 +98,7 @@ class WheelWriter:
         """Write *data* as the member *name*."""
         info = zipfile.ZipInfo(name, EPOCH)
         info.compress_type = zipfile.ZIP_DEFLATED
-        info.external_attr = (0o100755 if executable else 0o100644) << 16
+        info.external_attr = _mode(executable=executable)
         self._zip.writestr(info, data)
         self._account(name, hashlib.sha256(data).digest(), len(data))
 
@@ -116,7 +116,8 @@ class WheelWriter:
         fresh = zipfile.ZipInfo(name, EPOCH)
         fresh.compress_type, fresh.CRC = info.compress_type, info.CRC
         fresh.compress_size, fresh.file_size = info.compress_size, info.file_size
-        fresh.external_attr = info.external_attr
+        # The rest of the mode is the umask of whoever packed it, and nothing that an installer keeps.
+        fresh.external_attr = _mode(executable=bool(info.external_attr >> 16 & 0o111))
         target = self._zip.fp
         assert target is not None
         target.seek(self._zip.start_dir)
@@ -145,9 +146,14 @@ class WheelWriter:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([*sorted(self._record), (record, "", "")])
         info = zipfile.ZipInfo(record, EPOCH)
-        info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+        info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, _mode(executable=False)
         self._zip.writestr(info, text.getvalue())
         self._zip.close()
+
+
+def _mode(*, executable: bool) -> int:
+    """Return the attributes of a regular file, as zip archives hold them."""
+    return (0o100755 if executable else 0o100644) << 16
 
 
 def write(path: Path, name: WheelName, files: Mapping[str, bytes], metadata: str, *, pure: bool) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-from sparkwright.build import configure, isolation, sourcetree, toolchain
+from sparkwright.build import configure, identity, isolation, sourcetree, target, toolchain
 from sparkwright.build.configure import Configured
 from sparkwright.build.isolation import Room
 from sparkwright.build.sourcetree import SourceTree
+from sparkwright.build.target import Target
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
 from sparkwright.console import console
 from sparkwright.errors import FileInvalid, ToolMissing
@@ -31,7 +32,7 @@ class Workspace:
     def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
         self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
         self.variant = variant or ("trial" if session.without else "build")
-        self.folder = session.store.folder("work", session.project.stack, fork, self.variant)
+        self.folder = session.store.folder("work", session.project.stack, fork, session.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
 
     @staticmethod
@@ -40,10 +41,20 @@ class Workspace:
         return f"work-{session.project.stack}-{fork}"
 
     @cached_property
+    def target(self) -> Target:
+        """What the fork is compiled for and linked against."""
+        return target.of(self._session, self._tools)
+
+    @cached_property
     def room(self) -> Room:
         """Where the fork is configured and compiled: its folder, what it needs and the tools, under the same names everywhere."""
+        return isolation.room(self._places)
+
+    @cached_property
+    def _places(self) -> dict[Path, str]:
         needed = {self._needed_folder(need): f"needed/{need}" for need in self._session.project.fork(self._fork).needs}
-        return isolation.room({self.folder: self._fork, self._tools.root: "tools", **needed})
+        against = {self.target.root: "target"} if self.target.cross else {}
+        return {self.folder: self._fork, self._tools.root: "tools", **against, **needed}
 
     def fill(self, tree: str) -> None:
         """Make the source folder hold *tree*."""
@@ -60,7 +71,8 @@ class Workspace:
             ConfigureFailed: CMake ended with an error.
             ToolMissing: The headers of this Python, which extension modules are compiled against, are not installed.
         """
-        defines = self.defines()
+        renamed = {} if self.room.places else {folder.absolute(): isolation.INSIDE / name for folder, name in self._places.items()}
+        defines = identity.flags(self.defines(), renamed)
         if launcher:
             command = f"{self._tools.python};-IS;{launcher}"
             defines |= {"CMAKE_CUDA_COMPILER_LAUNCHER": command, "CMAKE_CXX_COMPILER_LAUNCHER": command}
@@ -78,7 +90,7 @@ class Workspace:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile, as the room has them."""
-        return self._translated(self._tools.environment(**self._settings.variables))
+        return self._translated(self._tools.environment(**{**self.target.environment(self._tools), **self._settings.variables}))
 
     def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
         return {name: self.room.translated(value) for name, value in values.items()}
@@ -93,10 +105,10 @@ class Workspace:
 
     def defines(self) -> dict[str, str]:
         """Return the CMake cache entries, every ``{…}`` replaced by its folder."""
-        places = {"{python}": str(self._tools.python), "{cuda}": str(self._tools.cuda), "{build}": str(self.build)}
+        places = {"{python}": str(self._tools.python), "{cuda}": str(self.target.cuda), "{build}": str(self.build)}
         for need in self._session.project.fork(self._fork).needs:
             places[f"{{source:{need}}}"] = str(self._needed(sourcetree.make(self._session, need)))
-        entries = {"CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")), **self._settings.defines}
+        entries = {"CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")), **self.target.defines(), **self._settings.defines}
         return {name: _filled(value, places) for name, value in entries.items()}
 
     def _needed(self, source: SourceTree) -> Path:

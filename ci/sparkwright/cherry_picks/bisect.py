@@ -113,7 +113,7 @@ def _told(one: Trial, count: int) -> Trial:
     return one
 
 
-def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch, start: str, end: str) -> tuple[str, str]:
+def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch | None, start: str, end: str) -> tuple[str, str]:
     """
     Return the commits to search between: what the command line names, else a pick's own base, and the tip of the branch.
 
@@ -122,9 +122,10 @@ def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch, start: st
         Offline, SourceUnreachable: The repository may not be asked, or does not answer.
     """
     tip = mirror.history(book.branch, newest=not session.offline)
-    if not start and not patch.pick:
-        raise NotProvided(f"{patch.name} needs a commit to start from.", todo="Name one with --from, or search releases with --releases.")
-    begin = _commit(session, mirror, start) if start else book.record(patch.pick).base
+    if not start and not (patch and patch.pick):
+        what = patch.name if patch else "The search"
+        raise NotProvided(f"{what} needs a commit to start from.", todo="Name one with --from, or search releases with --releases.")
+    begin = _commit(session, mirror, start) if start else book.record(patch.pick).base if patch else ""
     last = _commit(session, mirror, end) if end else tip
     for name, found in ((start, begin), (end or book.branch, last)):
         if not found:

@@ -9,9 +9,8 @@ from sparkwright import digest
 from sparkwright.audit import policy, report, wheel
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.sass import CudaTools
-from sparkwright.build import toolchain
+from sparkwright.build import aot, jitcache, toolchain
 from sparkwright.build import wheel as building
-from sparkwright.build.wheel import BuiltWheel
 from sparkwright.console import console
 from sparkwright.errors import NotProvided
 from sparkwright.forks.session import Session
@@ -19,7 +18,7 @@ from sparkwright.forks.session import Session
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Audit the named wheels, or those that the last build of the stack made; fail when one has a finding."""
-    wheels = arguments.wheels or [path for fork in session.forks if (path := _last(session, fork))]
+    wheels = arguments.wheels or [path for fork in session.forks for path in _last(session, fork)]
     if not wheels:
         raise NotProvided("There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
     reports = [audited(session, path) for path in wheels]
@@ -45,7 +44,7 @@ def audited(session: Session, path: Path) -> AuditReport:
     return made
 
 
-def _last(session: Session, fork: str) -> Path | None:
-    key = digest.key("wheel", building.inputs(session, fork))
-    built = session.store.get("wheel", key, BuiltWheel)
-    return building.path_of(session, built) if built and building.path_of(session, built).exists() else None
+def _last(session: Session, fork: str) -> list[Path]:
+    spec = aot.load(session.project, fork)
+    made = (building.known(session, fork), jitcache.known(session, spec) if spec else None)
+    return [path for built in made if built and (path := building.path_of(session, built)).exists()]

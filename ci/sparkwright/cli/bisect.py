@@ -1,22 +1,35 @@
-"""``sparkwright bisect``: the first upstream commit or release at which a patch stops applying, or is already there."""
+"""
+``sparkwright bisect``: what changed something.
+
+With a patch: the first upstream commit or release at which it stops applying, or is already there. With ``--run``: the commit, the
+patch or the pieces of a stack that changed the answer of a command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
+from sparkwright.build import axes
+from sparkwright.build.axes import Cause
+from sparkwright.build.predicate import Predicate
 from sparkwright.cherry_picks import bases, bisect, ledger, series
 from sparkwright.cherry_picks.bisect import Turn
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cli.drift import MARKS
 from sparkwright.cli.rebase import only_fork
 from sparkwright.console import console
-from sparkwright.errors import NotProvided
+from sparkwright.errors import NotProvided, UsageError
 from sparkwright.forks.session import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Search between two ends, by halves, and tell what turned and who did it."""
     fork = only_fork(session)
+    if bool(arguments.run) == bool(arguments.patch):
+        raise UsageError("bisect wants a patch, or --run and a command.")
+    if arguments.run:
+        return _measured(session, fork, arguments)
     patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
     turn = _over_releases(session, fork, patches, arguments) if arguments.releases else _over_commits(session, fork, patches, arguments)
     console.table(
@@ -31,6 +44,37 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             console.result(f"already upstream by {one.test}: {one.says}")
     console.document({"turn": turn})
     return 0
+
+
+def _measured(session: Session, fork: str, arguments: argparse.Namespace) -> int:
+    """Search for what changed the answer of a command, and show every state that was asked about, whatever comes of it."""
+    session = dataclasses.replace(session, forks=(fork,))
+    predicate = Predicate(session, fork, arguments.run, build=arguments.build, repeat=arguments.repeat, fresh=arguments.fresh)
+    cause = None
+    with session.store.lock(f"bisect-{session.project.stack}-{fork}"):
+        try:
+            cause = _cause(session, fork, predicate, arguments)
+        finally:
+            rows = [[one.name, one.answer, " ".join(map(str, one.status)) or one.why, f"{one.seconds:.1f}"] for one in predicate.steps]
+            console.table(f"bisect {fork} over {arguments.over}", ["state", "answer", "exit status", ">seconds"], rows, result=True)
+            console.document({"cause": cause, "steps": predicate.steps})
+    console.result(f"{cause.answers[0]}: {cause.last}\n{cause.answers[1]}: {cause.first}")
+    for what in (*cause.what, *filter(None, [cause.page])):
+        console.result(what)
+    return 0
+
+
+def _cause(session: Session, fork: str, predicate: Predicate, arguments: argparse.Namespace) -> Cause:
+    if arguments.over == "patches":
+        return axes.over_patches(session, fork, predicate)
+    if arguments.over == "locks":
+        if not (arguments.start and arguments.end):
+            raise UsageError("--over locks wants two stacks or revisions of this checkout: --from and --to.")
+        sides = [axes.side(session, fork, name) for name in (arguments.start, arguments.end)]
+        return axes.over_locks(sides[0], sides[1], (arguments.start, arguments.end), predicate)
+    book = ledger.require(session.project.root, fork)
+    ends = bisect.ends(session, session.mirror(book.url), book, None, arguments.start, arguments.end)
+    return axes.over_commits(session, fork, book, ends, predicate, bare=arguments.alone)
 
 
 def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:

@@ -5,33 +5,44 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Iterator
 
 from sparkwright.audit import report
 from sparkwright.audit.report import AuditReport
+from sparkwright.build import aot, contained, jitcache, only, wheel
 from sparkwright.build import estimate as estimating
-from sparkwright.build import wheel
 from sparkwright.build.wheel import BuiltWheel
 from sparkwright.cli import audit
 from sparkwright.console import console, duration, size
+from sparkwright.errors import UsageError
 from sparkwright.forks.session import Session
 
 _HOW = {
     "headers": "pack its headers",
     "backend": "run its build backend",
+    "full": "compile everything from source",
     "graft": "compile two libraries, graft them onto the official wheel",
 }
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
-    announce(session)
+    if arguments.container:
+        status, document = contained.build(session, arguments.words, base=arguments.base, platform=arguments.platform)
+        console.document(document)
+        return status
+    if arguments.base or arguments.platform:
+        raise UsageError("--base and --platform say what the container is made of; without --container there is none.")
+    if arguments.only:
+        return _only(session, arguments.only)
+    announce(session, ahead=not arguments.no_aot)
     pairs = []
     for fork in session.forks:
-        built = wheel.build(session, fork)
-        made = audit.audited(session, wheel.path_of(session, built))
-        pairs.append((built, made))
-        if not made.passed:
-            report.show(made, result=True)
+        for built in _built(session, fork, ahead=not arguments.no_aot):
+            made = audit.audited(session, wheel.path_of(session, built))
+            pairs.append((built, made))
+            if not made.passed:
+                report.show(made, result=True)
     _show(session, pairs)
     console.document({"wheels": [{"wheel": built, "path": str(wheel.path_of(session, built)), "audit": made} for built, made in pairs]})
     for _, made in pairs:
@@ -39,21 +50,49 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def announce(session: Session) -> None:
+def _only(session: Session, unit: str) -> int:
+    """Compile one unit; say what it cost and where its object is."""
+    forks = [fork for fork in session.forks if session.kind(fork) == "graft"]
+    if len(forks) != 1:
+        raise UsageError("--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out.")
+    made = only.compile_unit(session, forks[0], unit)
+    only.show(made)
+    console.document({"unit": made})
+    return 0
+
+
+def _built(session: Session, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
+    """Yield the wheel of *fork*, and that of its modules which are compiled ahead of time."""
+    built = wheel.build(session, fork)
+    yield built
+    if ahead and (spec := aot.load(session.project, fork)):
+        yield jitcache.build(session, spec, built)
+
+
+def announce(session: Session, *, ahead: bool = True) -> None:
     """Say what will be done for each fork, and how long it should take here."""
     console.note(f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; cache: {session.store.root}")
     for fork in session.forks:
         if not wheel.is_built(session, fork):
-            console.note(f"  {fork}: {_HOW[session.project.fork(fork).build]}, about {duration(estimate(session, fork))}")
+            expected = estimate(session, fork)
+            about = f"about {duration(expected)}" if expected else "for which this machine has no estimate yet"
+            console.note(f"  {fork}: {_HOW[session.kind(fork)]}, {about}")
+        if ahead and (spec := aot.load(session.project, fork)) and not jitcache.known(session, spec):
+            last = session.store.get("duration", wheel.called(session, spec.distribution), float)
+            about = f"about {duration(last)}" if last else "for which this machine has no estimate yet"
+            console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}; --no-aot leaves it out")
 
 
 def estimate(session: Session, fork: str) -> float:
     """
     Return the seconds that building *fork* should take here.
 
-    This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores.
+    This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores. Nobody has measured a full
+    build: 0.
     """
-    last = session.store.get("duration", f"{session.project.stack}-{fork}", float)
+    last = session.store.get("duration", wheel.called(session, fork), float)
+    if not last and session.kind(fork) == "full":
+        return 0
     return last or estimating.seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
 
 
@@ -61,10 +100,9 @@ def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None
     rows = []
     for built, made in pairs:
         units = ", ".join(f"{count} {verdict}" for verdict, count in built.counts.items() if count) or "–"
-        rows.append(
-            [built.filename, size(built.size), units, "pass" if made.passed else f"{len(made.findings)} findings", built.sha256[:16]]
-        )
-    console.table("wheels", ["wheel", ">size", "CUDA units", "audit", "sha256"], rows, result=True)
+        verdict = "pass" if made.passed else f"{len(made.findings)} findings"
+        rows.append([built.filename, size(built.size), units, verdict, built.sha256[:16], made.device_code[:16] or "–"])
+    console.table("wheels", ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"], rows, result=True)
     names = " ".join(str(wheel.path_of(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
     if not any(tag in platform.machine() for tag in ("aarch64", "arm64")):

@@ -20,7 +20,7 @@ import msgspec
 
 from sparkwright import demo, process
 from sparkwright.audit import report
-from sparkwright.build import plan, planning, pylock, sourcetree, toolchain, wheel
+from sparkwright.build import plan, planning, pylock, sourcetree, target, toolchain, wheel
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.cli import audit
 from sparkwright.console import console
@@ -97,13 +97,16 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
             mirror = session.mirror(f"{upstreams.HOST}{fork}.git")
             released = mirror.history(upstreams.TAGS[fork])
             session.objects.archive(mirror.tree(session.objects.resolve(f"{released}^{{tree}}")), tree)
+        against = target.of(session, tools)
         made = base.write_base_wheel(
             folder / "files",
             trees["vllm"],
             trees["cutlass"],
-            nvcc=tools.tool("nvcc"),
-            env=tools.environment(),
+            nvcc=against.cuda / "bin" / "nvcc",
+            env=tools.environment(**against.environment(tools)),
             scratch=folder.parent / "scratch",
+            machine=session.machine,
+            compiler=f"{against.triple}-g++" if against.cross else "",
         )
         base.write_index(folder, made)
     before = os.environ.get("SPARKWRIGHT_INDEX_URL")

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.build import estimate as estimating
-from sparkwright.build import toolchain
+from sparkwright.build import target, toolchain
 from sparkwright.build.machine import Machine, facts
 from sparkwright.console import console, duration, size
 from sparkwright.forks.session import Session
@@ -129,6 +129,7 @@ def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
     fork = compiled_fork(project)
     took = duration(estimating.seconds(project, fork, count))
     yield Advice("build", "ready", f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores")
+    yield from _crossing(machine, project)
     if machine.memory < LEAST_MEMORY:
         says = f"{size(machine.memory)} of memory is less than {size(LEAST_MEMORY)}"
         yield Advice("build", "look", f"{says}, and the largest units alone take more than half of that")
@@ -139,6 +140,18 @@ def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
         tag = "_".join(map(str, glibc(machine)))
         says = f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its libraries want what only a newer system has"
         yield Advice("build", "look", says)
+
+
+def _crossing(machine: Machine, project: Project) -> Iterator[Advice]:
+    """Say whether the wheels of a Spark can be made on another machine."""
+    other = "aarch64"
+    if machine.architecture == other or not any(other in fork.bases for fork in project.spec.forks.values()):
+        return
+    if version := machine.tools.get(f"{target.triple(other)}-g++"):
+        says = f"with --target {other}: the wheels of a Spark, by g++ {version} for {other} (4.5 GB more on first use)"
+        yield Advice("build", "ready", says)
+    else:
+        yield Advice("build", "look", f"--target {other} needs a cross compiler", _apt(machine, target.package(other)))
 
 
 def _blocker(machine: Machine, project: Project) -> Advice | None:

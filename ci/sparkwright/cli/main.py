@@ -22,7 +22,7 @@ from sparkwright import __version__
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, SparkwrightError, UsageError
 from sparkwright.forks.session import Session, mirror_map
-from sparkwright.forks.spec import Project
+from sparkwright.forks.spec import MACHINES, Project
 from sparkwright.store import Store, room_guard
 
 #: Verb → what it does; each is a module of this package with a function ``run(session, arguments) -> int``.
@@ -34,10 +34,11 @@ VERBS = {
     "plan": "configure for real and show what every CUDA unit will be compiled for",
     "build": "make the wheels, and audit them",
     "audit": "say what a wheel really holds, against ci/audit.yaml",
+    "rebuild": "build a finished wheel again, elsewhere, and say whether the same inputs gave the same wheel",
     "install": "install and edit in the user's environment what may not be shipped as a wheel",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
     "status": "show what each stack carries, how old it is, why, and whether it is still needed",
-    "bisect": "find the upstream commit or release at which a patch stops applying or is already there",
+    "bisect": "find the commit or release at which a patch stops applying, or what changed the answer of a command",
     "rebase": "make a worktree with the series as commits, on the locked source or on another base",
     "export": "write the commits of the worktree back to patch files",
     "bump": "take a fork to another upstream release, with its picks and patches, or not at all",
@@ -92,7 +93,10 @@ def parser() -> argparse.ArgumentParser:
         made[verb].add_argument(
             "--without-rule", action="append", default=[], metavar="RULE", help="leave an arch rule out, to see what it does"
         )
-    for verb in ("build", "demo"):
+        made[verb].add_argument("--full", action="store_true", help="from source and nothing else, by the project's own build backend")
+    for verb in ("plan", "build", "audit"):
+        made[verb].add_argument("--target", choices=MACHINES, default="", help="the machine that wheels are made for (default: this one)")
+    for verb in ("build", "rebuild", "demo"):
         made[verb].add_argument("--jobs", type=_positive, default=0, help="units compiled at once (default: one per core)")
         made[verb].add_argument(
             "--memory",
@@ -102,6 +106,18 @@ def parser() -> argparse.ArgumentParser:
             help="what compilers may hold together (default: 85 %% of what is available)",
         )
         made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
+    made["build"].add_argument("--only", default="", metavar="UNIT", help="compile this one source, whatever its state, and make no wheel")
+    made["build"].add_argument(
+        "--unit-timeout", type=_positive, default=0, metavar="MINUTES", help="when a compiler that uses no CPU hangs (default: 30)"
+    )
+    made["build"].add_argument("--no-aot", action="store_true", help="leave out the wheel of modules that are compiled ahead of time")
+    made["build"].add_argument("--container", action="store_true", help="build in a container without a network, rights or root")
+    made["build"].add_argument(
+        "--platform", choices=("linux/arm64", "linux/amd64"), default="", help="what the container is for (default: the engine's own)"
+    )
+    made["build"].add_argument(
+        "--base", default="", metavar="IMAGE@sha256:HEX", help="base of the container's image (default: `image` in environment.yaml)"
+    )
     made["pick"].add_argument("pulls", nargs="+", metavar="FORK#NUMBER", help="the pull request")
     made["pick"].add_argument("--reason", default="", metavar="TEXT", help="why it is carried or watched (needed for a new record)")
     made["pick"].add_argument("--drop-when", default="", metavar="TEXT", help="what has to be true for it to go (needed for a new record)")
@@ -121,18 +137,38 @@ def parser() -> argparse.ArgumentParser:
     made["rebase"].add_argument("--abort", action="store_true", help="remove the worktree and what was done in it")
     made["export"].add_argument("--drop", action="append", default=[], metavar="PATCH", help="this patch may go; may be repeated")
     made["export"].add_argument("--check", action="store_true", help="write nothing; fail where a file is not in the exported form")
-    made["bisect"].add_argument("patch", metavar="PATCH", help="name of a patch file, or number of a pull request")
-    made["bisect"].add_argument(
-        "--from", dest="start", default="", metavar="NAME", help="where it still applies (default: the pick's own base)"
-    )
-    made["bisect"].add_argument("--to", dest="end", default="", metavar="NAME", help="where to end (default: upstream's newest)")
-    made["bisect"].add_argument("--releases", action="store_true", help="search releases of the package index instead of commits")
-    made["bisect"].add_argument("--alone", action="store_true", help="without the patches before it")
+    _bisect(made["bisect"])
     made["bump"].add_argument("--to", required=True, metavar="VERSION", help="the release")
     made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
+    _rebuild(made["rebuild"])
     made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
     made["install"].add_argument("--restore", action="store_true", help="put the unedited files of the pinned wheels back")
     return top
+
+
+def _bisect(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("patch", nargs="?", default="", metavar="PATCH", help="name of a patch file, or number of a pull request")
+    verb.add_argument("--from", dest="start", default="", metavar="NAME", help="where to begin (default: the pick's own base)")
+    verb.add_argument("--to", dest="end", default="", metavar="NAME", help="where to end (default: upstream's newest)")
+    verb.add_argument("--releases", action="store_true", help="search releases of the package index instead of commits")
+    verb.add_argument("--alone", action="store_true", help="without the patches before it; with --run, upstream without any")
+    verb.add_argument(
+        "--over", choices=("commits", "patches", "locks"), default="commits", help="with --run: what may have changed the answer"
+    )
+    verb.add_argument("--build", action="store_true", help="with --run: build the wheel of each state, too")
+    verb.add_argument("--repeat", type=_positive, default=1, metavar="N", help="with --run: ask that often; all answers must agree")
+    verb.add_argument("--fresh", action="store_true", help="with --run: ask again what an earlier search asked")
+    verb.add_argument(
+        "--run", nargs=argparse.REMAINDER, default=[], metavar="COMMAND",
+        help="search by the exit status of this command and its arguments, which come last: 0 good, 125 no answer, else bad",
+    )  # fmt: skip
+
+
+def _rebuild(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("wheels", nargs="*", metavar="WHEEL|FORK", help="what to build again (default: each fork's last build)")
+    verb.add_argument("--check", action="store_true", help="fail where a rebuild differs for no known reason")
+    verb.add_argument("--cached", action="store_true", help="take compiled units from the compiler cache: quick, and no proof")
+    verb.add_argument("--elsewhere", type=Path, metavar="DIR", help="build in this new folder, and keep it (default: a temporary one)")
 
 
 def _positive(text: str) -> int:
@@ -174,12 +210,16 @@ def session_of(arguments: argparse.Namespace) -> Session:
         jobs=getattr(arguments, "jobs", 0),
         memory=getattr(arguments, "memory", 0),
         without=tuple(getattr(arguments, "without_rule", ())),
+        full=getattr(arguments, "full", False),
+        target=getattr(arguments, "target", ""),
+        unit_timeout=60 * getattr(arguments, "unit_timeout", 0),
     )
 
 
 def run(words: Sequence[str]) -> int:
     """Run the command line *words*; expected failures come out as exceptions."""
-    arguments = parser().parse_args(words)
+    # A build in a container repeats the words inside it.
+    arguments = parser().parse_args(words, argparse.Namespace(words=tuple(words)))
     console.json, console.verbose = arguments.json, arguments.verbose
     module = importlib.import_module(f"sparkwright.cli.{arguments.verb}")
     return int(module.run(session_of(arguments), arguments))

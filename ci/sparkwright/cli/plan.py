@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.build import plan, planning, sourcetree, toolchain
+from sparkwright.build import early, handover, plan, planning, recompile, sourcetree, toolchain
+from sparkwright.build.recompile import Recompiling
 from sparkwright.build.workspace import Workspace
 from sparkwright.console import console
 from sparkwright.forks.session import Session
@@ -14,16 +15,24 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Plan every fork that compiles; fail when a unit would not be native and is not kept with a reason."""
     compiled = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     tools = toolchain.obtain(session) if compiled else None
-    made = []
+    made, recompiled = [], dict[str, Recompiling | None]()
     for fork in compiled:
         assert tools is not None
         with session.store.lock(Workspace.name(session, fork)):
-            made.append(planning.planned(session, tools, sourcetree.make(session, fork)))
+            source = sourcetree.make(session, fork)
+            early.check(session, source, building=False)
+            whole = handover.fetch(session, fork) if session.kind(fork) == "full" else None
+            made.append(planning.planned(session, tools, source, whole=whole))
+            if whole is None:
+                settings = toolchain.spec(session.project).forks[fork]
+                recompiled[fork] = recompile.predicted(session, tools, settings, source)
         plan.show(made[-1].after, made[-1].before, result=True)
+        if fork in recompiled:
+            recompile.show(recompiled[fork], fork)
     for fork in session.forks:
         if fork not in compiled:
             console.note(f"{fork}: nothing is compiled")
     for one in made:
         plan.check(one.after, one.before)
-    console.document({"plans": made})
+    console.document({"plans": made, "recompiled": recompiled})
     return 0

@@ -50,12 +50,14 @@ FLAGS = (
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def tag() -> str:
-    """Return the tag of the wheel on this machine."""
-    return f"cp38-abi3-linux_{platform.machine()}"
+def tag(machine: str = "") -> str:
+    """Return the tag of the wheel for *machine*, or for this one."""
+    return f"cp38-abi3-linux_{machine or platform.machine()}"
 
 
-def write_base_wheel(folder: Path, tree: Path, headers: Path, *, nvcc: Path, env: Mapping[str, str], scratch: Path) -> Path:
+def write_base_wheel(
+    folder: Path, tree: Path, headers: Path, *, nvcc: Path, env: Mapping[str, str], scratch: Path, machine: str = "", compiler: str = ""
+) -> Path:
     """
     Compile the libraries of mini vLLM and write its official wheel to *folder*.
 
@@ -64,6 +66,8 @@ def write_base_wheel(folder: Path, tree: Path, headers: Path, *, nvcc: Path, env
         headers: A checkout of the CUTLASS that it is compiled with.
         env: The variables under which nvcc runs.
         scratch: Where libraries and logs go.
+        machine: For which machine; empty for this one.
+        compiler: The C++ compiler that nvcc drives; empty for its own choice.
 
     Raises:
         CompileFailed: nvcc refused a source.
@@ -75,7 +79,7 @@ def write_base_wheel(folder: Path, tree: Path, headers: Path, *, nvcc: Path, env
 
     def build(library: str) -> Path:
         made = scratch / f"{library}.abi3.so"
-        command: list[str | Path] = [nvcc, *FLAGS, *includes, "-o", made, *sources[library]]
+        command: list[str | Path] = [nvcc, *FLAGS, *([f"-ccbin={compiler}"] if compiler else ()), *includes, "-o", made, *sources[library]]
         process.run(command, log=scratch / f"{library}.log", env=env, failure=CompileFailed)
         return made
 
@@ -87,11 +91,11 @@ def write_base_wheel(folder: Path, tree: Path, headers: Path, *, nvcc: Path, env
     described = {"Metadata-Version": "2.4", "Name": NAME, "Version": VERSION, "Requires-Python": ">=3.9", "License-File": "LICENSE"}
     members |= {
         f"{info}/METADATA": "".join(f"{field}: {value}\n" for field, value in described.items()).encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: false\nTag: {tag()}\n".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: false\nTag: {tag(machine)}\n".encode(),
         f"{info}/licenses/LICENSE": (tree / "LICENSE").read_bytes(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{PACKAGE}-{VERSION}-{tag()}.whl"
+    wheel = folder / f"{PACKAGE}-{VERSION}-{tag(machine)}.whl"
     _pack(wheel, members, f"{info}/RECORD")
     return wheel
 

@@ -73,8 +73,9 @@ def _one_vendored(session: Session, fork: ForkSpec, one: Vendored, name: str) ->
     if pin.resolved and (links := session.objects.submodules(pin.tree)):
         session.mirror(one.url).files(set(vendored.files(session.objects, pin.tree).values()))
         for inner in vendored.find(session.objects, pin.tree, one.url):
-            if inner.kind == "submodule" and inner.name in links and (one.submodules is None or inner.name in one.submodules):
-                made |= _one_vendored(session, fork, inner, f"{name}/{inner.name}")
+            path, taken = f"{name}/{inner.name}", one.submodules is None or inner.name in one.submodules
+            if inner.kind == "submodule" and inner.name in links and taken and path not in fork.ignored:
+                made |= _one_vendored(session, fork, inner, path)
     return made
 
 

@@ -34,7 +34,11 @@ class Session:
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.
         without: Names of arch rules to leave out, to see what they do.
+        full: Build whole, from source, what is grafted otherwise.
         output: Where finished wheels go.
+        target: The machine that wheels are made for; empty for this one.
+        cached: Take units from the compiler cache, where there is one; a rebuild that is to prove something compiles them.
+        unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for what the gate takes by default.
         silent: Hosts that did not answer in this run, so that nobody waits for them twice.
     """
 
@@ -48,6 +52,10 @@ class Session:
     jobs: int = 0
     memory: int = 0
     without: tuple[str, ...] = ()
+    full: bool = False
+    target: str = ""
+    cached: bool = True
+    unit_timeout: float = 0
     silent: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     @cached_property
@@ -69,7 +77,21 @@ class Session:
     @property
     def machine(self) -> str:
         """The machine that wheels are built for: ``x86_64`` or ``aarch64``, as Python names it."""
-        return platform.machine()
+        return self.target or platform.machine()
+
+    @property
+    def cross(self) -> bool:
+        """Is that another machine than this one?"""
+        return self.machine != platform.machine()
+
+    def named(self, name: str) -> str:
+        """Return *name* of a record or folder, with the machine where that is another than this one: the two must not be mixed."""
+        return f"{name}-{self.machine}" if self.cross else name
+
+    def kind(self, fork: str) -> Literal["headers", "backend", "graft", "full"]:
+        """Return how *fork* is built: as stack.yaml says, or whole where it would be grafted and that is asked for."""
+        kind = self.project.fork(fork).build
+        return "full" if kind == "graft" and self.full else kind
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached: the longest matching beginning is replaced; a local folder becomes a ``file://`` URL."""
@@ -80,10 +102,26 @@ class Session:
         return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
 
 
+class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Where compiled units are kept beside the build folder.
+
+    Attributes:
+        tool: ``auto`` takes ccache where it is installed, ``ccache`` fails without it.
+        remote: Address of what machines share (``redis://…``, ``http://…``, ``s3://bucket/prefix?endpoint=…&region=…``), without secrets.
+        size: The most that the local cache may hold, as ccache spells it.
+    """
+
+    tool: Literal["auto", "ccache", "none"] = "auto"
+    remote: str = ""
+    size: str = "10G"
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the user's own file says: ``config.yaml`` in the platform's place for it, or where ``SPARKWRIGHT_CONFIG`` points."""
 
     mirrors: dict[str, str] = {}
+    compiler_cache: CompilerCache = CompilerCache()
 
 
 def config() -> Config:

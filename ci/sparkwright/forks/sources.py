@@ -166,13 +166,25 @@ def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[st
             details=wrong,
             todo="Run `sparkwright lock`, or take the release archive, which carries them: --source sdist.",
         )
-    folders = {}
-    for path, pin in links.items():
-        entry = vendored[path]
-        inner = _reduced(session, entry.url, verified_tree(session, entry.url, pin, entry.tree), entry.without)
-        nested = {name.removeprefix(f"{path}/"): one for name, one in vendored.items() if name.startswith(f"{path}/")}
-        folders[path] = with_submodules(session, f"{fork}/{path}", inner, nested)
+    folders = {path: vendored_tree(session, fork, path, vendored) for path in links}
     return session.objects.with_folders(tree, folders) if folders else tree
+
+
+def vendored_tree(session: Session, fork: str, name: str, vendored: Mapping[str, VendoredLock]) -> str:
+    """
+    Return the tree of the locked source *name*, its files brought, with the sources in place that lie below it in turn.
+
+    Raises:
+        SourceMismatch, SourceUnresolved, SourceUnreachable, Offline: See `verified_tree`, `full_commit` and `with_submodules`.
+    """
+    entry = vendored[name]
+    commit = full_commit(session, f"{fork}/{name}", entry)
+    tree = _reduced(session, entry.url, verified_tree(session, entry.url, commit, entry.tree), entry.without)
+    nested = {inner.removeprefix(f"{name}/"): one for inner, one in vendored.items() if inner.startswith(f"{name}/")}
+    if entry.kind == "fetchcontent" and entry.resolved:
+        # What is not in the lock then was left out of it: the tree says which of its submodules its user takes.
+        tree = session.objects.without_paths(tree, [path for path in session.objects.submodules(tree) if path not in nested])
+    return with_submodules(session, f"{fork}/{name}", tree, nested)
 
 
 def _reduced(session: Session, url: str, tree: str, without: Sequence[str]) -> str:

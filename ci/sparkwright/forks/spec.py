@@ -17,6 +17,8 @@ from sparkwright.errors import NotProvided
 #: The three kinds of source (DESIGN §4), in the order in which ``auto`` tries them.
 SourceKind = Literal["git", "sdist", "wheel"]
 KINDS: tuple[SourceKind, ...] = ("git", "sdist", "wheel")
+#: The machines that wheels are made for, as Python and platform tags name them.
+MACHINES = ("x86_64", "aarch64")
 
 
 class GitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

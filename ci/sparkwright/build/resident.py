@@ -1,0 +1,87 @@
+"""What compilers hold and use right now, as the kernel tells it; and the end of those that nobody waits for any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What a process holds with all its descendants, itself left out: bytes of memory, and seconds of CPU that they used so far."""
+
+    memory: int = 0
+    cpu: float = 0.0
+
+
+def use_below(pid: int) -> Use:
+    """Return what the descendants of *pid* hold together; nothing for a process that is no more."""
+    memory, ticks = 0, 0
+    for child in _below(pid):
+        try:
+            # The name in the second field may hold blanks and brackets (proc(5)).
+            fields = Path(f"/proc/{child}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
+        except OSError:
+            continue
+        # utime, stime and those of children that were waited for; rss in pages.
+        ticks += sum(map(int, fields[11:15]))
+        memory += int(fields[21]) * _PAGE
+    return Use(memory, ticks / _TICK)
+
+
+def _below(pid: int) -> Iterator[int]:
+    try:
+        children = [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in _read(task / "children").split()]
+    except OSError:
+        return
+    for child in children:
+        yield child
+        yield from _below(child)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except OSError:
+        return ""
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes whose environment has a ``SPARKWRIGHT_UNIT`` that begins with *mark*, this one left out."""
+    wanted, found = f"SPARKWRIGHT_UNIT={mark}".encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                environment = (folder / "environ").read_bytes()
+            except OSError:  # another user's, or gone
+                continue
+            if environment.startswith(wanted) or b"\0" + wanted in environment:
+                found.append(int(folder.name))
+    return found
+
+
+def end_marked(mark: str, patience: float = 5.0) -> int:
+    """
+    Kill every process that *mark* finds, and return how many there were; a process that starts others meanwhile is followed.
+
+    Args:
+        patience: Seconds after which those that the kernel cannot end (waiting for a disk, say) are left to it.
+    """
+    ended: set[int] = set()
+    deadline = time.monotonic() + patience
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        ended |= set(left)
+        time.sleep(0.02)
+    return len(ended)

@@ -1,0 +1,66 @@
+"""``sparkwright rebuild``: builds a finished wheel again, elsewhere, and says whether the same inputs gave the same wheel."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sparkwright.audit import again, policy
+from sparkwright.audit.again import Rebuild
+from sparkwright.audit.sass import CudaTools
+from sparkwright.build import rebuild, toolchain
+from sparkwright.build import wheel as building
+from sparkwright.build.wheel import BuiltWheel
+from sparkwright.console import console
+from sparkwright.digest import key
+from sparkwright.errors import NotProvided, UsageError
+from sparkwright.forks.session import Session
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Build each named wheel again and compare; with ``--check``, fail where one is not the same."""
+    names = arguments.wheels or session.forks
+    wheels = [path for name in names if (path := _wheel(session, str(name), named=bool(arguments.wheels)))]
+    if not wheels:
+        raise NotProvided("There is no wheel to build again.", todo="Run `sparkwright build`, or name a wheel.")
+    if arguments.elsewhere and len(wheels) > 1:
+        raise UsageError("--elsewhere holds one rebuild; name one wheel or fork.")
+    # What cannot be built again is found out before an hour goes into what can.
+    records = [(path, rebuild.record_of(path)) for path in wheels]
+    sessions = [rebuild.session_for(session, path, record) for path, record in records]
+    made = [_again(one, path, arguments) for one, path in zip(sessions, wheels, strict=True)]
+    for one in made:
+        again.show(one)
+    console.document({"rebuilds": made})
+    for one in made if arguments.check else ():
+        again.raise_for_difference(one)
+    return 0
+
+
+def _wheel(session: Session, name: str, *, named: bool) -> Path | None:
+    """Return the wheel that *name* means: a file, or the last build of a fork."""
+    if name.endswith(".whl"):
+        if not Path(name).is_file():
+            raise NotProvided(f"There is no wheel {name}.")
+        return Path(name)
+    session.project.fork(name)
+    built = session.store.get("wheel", key("wheel", building.inputs(session, name)), BuiltWheel)
+    path = building.path_of(session, built) if built else None
+    if path and path.exists():
+        return path
+    if named:
+        todo = "Run `sparkwright build` first."
+        raise NotProvided(f"The wheel of {name} that this checkout makes is not in {session.output}.", todo=todo)
+    return None
+
+
+def _again(session: Session, path: Path, arguments: argparse.Namespace) -> Rebuild:
+    record = rebuild.record_of(path)
+    rules = policy.load(session.project.audit_file, session.project.spec.arch)
+    place = rebuild.elsewhere(session, arguments.elsewhere, cached=arguments.cached)
+    with console.step(f"build {path.name} again, elsewhere"), place as other:
+        made = rebuild.build(other, record)
+        # A wheel of headers has no library to read, and whoever rebuilds it need not download a compiler.
+        tools = CudaTools(other.store.root if other.kind(record.source.fork) == "headers" else toolchain.obtain(other).cuda / "bin")
+        compilers = rebuild.compilers(other, record)
+        return again.compare(path, made, rules, tools, other.store.folder("work"), compiler=compilers, cached=arguments.cached)

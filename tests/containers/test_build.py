@@ -1,0 +1,196 @@
+"""``sparkwright build --container``, from the command line to the wheel, and whatever happens to it on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkwright import digest
+from sparkwright.build import contained, image
+from sparkwright.build.container import OWNER
+from sparkwright.build.engine import Engine
+from sparkwright.build.image import Builder
+from sparkwright.cli import main
+from sparkwright.demo import upstreams
+from sparkwright.forks.session import Session
+
+if TYPE_CHECKING:
+    from tests.containers.conftest import Run
+
+pytestmark = pytest.mark.containers
+
+#: What of a wheel says where it was made: the Python and the compiler of the image are others than those out here.
+RECORDS = ("RECORD", "sparkwright.json")
+PATIENCE = 600
+
+
+def members(wheel: Path) -> dict[str, str]:
+    """Return the hash of each file of *wheel* that does not say where it was made."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: digest.sha256_bytes(archive.read(name)) for name in archive.namelist() if Path(name).name not in RECORDS}
+
+
+def wheel_of(folder: Path) -> Path:
+    """Return the one wheel of vllm in *folder*."""
+    (path,) = folder.glob("mini_vllm-*.whl")
+    return path
+
+
+def ours(engine: Engine) -> list[Any]:
+    """Return the containers that some sparkwright owns."""
+    return list(engine.client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True))
+
+
+def test_inside_and_outside_the_same_code_is_made(contained_run: Run, contained_demo: Session) -> None:
+    """A container without a network makes the very libraries that a build out here makes, and a second run reuses its wheel."""
+    document = json.loads(contained_run.run("--json").stdout)
+    inside = wheel_of(contained_run.folder / "dist")
+    outside = contained_run.folder / "outside"
+    mirror = f"{upstreams.HOST}={contained_run.folder / 'upstreams'}{os.sep}"
+    common = ["--root", str(contained_run.folder / "project"), "--stack", "demo", "--cache-dir", str(contained_run.store)]
+    assert main.run(["build", *common, "--source", "git", "--mirror", mirror, "--fork", "vllm", "--output", str(outside)]) == 0
+
+    assert [made["path"] for made in document["wheels"]] == [str(inside)]
+    assert document["wheels"][0]["audit"]["findings"] == []
+    assert members(inside) == members(wheel_of(outside))
+    assert "reused: nothing changed" in contained_run.run().stderr
+
+
+def test_a_failure_inside_comes_out_as_it_is(contained_run: Run) -> None:
+    """An expected failure of the program inside keeps its exit status, its words and its document."""
+    source = contained_run.folder / "project" / "build" / "demo" / "archs.yaml"
+    source.write_text(source.read_text().replace("sites: 1", "sites: 2"))
+    done = contained_run.run("--json", status=1)
+
+    assert json.loads(done.stdout)["error"]["reference"] == "rule-mismatch"
+    assert "error: rule-mismatch" in done.stderr
+    assert contained_run.run("--jobs", "0", status=2).returncode == 2
+
+
+@pytest.fixture
+def another_user(contained_run: Run, engine_address: str) -> Iterator[dict[str, Any]]:
+    """Return how to run as a user who may use the engine and is not root, everything of the demo handed to that user."""
+    socket = Path(engine_address.removeprefix("unix://"))
+    options: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": [socket.stat().st_gid or 1000]}
+    socket.chmod(0o666)
+    if subprocess.run([*contained_run.command()[:3], "--version"], capture_output=True, check=False, cwd="/", **options).returncode:
+        pytest.skip("this Python lies where no other user may go")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "demo")
+        shutil.copytree(contained_run.folder, place, ignore=shutil.ignore_patterns("store"))
+        shutil.copytree(contained_run.folder / "store", place / "store")
+        subprocess.run(["chown", "-R", "1000:1000", folder], check=True)
+        contained_run.folder, contained_run.store = place, place / "store"
+        yield options
+    socket.chmod(0o660)
+
+
+def test_what_is_made_belongs_to_the_caller(contained_run: Run, another_user: dict[str, Any]) -> None:
+    """Whoever calls owns the wheel and every file of the store, although the engine is root's."""
+    contained_run.run(**another_user)
+    made = [wheel_of(contained_run.folder / "dist"), *contained_run.store.rglob("*")]
+
+    assert [path for path in made if path.lstat().st_uid != 1000] == []
+
+
+#: When the interruption comes: what has to be seen first.
+MOMENTS: dict[str, Callable[[Run, Engine], object]] = {
+    "the container is there": lambda run, engine: ours(engine),
+    "a compiler runs": lambda run, engine: any((run.store / "containers").glob("*/work/demo/vllm/build/launch/events.jsonl")),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interruption_leaves_no_container(
+    moment: str, number: signal.Signals, contained_run: Run, engine: Engine, builder: Builder, until: Callable[..., Any]
+) -> None:
+    """Whenever it comes, the container is gone when the program has ended, and the next run finishes the work."""
+    with contained_run.running() as child:
+        until(lambda: child.poll() is not None or MOMENTS[moment](contained_run, engine))
+        child.send_signal(number)
+        _, said = child.communicate(timeout=PATIENCE)
+
+    assert child.returncode == 130, said[-2000:]
+    assert not ours(engine)
+    contained_run.run()
+
+
+def test_an_interruption_ends_an_image_build(contained_run: Run, engine: Engine, until: Callable[..., Any]) -> None:
+    """The engine is not left building an image that nobody waits for."""
+    recipe = contained_run.folder / "project" / "build" / "builder.Dockerfile"
+    recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN sleep 900\n")
+    with contained_run.running() as child:
+        until(lambda: child.poll() is not None or engine.client.containers.list())
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=PATIENCE)
+
+    assert child.returncode == 130, said[-2000:]
+    until(lambda: not engine.client.containers.list(all=True))
+
+
+def test_what_kill_leaves_the_next_run_removes(contained_run: Run, engine: Engine, builder: Builder, until: Callable[..., Any]) -> None:
+    """After kill -9 the container lives on, and the next run ends it before it does anything else, and then finishes the work."""
+    with contained_run.running() as child:
+        until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))
+        child.kill()
+        child.communicate()
+    (left,) = ours(engine)
+    done = contained_run.run()
+
+    assert f"removed the container of a run that was killed: {left.name}" in done.stderr
+    assert wheel_of(contained_run.folder / "dist")
+
+
+def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, builder: Builder, until: Callable[..., Any]) -> None:
+    """A build whose container is taken away fails with its own words and not with half a wheel."""
+    with contained_run.running() as child:
+        until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))
+        for one in ours(engine):
+            one.kill()
+        _, said = child.communicate(timeout=PATIENCE)
+
+    assert child.returncode == 1
+    assert "error: container-killed" in said
+    assert not list((contained_run.folder / "dist").glob("*.whl"))
+
+
+def test_the_other_processor_under_emulation(contained_demo: Session, engine: Engine, other_base: str, other: str) -> None:
+    """In a container of the other architecture the program runs, its plan is native, and its own nvcc compiles a unit for 12.1."""
+    builder = image.obtain(contained_demo, engine, other_base, other)
+    inside = contained.Inside(contained_demo, engine, builder)
+    words = ["--stack", "demo", "--fork", "vllm", "--source", "git", "--json"]
+    contained.download_needed(contained_demo, inside, ["build", *words])
+    _, facts = inside.run(["-m", "sparkwright", "doctor", *words, *inside.places()], quiet=True)
+    _, planned = inside.run(["-m", "sparkwright", "plan", *words, *inside.places()], quiet=True)
+    status, units = inside.run(["-c", COMPILE, str(inside.store.root)], quiet=True)
+
+    assert facts["machine"]["architecture"] == builder.python.machine != platform.machine()
+    assert "native" in json.dumps(planned)
+    assert status == 0
+    assert units == {"architecture": builder.python.machine, "cubins": ["sm_121f"]}
+
+
+#: Compiles one CUDA unit with the nvcc of the tools that the plan installed, and says for what.
+COMPILE = """\
+import json, pathlib, platform, re, subprocess, sys, tempfile
+cuda = next(pathlib.Path(sys.argv[1]).glob("environments/*/lib/python3*/site-packages/nvidia/cu13"))
+with tempfile.TemporaryDirectory() as folder:
+    unit = pathlib.Path(folder, "unit.cu")
+    unit.write_text("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }")
+    flags = ["-gencode", "arch=compute_121f,code=sm_121f", "-cubin", "-o", f"{folder}/unit.cubin"]
+    subprocess.run([cuda / "bin" / "nvcc", *flags, unit], check=True)
+    shown = subprocess.run([cuda / "bin" / "cuobjdump", "-elf", f"{folder}/unit.cubin"], check=True, capture_output=True, text=True).stdout
+print(json.dumps({"architecture": platform.machine(), "cubins": sorted(set(re.findall(r"sm_\\w+", shown)))}))
+"""

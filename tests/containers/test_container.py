@@ -1,0 +1,119 @@
+"""What one container may do, and that none is left: on a real engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkwright.build import container
+from sparkwright.build.container import LABEL, OWNER, Folder
+from sparkwright.build.engine import Engine
+from sparkwright.errors import EngineRefused
+
+pytestmark = pytest.mark.containers
+
+
+def said(engine: Engine, image: str, script: str, folders: Sequence[Folder] = ()) -> tuple[int, list[str]]:
+    """Return the status of a shell script in a container, and the lines that it printed."""
+    lines: list[str] = []
+    ended = container.run(engine, image, ["/bin/sh", "-c", script], folders=folders, on_out=lines.append, on_err=lines.append)
+    return ended.status, lines
+
+
+def test_a_program_inside_reaches_no_network(engine: Engine, base: str) -> None:
+    """There is no device but the loopback one; names are not resolved, and an address that listens out here is not reached."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        connect = f"python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {port}), 5)'"
+        status, lines = said(engine, base, f"ls /sys/class/net; getent hosts deb.debian.org; echo $?; {connect}")
+
+    assert lines[:2] == ["lo", "2"]
+    assert status != 0
+
+
+def test_a_program_inside_has_no_rights(engine: Engine, base: str) -> None:
+    """It is the caller, without capabilities, cannot gain any, and cannot write to the image."""
+    script = "id -u; grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | cut -f2; touch /etc/x 2>/dev/null || echo refused"
+
+    assert said(engine, base, script)[1] == [str(os.getuid()), "0" * 16, "0" * 16, "1", "refused"]
+
+
+def test_a_folder_is_written_only_where_it_may_be(engine: Engine, base: str, tmp_path: Path) -> None:
+    """A folder is to be read unless it was lent for writing, and files made there belong to the caller."""
+    (tmp_path / "read").mkdir()
+    (tmp_path / "write").mkdir()
+    folders = [Folder(tmp_path / "read", Path("/one")), Folder(tmp_path / "write", Path("/two"), writable=True)]
+    status, _ = said(engine, base, "touch /two/made && touch /one/made", folders=folders)
+
+    assert status != 0
+    assert not (tmp_path / "read" / "made").exists()
+    assert (tmp_path / "write" / "made").stat().st_uid == os.getuid()
+
+
+def test_streams_and_status_come_through(engine: Engine, base: str) -> None:
+    """Standard output and error arrive apart, in whole lines, with the program's own exit status."""
+    out: list[str] = []
+    err: list[str] = []
+    script = "for i in 1 2 3; do echo out $i; echo Fehlermeldung ü $i >&2; done; printf end; exit 7"
+    ended = container.run(engine, base, ["/bin/sh", "-c", script], on_out=out.append, on_err=err.append)
+
+    assert out == ["out 1", "out 2", "out 3", "end"]
+    assert err == ["Fehlermeldung ü 1", "Fehlermeldung ü 2", "Fehlermeldung ü 3"]
+    assert ended == container.Ended(7, False)
+
+
+def test_a_program_that_takes_too_much_memory_is_ended(engine: Engine, base: str) -> None:
+    """The limit is the kernel's, and that it was met is known."""
+    command = ["python3", "-c", "held = bytearray(10**9)"]
+    ended = container.run(engine, base, command, memory=200 * 10**6, on_err=lambda _line: None)
+
+    assert ended.status == 137
+    assert ended.out_of_memory
+
+
+def test_a_program_that_does_not_exist_is_the_engines_refusal(engine: Engine, base: str) -> None:
+    """What the engine says of it is kept, and the container that was made for it is gone."""
+    with pytest.raises(EngineRefused) as caught:
+        container.run(engine, base, ["/no/such/program"], init=False)
+
+    assert "no such file" in " ".join(caught.value.details)
+
+
+#: Owns a container as a run does, says so, and waits.
+OWNING = """\
+import sys
+from sparkwright.build import container
+from sparkwright.build.engine import connect
+container.run(connect(), sys.argv[1], ["/bin/sh", "-c", "echo here; exec sleep 600"])
+"""
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(engine: Engine, base: str) -> None:
+    """The container of a dead process goes; that of a living one, and what is not ours at all, stay."""
+    runs = [subprocess.Popen([sys.executable, "-c", OWNING, base], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    foreign = engine.client.containers.create(base, ["sleep", "600"], labels={"other": "1"}, network_mode="none")
+    try:
+        for run in runs:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "here\n"
+        assert container.sweep(engine) == []
+        runs[0].kill()
+        runs[0].wait()
+        (removed,) = container.sweep(engine)
+        left = engine.client.containers.list(all=True)
+
+        assert removed not in [one.name for one in left]
+        assert {bool(one.labels.get(OWNER)) for one in left} == {True, False}
+        assert all(one.labels.get(LABEL) == str(one.name).removeprefix("sparkwright-") for one in left if OWNER in one.labels)
+    finally:
+        for run in runs:
+            run.kill()
+            run.communicate()
+        foreign.remove(force=True)
+        container.sweep(engine)

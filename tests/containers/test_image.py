@@ -1,0 +1,113 @@
+"""The builder image: from a base that is named by digest, with a network or without one, or a reason why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparkwright.build import container, image
+from sparkwright.build.engine import Engine
+from sparkwright.build.image import PROGRAM, Builder
+from sparkwright.errors import BaseUnresolved, DiskFull, EmulationMissing, ImageBuildFailed, ImageMismatch, Offline, SourceUnreachable
+from sparkwright.forks.session import Session
+
+pytestmark = pytest.mark.containers
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+def test_a_complete_base_needs_no_network(contained_demo: Session, engine: Engine, base: str) -> None:
+    """With the files of the package index in the store, the image is made offline; the same inputs give the same image, at once."""
+    image.obtain(contained_demo, engine, base, "")
+    engine.client.images.remove("sparkwright-builder:" + tag_of(engine, "builder"), force=True)
+    offline = dataclasses.replace(contained_demo, offline=True)
+    made = image.obtain(offline, engine, base, "")
+
+    assert made.platform == engine.platform
+    assert made == image.obtain(offline, engine, base, engine.platform)
+
+
+def tag_of(engine: Engine, stage: str) -> str:
+    """Return the tag of the newest image of *stage*."""
+    found = engine.client.images.list(name=f"sparkwright-{stage}")
+    return str(found[0].tags[0]).partition(":")[2]
+
+
+def test_the_image_holds_this_very_program(engine: Engine, builder: Builder) -> None:
+    """What runs inside is the program that started it, with all that it requires."""
+    said: list[str] = []
+    script = "import sparkwright.cli.main, tree_sitter_cmake, sys; print(sparkwright.__version__, sys.prefix)"
+    ended = container.run(engine, builder.image, [PROGRAM, "-c", script], on_out=said.append)
+
+    assert ended.status == 0
+    assert said == ["0.1.0 /usr/local/lib/sparkwright"]
+
+
+def test_what_a_base_lacks_is_installed(contained_demo: Session, engine: Engine, plain_base: str) -> None:
+    """A bare base gets compilers and Python from its own archive; offline it is refused, with what it lacks."""
+    with pytest.raises(ImageBuildFailed) as caught:
+        image.obtain(dataclasses.replace(contained_demo, offline=True), engine, plain_base, "")
+
+    assert any("the base lacks" in line and "python3-venv" in line for line in caught.value.details)
+    assert image.obtain(contained_demo, engine, plain_base, "").python.machine
+
+
+def test_a_base_that_the_engine_lacks(contained_demo: Session, engine: Engine) -> None:
+    """An id that the engine does not have is unresolved; a digest is pulled, unless there is no network or nobody who has it."""
+    with pytest.raises(BaseUnresolved):
+        image.obtain(contained_demo, engine, DIGEST, "")
+    with pytest.raises(Offline):
+        image.obtain(dataclasses.replace(contained_demo, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}", "")
+    with pytest.raises(SourceUnreachable):
+        image.obtain(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}", "")
+
+
+def test_a_base_of_another_platform_is_refused(contained_demo: Session, engine: Engine, base: str, other: str) -> None:
+    """An id names one image; asking for another platform of it is a contradiction."""
+    with pytest.raises(ImageMismatch):
+        image.obtain(contained_demo, engine, base, other)
+
+
+def test_programs_that_nothing_runs_want_an_emulator(
+    contained_demo: Session, engine: Engine, other: str, take: Callable[[Path, str], str], tmp_path: Path
+) -> None:
+    """Where the kernel knows no interpreter for the image's programs, the package that brings one is named."""
+    # An ELF header of a machine that no interpreter is registered for stands for a processor without emulation.
+    shell = b"\x7fELF\x02\x01\x01" + bytes(9) + (2).to_bytes(2, "little") + (0xFEED).to_bytes(2, "little") + bytes(108)
+    with tarfile.open(tmp_path / "alien.tar", mode="w") as archive:
+        info = tarfile.TarInfo("bin/sh")
+        info.size, info.mode = len(shell), 0o755
+        archive.addfile(info, io.BytesIO(shell))
+    alien = take(tmp_path / "alien.tar", other)
+    with pytest.raises(EmulationMissing) as caught:
+        image.obtain(contained_demo, engine, alien, other)
+
+    assert "qemu-user-static" in caught.value.todo
+
+
+def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: Session, engine: Engine, base: str) -> None:
+    """The engine's last lines and the place of the whole log are in the failure."""
+    recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
+    recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN echo before; echo why >&2; exit 3\n")
+    with pytest.raises(ImageBuildFailed) as caught:
+        image.obtain(contained_demo, engine, base, "")
+
+    assert "why" in " ".join(caught.value.details)
+    log = Path(caught.value.details[-1].removeprefix("full log: "))
+    assert "before" in log.read_text()
+
+
+def test_a_full_disk_of_the_engine_is_told_apart(contained_demo: Session, small_engine: tuple[Engine, str]) -> None:
+    """Where the engine has no room left, its folder is named and not our cache directory."""
+    reached, base = small_engine
+    recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
+    recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN dd if=/dev/zero of=/fill bs=1M count=2000\n")
+    with pytest.raises(DiskFull) as caught:
+        image.obtain(contained_demo, reached, base, "")
+
+    assert reached.root in caught.value.what

@@ -1,0 +1,232 @@
+"""
+The demo's wheel for the other kind of machine, made on this one; and, where emulation is there, loaded as on that machine.
+
+The tests marked ``emulation`` run programs of the other machine through qemu in a small Debian of its own, made by debootstrap (root).
+SPARKWRIGHT_CROSS_WHEEL names a real cross-built wheel of vLLM for them, SPARKWRIGHT_EMULATED_ROOT a Debian that is there already.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from sparkwright.build import target, toolchain
+from sparkwright.demo import base
+from sparkwright.forks import download
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import MACHINES, Project
+from sparkwright.store import Store
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Demo
+
+HERE = platform.machine()
+OTHER = next(machine for machine in MACHINES if machine != HERE)
+
+
+def libraries(wheel: Path) -> dict[str, bytes]:
+    """Return the libraries of *wheel* by the last part of their name."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
+
+
+def report(demo: Demo) -> dict[str, Any]:
+    """Return the audit of the demo's wheel."""
+    (found,) = json.loads(demo.run("audit", "--json", str(demo.wheel())).stdout)["reports"]
+    return dict(found)
+
+
+@pytest.mark.toolchain
+def test_the_wheel_is_one_of_the_other_machine(crossed: Demo) -> None:
+    """Its tag, every library's header and what the build record says of the compiler name that machine, and its audit passes."""
+    assert crossed.wheel().name.endswith(f"-{base.tag(OTHER)}.whl")
+    with zipfile.ZipFile(crossed.wheel()) as archive:
+        record = json.loads(archive.read(f"{crossed.info}/sparkwright.json"))
+    assert record["compiler"].endswith(target.triple(OTHER))
+    audit = report(crossed)
+    assert {library["machine"] for library in audit["libraries"]} == {OTHER}
+    assert not [library["rpath"] for library in audit["libraries"] if library["rpath"]]
+    assert not audit["findings"]
+
+
+@pytest.mark.toolchain
+def test_device_code_does_not_depend_on_who_compiles(crossed: Demo, undisturbed: Demo) -> None:
+    """The libraries that a build compiles hold the same cubins and PTX for either machine, to the byte."""
+    with zipfile.ZipFile(crossed.wheel()) as archive:
+        compiled = json.loads(archive.read(f"{crossed.info}/sparkwright.json"))["transplant"]["libraries"]
+    ours, native = ({library["name"]: library["device_code"] for library in report(demo)["libraries"]} for demo in (crossed, undisturbed))
+
+    assert compiled
+    assert {name: ours[name] for name in compiled} == {name: native[name] for name in compiled}
+    assert all(ours.values())
+
+
+@pytest.mark.toolchain
+def test_every_unit_was_planned_for_the_other_machine_as_for_this_one(crossed: Demo, undisturbed: Demo) -> None:
+    """The plan for the other machine has the same units at the same arch."""
+    plans = [
+        json.loads(demo.run("plan", "--fork", "vllm", "--json", *words).stdout)["plans"][0]["after"]["units"]
+        for demo, words in ((crossed, ("--target", OTHER)), (undisturbed, ()))
+    ]
+
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.toolchain
+def test_a_stack_without_a_wheel_of_the_machine_says_so(crossed: Demo) -> None:
+    """The crossed demo's lock has no base wheel for this machine: a build for it ends before anything is compiled."""
+    done = crossed.run("build", "--fork", "vllm", "--json", "--output", str(crossed.folder / "native"), status=1)  # no --target
+
+    error = json.loads(done.stdout)["error"]
+    assert error["reference"] == "not-provided"
+    assert HERE in error["what"]
+
+
+@pytest.mark.toolchain
+def test_nothing_is_built_twice(crossed: Demo) -> None:
+    """A second build for the other machine takes the wheel from the store."""
+    said = crossed.build().stderr
+
+    assert "reused: nothing changed" in said
+
+
+class Emulated:
+    """
+    A Debian of the other machine.
+
+    Attributes:
+        root: Its file system.
+        command: What stands in front of a program's path in it: qemu, which looks for all files below the root first.
+    """
+
+    def __init__(self, root: Path, qemu: str) -> None:
+        self.root, self.command = root, [qemu, "-L", str(root)]
+
+    def python(self, *words: str | Path, timeout: int = 900, search: Path | None = None) -> str:
+        """Run its Python, which finds libraries in the folder *search* too, and return what it printed."""
+        program = next(path for path in self.root.glob("usr/bin/python3.[0-9]*") if path.name.count("-") == 0)
+        # Found by its path here, it would take its own library for this machine's.
+        inside = [f"PYTHONHOME={self.root / 'usr'}", *([f"LD_LIBRARY_PATH={search}"] if search else [])]
+        command = [*self.command, *(word for value in inside for word in ("-E", value)), str(program), *map(str, words)]
+        done = subprocess.run(command, env={"LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False, timeout=timeout)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
+    """Return a Debian of the other machine with Python and a C++ runtime; what it is made with must be installed."""
+    qemu = shutil.which(f"qemu-{OTHER}-static")
+    if named := os.environ.get("SPARKWRIGHT_EMULATED_ROOT"):
+        assert qemu, f"qemu-{OTHER}-static is not installed: sudo apt-get install qemu-user-static"
+        yield Emulated(Path(named), qemu)
+        return
+    if not qemu or not shutil.which("debootstrap") or os.geteuid():
+        pytest.skip("needs root, and: sudo apt-get install qemu-user-static debootstrap")
+    root = tmp_path_factory.mktemp("emulated")
+    arch = {"aarch64": "arm64", "x86_64": "amd64"}[OTHER]
+    options = ["--foreign", "--variant=minbase", f"--arch={arch}", "--include=python3-minimal,libpython3-stdlib,libstdc++6"]
+    subprocess.run(["debootstrap", *options, "bookworm", root], check=True, capture_output=True, timeout=1200)
+    # Unpacked is enough: nothing of it is run but Python, and that not as its own root.
+    for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
+        subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+    yield Emulated(root, qemu)
+    shutil.rmtree(root)
+
+
+_LOAD = """\
+import ctypes, platform, sys
+print(platform.machine())
+for path in sys.argv[1:]:
+    ctypes.CDLL(path)
+    print("loaded")
+"""
+
+
+@pytest.mark.toolchain
+@pytest.mark.emulation
+def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: Emulated, tmp_path: Path) -> None:
+    """The other machine's own Python, run by qemu, loads every library of the wheel: no symbol is missing."""
+    made = []
+    for name, data in libraries(crossed.wheel()).items():
+        (tmp_path / name).write_bytes(data)
+        made.append(tmp_path / name)
+
+    said = emulated.python("-c", _LOAD, *made).split()
+
+    assert said == [OTHER, *["loaded"] * len(made)]
+
+
+_OPERATORS = """\
+import json, os, sys
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+import torch
+before = {schema.name for schema in torch._C._jit_get_all_schemas()}
+for path in sys.argv[2:]:
+    torch.ops.load_library(path)
+print(json.dumps(sorted({schema.name for schema in torch._C._jit_get_all_schemas()} - before)))
+"""
+
+
+def driver(folder: Path, wanted: set[str]) -> Path:
+    """Write a ``libcuda.so.1`` for the other machine that has the functions *wanted*, which all fail, and return its folder."""
+    source = folder / "driver.c"
+    source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted)))
+    command = [f"{target.triple(OTHER)}-gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", folder / "libcuda.so.1"]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def undefined(library: bytes) -> set[str]:
+    """Return the functions of the CUDA driver that *library* leaves to it."""
+    table = ELFFile(io.BytesIO(library)).get_section_by_name(".dynsym")
+    return {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF" and re.match("cu[A-Z]", symbol.name)}
+
+
+@pytest.mark.network
+@pytest.mark.emulation
+@pytest.mark.timeout(3600)
+def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emulated, user_store: Store, tmp_path: Path) -> None:
+    """With the other machine's torch, under its Python, each compiled library of vLLM loads and registers what the official one does.
+
+    The only thing that is not real is the driver: without a GPU there is none, and a library of functions that fail stands for it.
+    """
+    named = os.environ.get("SPARKWRIGHT_CROSS_WHEEL")
+    if not named:
+        pytest.skip("SPARKWRIGHT_CROSS_WHEEL names no wheel; make one with: sparkwright build --fork vllm --target " + OTHER)
+    project = Project(Path(__file__).parents[2], "2026.11")
+    session = Session(project, user_store, ("vllm",), tmp_path, target=OTHER)
+    tools = toolchain.obtain(session)
+    against = target.of(session, tools)
+    # torch and CUDA are the target's; what torch needs beside them is pure Python and the same for every machine.
+    places = os.pathsep.join(map(str, [against.root, *tools.root.glob("lib/python3.*/site-packages")]))
+    locked = session.lock.forks["vllm"].bases[OTHER]
+    official = download.obtain(user_store, locked.name, locked.filename, locked.sha256)
+    names = [Path(member).name for member in toolchain.spec(project).forks["vllm"].targets.values()]
+    registered = []
+    for wheel in (Path(named), official):
+        folder = tmp_path / str(len(registered))
+        folder.mkdir()
+        found = libraries(wheel)
+        for name in names:
+            (folder / name).write_bytes(found[name])
+        driver(folder, {symbol for name in names for symbol in undefined(found[name])})
+        paths = [folder / name for name in names]
+        said = emulated.python("-W", "ignore", "-c", _OPERATORS, places, *paths, timeout=1700, search=folder)
+        registered.append(json.loads(said.splitlines()[-1]))
+        print(f"{wheel.name}: {len(registered[-1])} operators")
+
+    assert registered[0]
+    assert registered[0] == registered[1]

@@ -1,0 +1,139 @@
+"""A wheel with compiled libraries, built again elsewhere: the same bytes; and what is said where they are not."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from sparkwright import process
+from sparkwright.audit import code, policy, sass
+from sparkwright.build import wheelfile
+from sparkwright.build.wheelfile import WheelName
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Demo
+
+    from sparkwright.build.toolchain import Toolchain
+
+pytestmark = pytest.mark.toolchain
+
+ROOT = Path(__file__).parents[2] / "ci" / "sparkwright" / "demo" / "project"
+LIBRARY = "mini_vllm/_moe_C_stable_libtorch.abi3.so"
+
+
+def rebuilt(demo: Demo, *words: str, status: int = 0) -> dict[str, Any]:
+    """Run ``rebuild --check`` and return its document, less the list around the one rebuild."""
+    document = json.loads(demo.run("rebuild", "--check", "--json", "--output", str(demo.folder / "dist"), *words, status=status).stdout)
+    return {**document["rebuilds"][0], "error": document.get("error")}
+
+
+def changed(demo: Demo, members: dict[str, bytes]) -> Path:
+    """Return a copy of the demo's wheel with other *members*, its RECORD true to them, in a folder of its own."""
+    folder = demo.folder / "changed"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    # The same version again: only the members and their hashes change.
+    return wheelfile.remake(demo.wheel(), folder, version=demo.version, replace=members)
+
+
+def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo: Demo) -> None:
+    """In another store, without the compiler cache, every unit is compiled again, and the wheel has the same sha256."""
+    found = rebuilt(built_demo, "vllm", "--elsewhere", str(built_demo.folder / "again"))
+
+    assert (found["verdict"], found["first"], found["again"]) == ("identical", built_demo.sha256(), built_demo.sha256())
+    assert found["device_code"][0] == found["device_code"][1] != ""
+    build = built_demo.folder / "again" / "store" / "work" / "demo" / "vllm" / "build" / "build"
+    commands = json.loads((build / "compile_commands.json").read_bytes())
+    compiled = sorted(str(path.relative_to(build)) for path in build.rglob("CMakeFiles/_*/**/*.o"))
+    assert sorted(one["output"].rpartition("/build/")[2] for one in commands) == compiled
+
+
+def test_damaged_device_code_is_found(built_demo: Demo) -> None:
+    """One changed byte inside a library: the verdict is ``different``, that library is blamed, and nothing else but RECORD differs."""
+    data = bytearray(built_demo.members()[LIBRARY])
+    section = elf_section(bytes(data), ".nv_fatbin")
+    data[section["sh_offset"] + section["sh_size"] // 2] ^= 1
+
+    found = rebuilt(built_demo, "--cached", str(changed(built_demo, {LIBRARY: bytes(data)})), status=1)
+
+    assert (found["verdict"], found["error"]["reference"]) == ("different", "rebuild-differs")
+    assert [library["name"] for library in found["code"]] == [LIBRARY]
+    assert found["unexplained"] == [LIBRARY]
+    assert {member["name"]: member["kind"] for member in found["members"]} == {LIBRARY: "device", f"{built_demo.info}/RECORD": "follows"}
+
+
+def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> None:
+    """A wheel that was compiled with another flag is refused for its inputs; claiming it was not, it is found by its kernels."""
+    members = built_demo.members()
+    settings = built_demo.folder / "project" / "build" / "demo" / "environment.yaml"
+    text = settings.read_text("utf-8")
+    flag = '      CMAKE_CUDA_FLAGS: "-Xptxas=-O1"\n      CMAKE_MODULE_LINKER_FLAGS:'
+    settings.write_text(text.replace("      CMAKE_MODULE_LINKER_FLAGS:", flag), "utf-8")
+    built_demo.build()
+    other = {name: data for name, data in built_demo.members().items() if name.endswith(".so") and data != members[name]}
+    lying = changed(built_demo, {**other, f"{built_demo.info}/sparkwright.json": members[f"{built_demo.info}/sparkwright.json"]})
+    wheel = shutil.copy(built_demo.wheel(), built_demo.folder / built_demo.wheel().name)
+    settings.write_text(text, "utf-8")
+
+    refused = json.loads(built_demo.run("rebuild", "--json", str(wheel), status=1).stdout)["error"]
+    assert (refused["reference"], refused["details"]) == ("inputs-differ", ["build/demo/environment.yaml"])
+    found = rebuilt(built_demo, "--cached", str(lying), status=1)
+    assert found["verdict"] == "different"
+    assert {library["name"] for library in found["code"]} <= set(other) == set(found["unexplained"])
+    assert all(library["kernels"] for library in found["code"])
+    assert found["device_code"][0] != found["device_code"][1]
+
+
+UNIT = """\
+namespace { __global__ void hidden(float* x) { x[threadIdx.x] *= 2.f; } }
+__global__ void plain(float* x) { x[threadIdx.x] += %s; }
+extern "C" void run(float* x) { hidden<<<1, 32>>>(x); plain<<<1, 32>>>(x); }
+"""
+
+
+def test_a_difference_is_located_in_its_kernel(tools: Toolchain, tmp_path: Path) -> None:
+    """Another constant is found in the one kernel that has it; another source folder in names alone, with no kernel blamed."""
+    rules = policy.load(ROOT / "ci" / "audit" / "demo.yaml", "12.1f")
+    made = {}
+    for name, folder, constant in (("first", "a", "1.f"), ("other code", "a", "3.f"), ("other folder", "b", "1.f")):
+        source = tmp_path / folder / "unit.cu"
+        source.parent.mkdir(exist_ok=True)
+        source.write_text(UNIT % constant)
+        flags = ["-shared", "-Xcompiler=-fPIC", "-gencode", "arch=compute_121f,code=sm_121f"]
+        process.output([tools.tool("nvcc"), *flags, "-o", tmp_path / "x.so", source], env=tools.environment())
+        (tmp_path / name).mkdir()
+        wheel = tmp_path / name / "mini_vllm-1.0-py3-none-any.whl"
+        metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
+        wheelfile.write(wheel, WheelName.of(wheel.name), {LIBRARY: (tmp_path / "x.so").read_bytes()}, metadata, pure=False)
+        made[name] = code.of(wheel, rules, sass.CudaTools(tools.cuda / "bin"), tmp_path)
+
+    (found,) = code.compare(made["first"], made["other code"])
+    assert (found.names_only, found.pieces, found.kernels) == (False, (1, 2), ("_Z5plainPf (sm_121f)",))
+    (found,) = code.compare(made["first"], made["other folder"])
+    assert (found.names_only, found.kernels) == (True, ())
+    assert code.compare(made["first"], made["first"]) == ()
+
+
+def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: Path) -> None:
+    """What a rebuild compares is what the audit states, and what `build` shows beside the wheel's hash."""
+    project = built_demo.folder / "project"
+    document = json.loads(built_demo.build("--json").stdout)
+    rules = policy.load(project / "ci" / "audit" / "demo.yaml", "12.1f")
+    made = code.of(built_demo.wheel(), rules, sass.CudaTools(tools.cuda / "bin"), tmp_path)
+
+    assert made.digest == document["wheels"][0]["audit"]["device_code"]
+    assert {one.name: one.digest for one in made.libraries} == {
+        one["name"]: one["device_code"] for one in document["wheels"][0]["audit"]["libraries"] if one["device_code"]
+    }
+    assert made.digest[:16] in built_demo.build().stdout
+
+
+def elf_section(library: bytes, name: str) -> Any:
+    """Return the header of the section *name* of an ELF file."""
+    return ELFFile(io.BytesIO(library)).get_section_by_name(name)

@@ -1,0 +1,247 @@
+"""What is known without a compiler is said before there is one, all of it in one answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from sparkwright import digest, yamlfile
+from sparkwright.build import early, toolchain, wheelfile
+from sparkwright.build.sourcetree import SourceTree
+from sparkwright.build.toolchain import EnvironmentSpec
+from sparkwright.build.traces import Traces
+from sparkwright.build.wheelfile import WheelName
+from sparkwright.errors import BaseMismatch, EarlyCheckFailed, RequirementMismatch, SourceMismatch, SparkwrightError
+from sparkwright.forks import lock
+from sparkwright.forks.lock import FileLock
+from sparkwright.forks.session import Session
+from sparkwright.forks.sources import FetchedSource
+from sparkwright.git import REGULAR
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
+
+ENVIRONMENT = "build/demo/environment.yaml"
+PROJECT = '[build-system]\nrequires = ["setuptools>=77", "ninja"]\n[project]\nname = "mini-vllm"\nrequires-python = ">=3.9"\n'
+FILES = {
+    "pyproject.toml": PROJECT,
+    "mini_vllm/__init__.py": "",
+    "mini_vllm/a.py": "A = 1\n",
+    "csrc/a.cu": "#if A\n#endif\n",
+    "csrc/odd.inc": "#endif\n",
+}
+
+
+def source_of(session: Session, changed: Mapping[str, str | bytes | None], before: Mapping[str, str] = FILES) -> SourceTree:
+    """Return vllm as if upstream had the files *before*, and our series *changed* some; None removes one."""
+
+    def store(files: Mapping[str, str | bytes]) -> str:
+        listed = ((path, REGULAR, text if isinstance(text, bytes) else text.encode()) for path, text in files.items())
+        return session.objects.store_files(listed)
+
+    old = store(before)
+    new = store({path: text for path, text in {**before, **changed}.items() if text is not None})
+    return SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
+
+
+def findings(session: Session, source: SourceTree, *, building: bool = False) -> list[str]:
+    """Return what the check finds, none when it is content."""
+    try:
+        early.check(session, source, building=building)
+    except EarlyCheckFailed as error:
+        return list(error.details)
+    return []
+
+
+def test_a_sound_change_is_let_through(mini: Mini) -> None:
+    """Upstream's own oddities are none of our patches' faults, nor is a file that was removed."""
+    run = mini.session()
+    sound: dict[str, str | bytes | None] = {
+        "mini_vllm/a.py": None,
+        "mini_vllm/b.py": "def f(x):\n    return '\\d'\n",
+        "csrc/odd.inc": "int a;\n#endif\n",
+    }
+
+    assert findings(run, source_of(run, sound), building=True) == []
+
+
+def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
+    """Two Python files, a lost #endif, a Python that is too old and a tool of another version: one error names all five."""
+    run = mini.session()
+    broken: dict[str, str | bytes | None] = {
+        "mini_vllm/a.py": "def f(:\n",
+        "mini_vllm/deep.py": b"x = 1\n\0\n",
+        "csrc/a.cu": "#if A\n// #endif\n",
+        "pyproject.toml": PROJECT.replace(">=3.9", ">=3.99").replace(">=77", "<60"),
+    }
+
+    with pytest.raises(EarlyCheckFailed) as caught:
+        early.check(run, source_of(run, broken), building=False)
+
+    found = "\n".join(caught.value.details)
+    assert len(caught.value.details) == 5
+    assert "mini_vllm/a.py:1: " in found
+    assert "mini_vllm/deep.py:" in found
+    assert "csrc/a.cu:1: #if without #endif" in found
+    assert f"wants Python >=3.99; this is {platform.python_version()}" in found
+    assert "requires setuptools<60, and pylock.toml has " in found
+    assert caught.value.document()["findings"] == list(caught.value.details)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["match x:\n    case 1:\n        pass\n", "try:\n    pass\nexcept* ValueError:\n    pass\n"],
+)
+def test_python_is_read_by_the_grammar_of_the_oldest_that_the_project_admits(mini: Mini, text: str) -> None:
+    """A match statement passes where Python 3.12 is the oldest and is a finding where it is 3.9."""
+    run = mini.session()
+    new = {**FILES, "pyproject.toml": PROJECT.replace(">=3.9", ">=3.11")}
+
+    assert findings(run, source_of(run, {"mini_vllm/a.py": text}, new)) == []
+    assert any("mini_vllm/a.py:" in line for line in findings(run, source_of(run, {"mini_vllm/a.py": text})))
+
+
+def test_what_compiles_only_as_a_whole_is_a_finding_too(mini: Mini) -> None:
+    """A return outside of a function is grammar, and no program."""
+    run = mini.session()
+
+    assert findings(run, source_of(run, {"mini_vllm/a.py": "return 1\n"})) == ["mini_vllm/a.py:1: 'return' outside function"]
+
+
+def test_a_requirement_that_the_stack_does_not_meet_is_a_finding(mini: Mini) -> None:
+    """What environment.yaml makes the wheel require of another fork must admit the state that the lock has of it."""
+    path = mini.root / ENVIRONMENT
+    spec = yamlfile.load(path, EnvironmentSpec)
+    for version, count in (("0.7.2", 0), ("0.7.1", 1)):
+        vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"mini-flashinfer": f"mini-flashinfer=={version}"})
+        path.write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+        run = mini.session()
+
+        assert len(findings(run, source_of(run, {}))) == count
+
+
+def test_an_output_folder_that_cannot_be_written_is_a_finding(mini: Mini, tmp_path: Path) -> None:
+    """A file where the folder should be is found out before a wheel is to go there."""
+    (tmp_path / "file").write_text("")
+    run = dataclasses.replace(mini.session(), output=tmp_path / "file" / "dist")
+
+    assert [line.partition(" cannot")[0] for line in findings(run, source_of(run, {}), building=True)] == [f"output: {run.output}"]
+
+
+def test_a_disk_without_room_is_a_finding(mini: Mini) -> None:
+    """A build that takes more than the file system has free is refused, with both figures; one that fits is not."""
+    path = mini.root / ENVIRONMENT
+    spec = yamlfile.load(path, EnvironmentSpec)
+    for megabytes, count in ((1, 0), (10**12, 1)):
+        vllm = msgspec.structs.replace(spec.forks["vllm"], disk={"graft": megabytes})
+        path.write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+        run = mini.session()
+        lines = findings(run, source_of(run, {}), building=True)
+
+        assert [line.partition(":")[0] for line in lines] == ["disk"] * count
+
+
+def test_a_unit_that_is_known_to_need_more_memory_than_there_is_is_a_finding(mini: Mini) -> None:
+    """By what this machine recorded of it; a guess is none, and where a compiler cache may have its object, it is only said."""
+    run = dataclasses.replace(mini.session(), memory=2_000_000_000, cached=False)
+    source = source_of(run, {})
+    Traces.of(run, "vllm").add("csrc/a.cu", 60, 1900)
+    assert findings(run, source, building=True) == []
+
+    Traces.of(run, "vllm").add("csrc/a.cu", 60, 9400)
+
+    assert findings(run, source, building=True) == ["memory: compiling csrc/a.cu takes 9.4 GB, as measured; compilers may hold 2.0 GB here"]
+    run.store.folder("work", "demo", "vllm", "build", "build").joinpath(".ninja_log").write_text("")
+    assert findings(run, source, building=True) == []
+
+
+def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = False) -> Session:
+    """Return a run whose lock names an official wheel of vllm for this machine, with *members* beside its Python files."""
+    tag = f"cp38-abi3-linux_{platform.machine()}"
+    name = WheelName("mini_vllm", "0.33.0", tag)
+    path = mini.root / name.filename
+    files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(members, b"\x7fELF")
+    metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
+    wheelfile.write(path, name, files, metadata, pure=False)
+    sha256 = digest.sha256_file(path)
+    run = mini.session()
+    place = run.store.folder("downloads", sha256) / path.name
+    path.rename(place)
+    if damage:
+        place.write_bytes(place.read_bytes() + b"\n")
+    locked = FileLock("mini-vllm", "0.33.0", path.name, sha256, place.stat().st_size)
+    fork = msgspec.structs.replace(run.lock.forks["vllm"], bases={platform.machine(): locked})
+    changed = msgspec.structs.replace(run.lock, forks={**run.lock.forks, "vllm": fork})
+    run.project.lock_file.write_text(lock.render(changed), "utf-8")
+    return mini.session()
+
+
+LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
+
+
+def refusal(session: Session, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
+    """Return the one failure of a graft onto the base."""
+    with pytest.raises(SparkwrightError) as caught:
+        early.check(session, source_of(session, changed))
+    return caught.value
+
+
+def test_a_base_of_another_layout_is_refused_before_anything_is_compiled(mini: Mini) -> None:
+    """Libraries that are to be replaced and are not in the official wheel are named, with the target that makes each."""
+    sound = with_base(mini, *LIBRARIES)
+    assert findings(sound, source_of(sound, {}), building=True) == []
+
+    error = refusal(with_base(mini, LIBRARIES[0], "mini_vllm/_moe_C.abi3.so"), {})
+
+    assert isinstance(error, BaseMismatch)
+    assert error.details == ("_moe_C_stable_libtorch: mini_vllm/_moe_C_stable_libtorch.abi3.so",)
+
+
+def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:
+    """A file in the store that is no longer the one that the lock names is not grafted onto; both hashes are shown."""
+    error = refusal(with_base(mini, *LIBRARIES, damage=True), {})
+
+    assert isinstance(error, SourceMismatch)
+    assert len(error.details) == 2
+
+
+def test_several_failures_of_the_base_and_the_source_come_together(mini: Mini) -> None:
+    """A failure with a class of its own stands in one list with the findings that have none."""
+    error = refusal(with_base(mini), {"csrc/a.cu": "#if A\n"})
+
+    assert isinstance(error, EarlyCheckFailed)
+    assert [line.partition(" ")[0] for line in error.details if not line.startswith(" ")] == [
+        "csrc/a.cu:1:",
+        "mini_vllm-0.33.0-cp38-abi3-linux_" + platform.machine() + ".whl",
+    ]
+    assert "(base-mismatch)" in error.details[1]
+
+
+def test_what_the_official_wheel_requires_of_the_stack_must_be_there(mini: Mini) -> None:
+    """A requirement on another fork that its locked state does not meet is found; one that environment.yaml replaces is not counted."""
+    requires = "Requires-Dist: mini-flashinfer==0.6.8\nRequires-Dist: requests>=2\nRequires-Dist: mini-cutlass==1; extra == 'x'\n"
+    run = with_base(mini, *LIBRARIES, requires=requires)
+
+    (line,) = findings(run, source_of(run, {}), building=True)
+
+    assert line.endswith("the wheel would require mini-flashinfer==0.6.8, and the stack's flashinfer is 0.7.2")
+    spec = toolchain.spec(run.project)
+    vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"mini-flashinfer": "mini-flashinfer==0.7.2"})
+    (mini.root / ENVIRONMENT).write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+    assert findings(mini.session(), source_of(run, {}), building=True) == []
+
+
+def test_an_entry_without_effect_on_the_base_keeps_its_own_class(mini: Mini) -> None:
+    """A requirement to change that the official wheel does not have is still a requirement-mismatch."""
+    run = with_base(mini, *LIBRARIES)
+    spec = toolchain.spec(run.project)
+    vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"requests": "requests>=3"})
+    (mini.root / ENVIRONMENT).write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+
+    assert isinstance(refusal(mini.session(), {}), RequirementMismatch)

@@ -1,0 +1,272 @@
+"""What a rebuild compares: members, archives and build records, on real wheels and real libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.build import difference, rebuild, wheel, wheelfile
+from sparkwright.build.wheelfile import WheelName
+from sparkwright.cli import main
+from sparkwright.errors import InputsDiffer, NotProvided, UsageError, WheelInvalid
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Cli, Mini
+
+NAME = "mini-1.0-py3-none-any.whl"
+METADATA = "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
+
+
+def made(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Return a wheel of *files* in the new *folder*."""
+    folder.mkdir()
+    wheelfile.write(folder / NAME, WheelName.of(NAME), files, METADATA, pure=True)
+    return folder / NAME
+
+
+def library(folder: Path, text: str, *flags: str) -> bytes:
+    """Return what the system's C compiler makes of *text*."""
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / "x.c").write_text(text)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *flags, "-o", "x.so", "x.c"], cwd=folder, check=True)
+    return (folder / "x.so").read_bytes()
+
+
+# Members.
+
+
+def test_equal_wheels_do_not_differ(tmp_path: Path) -> None:
+    """Nothing is found, and every member is counted."""
+    files = {"mini/a.py": b"a = 1\n", "mini/data.bin": b"\xff\x00"}
+    found = difference.compare(made(tmp_path / "one", files), made(tmp_path / "two", files))
+
+    assert found == difference.WheelDifference((), (), 5)
+
+
+def test_each_differing_member_is_named_with_what_differs(tmp_path: Path) -> None:
+    """Text is told by line, other data by place; what only one has is absent; RECORD follows the others."""
+    one = made(tmp_path / "one", {"mini/a.py": b"x = 1\na = 1\n", "mini/d.bin": b"\xff\x00\x01", "mini/gone.py": b"", "mini/same.py": b"s"})
+    two = made(tmp_path / "two", {"mini/a.py": b"x = 1\na = 2\n", "mini/d.bin": b"\xff\x00\x02", "mini/new.py": b"", "mini/same.py": b"s"})
+    found = {member.name: (member.kind, member.says) for member in difference.compare(one, two).members}
+
+    assert found == {
+        "mini/a.py": ("text", ("line 2: 'a = 1', 'a = 2'",)),
+        "mini/d.bin": ("data", ("from byte 2 on; 3 and 3 bytes",)),
+        "mini/gone.py": ("absent", (f"only in {NAME}",)),
+        "mini/new.py": ("absent", (f"only in {NAME}",)),
+        "mini-1.0.dist-info/RECORD": (
+            "follows",
+            tuple(f"another hash of mini/{name}" for name in ("a.py", "d.bin", "gone.py", "new.py")),
+        ),
+    }
+
+
+def test_archives_that_hold_the_same_differ_in_how(tmp_path: Path) -> None:
+    """Order, dates, modes and compression are told apart from content."""
+    one = made(tmp_path / "one", {"mini/a.py": b"a" * 1000, "mini/b.py": b"b" * 1000})
+    (tmp_path / "two").mkdir()
+    with zipfile.ZipFile(one) as source, zipfile.ZipFile(tmp_path / "two" / NAME, "w") as target:
+        for name in reversed(source.namelist()):
+            info = zipfile.ZipInfo(name, (2026, 11, 21, 0, 0, 0))
+            info.external_attr = 0o100664 << 16
+            target.writestr(info, source.read(name), compress_type=zipfile.ZIP_STORED)
+    found = difference.compare(one, tmp_path / "two" / NAME)
+
+    assert found.members == ()
+    assert found.archive == (
+        "the members stand in another order",
+        "5 members have other dates",
+        "5 members have other modes",
+        "5 members have other compression methods",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "kind"),
+    [
+        ("int f(int x) { return x + 1; }", ("-Wl,--build-id=0x0102030405060708",), "build-id"),
+        ("int f(int x) { return x + 1; }", ("-Wl,--build-id=0x01", "-Wl,-s"), "symbols"),
+        ("int f(int x) { return x + 2; }", ("-Wl,--build-id=0x01",), "code"),
+        ('int f(int x) { return x + 1; } const char *name = "/home/b/x.c";', ("-Wl,--build-id=0x01",), "code"),
+    ],
+)
+def test_a_library_tells_what_of_it_differs(tmp_path: Path, text: str, flags: tuple[str, ...], kind: str) -> None:
+    """A build id, a symbol table and code are different kinds of difference."""
+    one = library(tmp_path / "one", "int f(int x) { return x + 1; }", "-Wl,--build-id=0x01")
+    found = difference.elf("x.so", one, library(tmp_path / "two", text, *flags))
+
+    assert (found.kind, found.says[0][:10]) == (kind, "sections: ")
+
+
+def test_a_path_of_another_folder_is_seen_as_one(tmp_path: Path) -> None:
+    """Two builds whose only difference is the name of their folder in a message differ in a path, and it is shown."""
+    text = 'const char *where(void) { return "%s/x.c"; }'
+    one, two = (library(tmp_path / name, text % f"/home/{name}", "-Wl,--build-id=none") for name in ("one", "two"))
+    found = difference.elf("x.so", one, two)
+
+    assert (found.kind, found.says) == ("paths", ("sections: .rodata", "string: /home/one/x.c", "string: /home/two/x.c"))
+
+
+def test_what_begins_like_elf_and_is_not_is_data() -> None:
+    """A damaged library is no fault of ours."""
+    assert difference.elf("x.so", b"\x7fELF one", b"\x7fELF two").kind == "data"
+
+
+def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
+    """The error names the file."""
+    one = made(tmp_path / "one", {"mini/a.py": b"a"})
+    (tmp_path / NAME).write_bytes(one.read_bytes()[:-20])
+
+    with pytest.raises(WheelInvalid, match="mini-1"):
+        difference.compare(one, tmp_path / NAME)
+
+
+# Build records.
+
+
+def built(mini: Mini) -> Path:
+    """Return the mini CUTLASS, which is built without a compiler."""
+    session = mini.session()
+    session = dataclasses.replace(session, output=mini.root / "dist")
+    return wheel.path_of(session, wheel.build(session, "cutlass"))
+
+
+def test_every_wheel_says_what_it_was_made_of(mini: Mini) -> None:
+    """The record names fork, source and every reviewed file, and nothing of the machine: equal on all of them."""
+    record = rebuild.record_of(built(mini))
+
+    assert (record.stack, record.source.fork, record.compiler, record.key) == ("demo", "cutlass", "", "")
+    assert all("/" in name or name in ("sparkwright", "--full") for name in record.inputs)
+    assert {"forks/demo/lock.yaml (cutlass)", "build/demo/environment.yaml", "sparkwright"} <= record.inputs.keys()
+
+
+def test_a_wheel_of_the_same_inputs_is_built_by_the_same_choices(mini: Mini) -> None:
+    """Kind of source and target are the wheel's, whatever the command line says."""
+    path = built(mini)
+    session = dataclasses.replace(mini.session(), source="sdist", without=("supported-12.1",))
+    found = rebuild.session_for(session, path, rebuild.record_of(path))
+
+    assert (found.source, found.without, found.forks, found.target) == ("git", (), ("cutlass",), "")
+
+
+def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
+    """A changed setting, and a patch that the wheel's checkout did not have, are each named."""
+    path = built(mini)
+    mini.edit("build/demo/environment.yaml", "distribution: mini-cutlass\n", "distribution: mini-cutlass\n    variables: {X: '1'}\n")
+    (mini.root / "forks" / "demo" / "cutlass").mkdir()
+    (mini.root / "forks" / "demo" / "cutlass" / "series").write_text("# none\n")
+
+    with pytest.raises(InputsDiffer) as caught:
+        rebuild.session_for(mini.session(), path, rebuild.record_of(path))
+    assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
+
+
+def with_record(path: Path, folder: Path, record: bytes) -> Path:
+    """Return a copy of a wheel with another build record."""
+    folder.mkdir()
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(folder / path.name, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, record if name.endswith("/sparkwright.json") else source.read(name))
+    return folder / path.name
+
+
+@pytest.mark.parametrize("stack", ["../demo", "other", ""])
+def test_a_record_names_no_folder(mini: Mini, tmp_path: Path, stack: str) -> None:
+    """A stack that is not among those that are here is refused; no path is made of the wheel's word."""
+    path = built(mini)
+    with zipfile.ZipFile(path) as archive:
+        record = json.loads(archive.read(next(name for name in archive.namelist() if name.endswith("sparkwright.json"))))
+    other = with_record(path, tmp_path / "other", json.dumps({**record, "stack": stack}).encode())
+
+    with pytest.raises(NotProvided, match="is of stack"):
+        rebuild.session_for(mini.session(), other, rebuild.record_of(other))
+
+
+@pytest.mark.parametrize("record", [b"", b"{}", b"[1", b'{"stack": 3}', b"\xff"])
+def test_a_wheel_without_a_record_cannot_be_built_again(mini: Mini, tmp_path: Path, record: bytes) -> None:
+    """An official wheel, and one whose record is no record, are refused with what to do."""
+    with pytest.raises(NotProvided, match="no build record"):
+        rebuild.record_of(with_record(built(mini), tmp_path / "other", record))
+
+
+def test_elsewhere_is_a_new_folder(mini: Mini, tmp_path: Path) -> None:
+    """A folder that holds something is nobody's to fill; a temporary one is gone afterwards; a named one stays."""
+    session = mini.session()
+    with pytest.raises(UsageError, match="not an empty folder"), rebuild.elsewhere(session, mini.root, cached=False):
+        pass
+    with rebuild.elsewhere(session, None, cached=False) as other:
+        place = other.store.root
+        assert not (place / "cache").exists()
+        assert not other.cached
+    assert not place.exists()
+    with rebuild.elsewhere(session, tmp_path / "named", cached=True):
+        pass
+    assert (tmp_path / "named" / "store" / "cache").is_dir()
+
+
+# The verb.
+
+
+def test_a_wheel_built_again_is_the_same_to_the_byte(mini: Mini, cli: Cli) -> None:
+    """Fetched, patched and packed anew in another store, the wheel is identical; nothing is left behind."""
+    path = built(mini)
+    done = cli("rebuild", *mini.words, "--check", "--json", path)
+
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["rebuilds"]
+    assert (found["verdict"], found["first"], found["members"]) == ("identical", found["again"], [])
+    assert "fetch cutlass" in done.stderr, "the other store has no source yet"
+    assert not (mini.cache / "work" / "rebuild").exists()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_changed_file_is_another_wheel(mini: Mini, tmp_path: Path, cli: Cli, check: bool) -> None:
+    """One changed header in the first wheel is found and named; with --check the verb fails."""
+    path = built(mini)
+    (tmp_path / "changed").mkdir()
+    changed = tmp_path / "changed" / path.name
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name) + (b"//\n" if name.endswith("version.h") else b""))
+    done = cli("rebuild", *mini.words, *(["--check"] if check else []), "--json", changed)
+
+    document = json.loads(done.stdout)
+    assert done.returncode == check
+    assert document["rebuilds"][0]["verdict"] == "different"
+    (named,) = [member for member in document["rebuilds"][0]["members"] if member["kind"] == "text"]
+    assert named["name"].endswith("version.h")
+    assert not check or (document["error"]["reference"], document["error"]["details"]) == ("rebuild-differs", [named["name"]])
+
+
+def test_a_wheel_that_is_not_there_is_said_to_be_missing(mini: Mini) -> None:
+    """A file, a fork that was never built, and no build at all each have their own sentence."""
+    for words, says in ((["x.whl"], "no wheel x.whl"), (["cutlass"], "is not in"), ([], "no wheel to build again")):
+        with pytest.raises(NotProvided, match=says):
+            main.run(["rebuild", *mini.words, *words])
+
+
+def test_the_mode_of_a_member_says_only_whether_it_is_a_program(tmp_path: Path) -> None:
+    """The umask of whoever packed the base leaves no trace."""
+    files = {"mini/a.py": b"a", "mini-1.0.dist-info/METADATA": METADATA.encode(), "mini-1.0.dist-info/WHEEL": b"Root-Is-Purelib: true\n"}
+    results = []
+    for mode in (0o644, 0o664):
+        base = made(tmp_path / f"{mode:o}", {name: data for name, data in files.items() if "dist-info" not in name})
+        packed = io.BytesIO()
+        with zipfile.ZipFile(base) as source, zipfile.ZipFile(packed, "w") as target:
+            for name in source.namelist():
+                info = zipfile.ZipInfo(name)
+                info.external_attr = (0o100000 | mode) << 16
+                target.writestr(info, source.read(name))
+        base.write_bytes(packed.getvalue())
+        (tmp_path / f"out{mode:o}").mkdir()
+        results.append(wheelfile.remake(base, tmp_path / f"out{mode:o}", version="1.0+a").read_bytes())
+
+    assert results[0] == results[1]

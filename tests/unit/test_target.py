@@ -1,0 +1,305 @@
+"""Wheels for another machine: what is selected, unpacked and believed, and what a graft refuses."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import stat
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.build import elf, graft, pyconfig, pylock, target, toolchain, wheelfile
+from sparkwright.build.graft import Transplant
+from sparkwright.build.toolchain import Toolchain
+from sparkwright.build.wheelfile import WheelName
+from sparkwright.cli.main import parser, session_of
+from sparkwright.errors import ArchiveUnsafe, TargetMismatch, ToolMissing, WheelInvalid
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import MACHINES, Project
+
+ROOT = Path(__file__).parents[2]
+HERE = platform.machine()
+OTHER = next(machine for machine in MACHINES if machine != HERE)
+MEMBER = "mini/_C.abi3.so"
+
+
+def session_for(machine: str, cache: Path) -> Session:
+    """Return a run as the command line makes it."""
+    return session_of(
+        parser().parse_args(["plan", "--root", str(ROOT), "--cache-dir", str(cache), *(["--target", machine] if machine else [])])
+    )
+
+
+@pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
+def test_one_lock_selects_the_same_projects_for_both_machines(stack: str) -> None:
+    """For either machine every project has one wheel, of that machine or of none; named or not, this machine's selection is the same."""
+    project = Project(ROOT, stack)
+    chosen = {machine: pylock.wheels(project, machine) for machine in MACHINES}
+
+    assert chosen[HERE] == pylock.wheels(project)
+    assert [name for name, _, _ in chosen["x86_64"]] == [name for name, _, _ in chosen["aarch64"]]
+    for machine, wheels in chosen.items():
+        other = next(name for name in MACHINES if name != machine)
+        assert not [filename for _, filename, _ in wheels if other in filename]
+        assert any(machine in filename for _, filename, _ in wheels)
+
+
+def test_a_run_for_this_machine_is_no_other_run(tmp_path: Path) -> None:
+    """Naming this machine as the target changes nothing; another machine gets records and folders of its own."""
+    plain, named, other = (session_for(machine, tmp_path) for machine in ("", HERE, OTHER))
+
+    assert [run.cross for run in (plain, named, other)] == [False, False, True]
+    assert [run.machine for run in (plain, named, other)] == [HERE, HERE, OTHER]
+    assert [run.named("build") for run in (plain, named, other)] == ["build", "build", f"build-{OTHER}"]
+
+
+def test_for_this_machine_nothing_is_added(tmp_path: Path) -> None:
+    """Its target is the tools themselves, with no CMake entry and no variable more."""
+    tools = Toolchain("key", tmp_path)
+    cuda = tmp_path / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
+    cuda.mkdir(parents=True)
+
+    made = target.of(session_for(HERE, tmp_path / "cache"), tools)
+
+    assert (made.key, made.cuda, made.cross) == ("key", cuda, False)
+    assert (made.defines(), made.environment(tools)) == ({}, {})
+
+
+def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is downloaded, the error says which program is missing and how Debian installs it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    toolchain.host_compiler.cache_clear()
+
+    with pytest.raises(ToolMissing) as failure:
+        target.of(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
+
+    assert failure.value.what.startswith(f"{OTHER}-linux-gnu-g++ is not installed")
+    assert failure.value.todo == f"sudo apt-get install g++-{OTHER.replace('_', '-')}-linux-gnu"
+
+
+def write_zip(path: Path, members: Mapping[str, bytes], modes: Mapping[str, int] | None = None) -> Path:
+    """Write a zip archive of *members*, some with a Unix mode of their own."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (modes or {}).get(name, 0o100644) << 16
+            archive.writestr(info, data)
+    return path
+
+
+def test_unpacking_leaves_out_what_does_not_run_here(tmp_path: Path) -> None:
+    """Headers and libraries are written, programs of the other machine are not."""
+    members = {"nvidia/cu13/include/cuda.h": b"h", "nvidia/cu13/bin/nvcc": b"p", "nvidia/cu13/lib/a.so": b"l"}
+
+    target.unpack(write_zip(tmp_path / "a.whl", members), tmp_path / "out", skip=("nvidia/cu13/bin/",))
+
+    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert written == {"nvidia/cu13/include/cuda.h", "nvidia/cu13/lib/a.so"}
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\b", "a/./b"])
+def test_a_member_that_would_leave_its_folder_is_not_written(tmp_path: Path, name: str) -> None:
+    """Nothing of such a wheel is written, not even the good members before it."""
+    wheel = write_zip(tmp_path / "a.whl", {"good": b"1", name: b"2"})
+
+    with pytest.raises(ArchiveUnsafe):
+        target.unpack(wheel, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_link_in_a_wheel_leads_nowhere(tmp_path: Path) -> None:
+    """What the archive calls a link becomes a plain file, and what comes after it stays in the folder."""
+    wheel = write_zip(tmp_path / "a.whl", {"link": str(tmp_path).encode()}, {"link": stat.S_IFLNK | 0o777})
+
+    target.unpack(wheel, tmp_path / "out")
+
+    assert not (tmp_path / "out" / "link").is_symlink()
+
+
+def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
+    """Bytes that are not those that the archive promises are an error, not a file."""
+    wheel = write_zip(tmp_path / "a.whl", {"a": b"content" * 100})
+    data = bytearray(wheel.read_bytes())
+    data[100] ^= 1
+    wheel.write_bytes(data)
+
+    with pytest.raises(WheelInvalid):
+        target.unpack(wheel, tmp_path / "out")
+
+
+needs_headers = pytest.mark.skipif(not toolchain.python_header().exists(), reason="needs the headers of this Python (python3-dev)")
+
+
+@needs_headers
+def test_the_headers_of_this_python_describe_this_machine(tmp_path: Path) -> None:
+    """The native compiler agrees with every size, alignment and the byte order, and the copy holds Python.h and the real values."""
+    pyconfig.copy_headers(tmp_path / "python", "cc", HERE, tmp_path / "log")
+
+    assert (tmp_path / "python" / "Python.h").exists()
+    assert "SIZEOF_LONG" in (tmp_path / "python" / "pyconfig.h").read_text("utf-8")
+
+
+@needs_headers
+@pytest.mark.skipif(shutil.which(f"{OTHER}-linux-gnu-gcc") is None, reason=f"needs {OTHER}-linux-gnu-gcc")
+def test_the_headers_of_this_python_describe_the_other_machine(tmp_path: Path) -> None:
+    """x86-64 and aarch64 Linux have the same C types, as the cross compiler confirms."""
+    pyconfig.copy_headers(tmp_path / "python", f"{OTHER}-linux-gnu-gcc", OTHER, tmp_path / "log")
+
+    done = subprocess.run(
+        [f"{OTHER}-linux-gnu-gcc", f"-I{tmp_path / 'python'}", "-DPy_LIMITED_API=0x030b0000", "-fsyntax-only", "-xc", "-"],
+        input="#include <Python.h>\n", text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_headers
+def test_other_c_types_are_found_out(tmp_path: Path) -> None:
+    """A compiler whose wchar_t is smaller than this Python's is refused, and the assertion that failed is shown."""
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc -fshort-wchar "$@"\n')
+    compiler.chmod(0o755)
+
+    with pytest.raises(TargetMismatch) as failure:
+        pyconfig.copy_headers(tmp_path / "python", str(compiler), "other", tmp_path / "log")
+
+    assert any("SIZEOF_WCHAR_T" in line for line in failure.value.details)
+
+
+class Libraries:
+    """Compiles small shared libraries in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def made(self, name: str, source: str, *options: str, compiler: str = "cc") -> Path:
+        """Return the library *name* of the C text *source*."""
+        (self.folder / f"{name}.c").write_text(source)
+        command = [compiler, "-shared", "-fPIC", "-nostdlib", f"{name}.c", "-o", f"{name}.so", f"-Wl,-soname,{name}.so", *options]
+        subprocess.run(command, cwd=self.folder, check=True)
+        return self.folder / f"{name}.so"
+
+    def wanting(self, *versions: str) -> bytes:
+        """Return a library that wants the given symbol versions, as of a C++ runtime that has them."""
+        symbols = {f"f{number}": version for number, version in enumerate(("OWN", *versions))}
+        (self.folder / "versions").write_text("".join(f"{version} {{ global: {name}; }};\n" for name, version in symbols.items()))
+        self.made("runtime", "".join(f"void {name}(void) {{}}\n" for name in symbols), "-Wl,--version-script=versions")
+        calls = "".join(f"void {name}(void);\n" for name in symbols) + f"void g(void) {{ {' '.join(f'{name}();' for name in symbols)} }}\n"
+        return self.made("user", calls, "-L.", "-l:runtime.so").read_bytes()
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> Libraries:
+    """Return a compiler of libraries in an empty folder."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    return Libraries(folder)
+
+
+@pytest.mark.parametrize(
+    ("versions", "tag"),
+    [
+        ((), "manylinux_2_28"),
+        (("GLIBC_2.17", "GLIBCXX_3.4.24", "CXXABI_1.3.11"), "manylinux_2_28"),
+        (("GLIBCXX_3.4.25",), "manylinux_2_31"),
+        (("CXXABI_1.3.12",), "manylinux_2_31"),
+        (("GLIBCXX_3.4.29",), "manylinux_2_34"),
+        (("GLIBCXX_3.4.30", "GLIBC_2.34"), "manylinux_2_35"),
+        (("GLIBC_2.38", "GLIBCXX_3.4.21"), "manylinux_2_38"),
+        (("CXXABI_1.3.15",), "manylinux_2_39"),
+    ],
+)
+def test_the_platform_tag_is_the_lowest_that_promises_what_is_wanted(libraries: Libraries, versions: tuple[str, ...], tag: str) -> None:
+    """It follows from the symbol versions alone, is never below the base's, and the machine in it stays, whatever this one is."""
+    library = libraries.wanting(*versions)
+
+    for machine in MACHINES:
+        assert graft.platform_tag(f"mini-1.0-cp38-abi3-manylinux_2_28_{machine}.whl", [library]) == f"{tag}_{machine}"
+
+
+def test_what_no_tag_promises_yet_wants_the_glibc_that_it_was_linked_with(libraries: Libraries) -> None:
+    """A C++ runtime newer than all published tags is there at least on systems like this one."""
+    glibc = platform.libc_ver()[1].replace(".", "_")
+
+    tag = graft.platform_tag(f"mini-1.0-cp38-abi3-manylinux_2_17_{HERE}.whl", [libraries.wanting("GLIBCXX_3.4.99")])
+
+    assert tag == f"manylinux_{glibc}_{HERE}"
+
+
+def test_a_tag_that_promises_nothing_stays(libraries: Libraries) -> None:
+    """The plain ``linux`` tag of a development wheel has no versions in it."""
+    assert graft.platform_tag(f"mini-1.0-cp38-abi3-linux_{OTHER}.whl", [libraries.wanting("GLIBC_2.38")]) == f"linux_{OTHER}"
+
+
+@given(patches=st.tuples(st.integers(0, 33), st.integers(0, 33)))
+def test_a_newer_runtime_never_lowers_the_tag(patches: tuple[int, int]) -> None:
+    """The rows of the published policies rise together: a row with a newer glibc promises no older C++ runtime."""
+    lowest = [next(glibc for glibc, runtime, _ in graft._PROMISED if (3, 4, patch) <= runtime) for patch in sorted(patches)]
+
+    assert lowest == sorted(lowest)
+
+
+def base_wheel(folder: Path, library: bytes, machine: str = HERE) -> Path:
+    """Write a wheel for *machine* that holds *library*."""
+    name = WheelName("mini", "1.0", f"cp38-abi3-manylinux_2_28_{machine}")
+    wheelfile.write(folder / name.filename, name, {MEMBER: library}, "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n", pure=False)
+    return folder / name.filename
+
+
+def check(base: Path, library: bytes) -> tuple[str, ...]:
+    """Return what a graft of *library* onto *base* is refused for; nothing where it is not."""
+    try:
+        graft.check(base, {MEMBER: library}, Transplant({MEMBER: ""}, (), (), {}))
+    except TargetMismatch as error:
+        return error.details
+    return ()
+
+
+def test_a_library_of_the_same_needs_takes_the_place(tmp_path: Path, libraries: Libraries) -> None:
+    """Equal needs, fewer needs, and parts of glibc that the official one does not name are all right."""
+    libraries.made("one", "void one(void) {}\n")
+    official = libraries.made("official", "void one(void); void f(void) { one(); }\n", "-L.", "-l:one.so").read_bytes()
+    base = base_wheel(tmp_path, official)
+
+    assert check(base, official) == ()
+    assert check(base, libraries.made("fewer", "void f(void) {}\n").read_bytes()) == ()
+    assert check(base, libraries.made("libc", "void f(void) {}\n", "-Wl,--no-as-needed", "-lm", "-lc").read_bytes()) == ()
+
+
+def test_a_library_that_brings_others_is_refused(tmp_path: Path, libraries: Libraries) -> None:
+    """What the official library of the same name does not need would not be there where the wheel is installed."""
+    official = libraries.made("official", "void f(void) {}\n").read_bytes()
+    libraries.made("extra", "void e(void) {}\n")
+    ours = libraries.made("ours", "void e(void); void f(void) { e(); }\n", "-L.", "-l:extra.so").read_bytes()
+
+    assert check(base_wheel(tmp_path, official), ours) == (f"{MEMBER} needs extra.so, which the official one does not",)
+
+
+def test_a_library_that_searches_folders_of_this_machine_is_refused(tmp_path: Path, libraries: Libraries) -> None:
+    """A search path in a wheel names a folder of the machine that built it."""
+    official = libraries.made("official", "void f(void) {}\n").read_bytes()
+    ours = libraries.made("ours", "void f(void) {}\n", "-Wl,-rpath,/opt/cuda/lib").read_bytes()
+
+    assert check(base_wheel(tmp_path, official), ours) == (f"{MEMBER} searches /opt/cuda/lib",)
+
+
+def test_a_library_for_another_machine_than_the_wheel_is_refused(tmp_path: Path, libraries: Libraries) -> None:
+    """A native library never gets into the wheel of another machine."""
+    native = libraries.made("native", "void f(void) {}\n").read_bytes()
+
+    assert check(base_wheel(tmp_path, native, OTHER), native) == (f"{MEMBER} is for {HERE}, the wheel for manylinux_2_28_{OTHER}",)
+
+
+@pytest.mark.skipif(shutil.which(f"{OTHER}-linux-gnu-gcc") is None, reason=f"needs {OTHER}-linux-gnu-gcc")
+def test_the_headers_of_a_library_say_its_machine(libraries: Libraries) -> None:
+    """The real cross compiler's libraries are for the other machine, and the glibc that they are linked with is known."""
+    with libraries.made("crossed", "void f(void) {}\n", compiler=f"{OTHER}-linux-gnu-gcc").open("rb") as stream:
+        assert elf.wants(stream).machine == OTHER
+    assert graft._linked_glibc(OTHER) >= (2, 17)
