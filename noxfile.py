@@ -174,7 +174,7 @@ def containers(session: nox.Session) -> None:
     """Run the tests that start a container engine and build in it, for both kinds of processor (root; half an hour)."""
     session.install("--editable", ".", *groups("test"))
     # What is asked for by name and cannot run is a failure, not a skip.
-    session.run("pytest", "-m", "containers", "--timeout", "1800", *session.posargs, env={"SPARKWRIGHT_CONTAINERS": "required"})
+    session.run("pytest", "-m", "containers", "--timeout", "3600", *session.posargs, env={"SPARKWRIGHT_CONTAINERS": "required"})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import msgspec
 import measure
 from sparkwright import schedule, yamlfile
 from sparkwright.build import launch
-from sparkwright.build.gate import Gate, Limits
+from sparkwright.build.calls import Limits
+from sparkwright.build.gate import Gate
 from sparkwright.build.traces import Cost, Expected, ShippedFile
 from sparkwright.console import console
 from sparkwright.schedule import Unit

@@ -296,7 +296,7 @@ class ExtensionMissing(CommandFailed):
 class CompilerCrashed(CompileFailed):
     reference = "compiler-crashed"
     means = "A fault of the compiler itself, or the kernel ended it for want of memory; the source may be right."
-    todo = "Run `sparkwright build --only UNIT` for it alone. Ended by signal 9, it wants more memory; by another one, report it to NVIDIA or GCC."
+    todo = "Run `sparkwright build --only UNIT` for it alone. By signal 9 the kernel asks for more memory; report another one to its maker."
 
 
 class CompilerHung(CompileFailed):

@@ -29,6 +29,7 @@ downloads/  files of the package index, by sha256     records/  results of finis
 objects.git source trees, by git tree id              traces    what each unit cost (records/traces)
 wheels/     finished wheels, by sha256                work/     source and build folders that are continued
 environments/ tool environments, by key               logs/     full output of every program that was run
+ccache/     compiled units, by what they were made of
 """
 
 

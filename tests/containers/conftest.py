@@ -35,7 +35,7 @@ from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 #: Seconds after which something that should have happened never will; machines that run tests are busy.
-PATIENCE = 600
+PATIENCE = 1500
 #: This machine's kind of processor, and the other one that wheels are built for, in the engine's words.
 OWN, OTHER = ("arm64", "amd64") if platform.machine() == "aarch64" else ("amd64", "arm64")
 #: What the builder image would install. A base that has it all is made once and kept, so that most tests need no network.
@@ -68,9 +68,13 @@ def started(folder: Path) -> Iterator[str]:
         finally:
             daemon.terminate()
             try:
-                daemon.wait(60)
+                daemon.wait(120)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+            # It leaves the name of the host's network namespace mounted, and after being killed more.
+            mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+            for place in sorted((one for one in mounted if one.startswith(f"{folder}/")), reverse=True):
+                subprocess.run(["umount", "--lazy", place], check=False)
 
 
 def answers(address: str) -> bool:
@@ -271,7 +275,7 @@ class Run:
 
     def environment(self) -> dict[str, str]:
         """Return variables with which nothing but what is in the store and the engine can be had."""
-        return {**os.environ, "DOCKER_HOST": self._address}
+        return {**os.environ, "DOCKER_HOST": self._address, "HOME": str(self.folder)}
 
     def run(self, *words: str, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
         """Build to the end; it must be of the given *status*."""

@@ -15,12 +15,13 @@ import re
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from sparkwright.build import target, toolchain
 from sparkwright.demo import base
@@ -102,24 +103,44 @@ def test_nothing_is_built_twice(crossed: Demo) -> None:
     assert "reused: nothing changed" in said
 
 
+#: Shows folders of this machine below the root at the same paths, and runs a program there; the mounts end with the process.
+_ENTER = """\
+root=$1 count=$2; shift 2
+while [ "$count" -gt 0 ]; do mkdir -p "$root$1"; mount --bind "$1" "$root$1"; shift; count=$((count - 1)); done
+exec chroot "$root" "$@"
+"""
+
+
 class Emulated:
     """
-    A Debian of the other machine.
+    A Debian of the other machine, entered as root.
+
+    A mere ``qemu -L`` would show torch the processor's files of this machine, on which it crashes.
 
     Attributes:
-        root: Its file system.
-        command: What stands in front of a program's path in it: qemu, which looks for all files below the root first.
+        root: Its file system, with qemu in it.
     """
 
     def __init__(self, root: Path, qemu: str) -> None:
-        self.root, self.command = root, [qemu, "-L", str(root)]
+        self.root = root
+        shutil.copy2(qemu, root / "qemu")
 
-    def python(self, *words: str | Path, timeout: int = 900, search: Path | None = None) -> str:
-        """Run its Python, which finds libraries in the folder *search* too, and return what it printed."""
-        program = next(path for path in self.root.glob("usr/bin/python3.[0-9]*") if path.name.count("-") == 0)
-        # Found by its path here, it would take its own library for this machine's.
-        inside = [f"PYTHONHOME={self.root / 'usr'}", *([f"LD_LIBRARY_PATH={search}"] if search else [])]
-        command = [*self.command, *(word for value in inside for word in ("-E", value)), str(program), *map(str, words)]
+    def python(self, *words: str | Path, places: Sequence[Path], timeout: int = 900) -> str:
+        """Run its Python, which sees the folders *places*, and return what it printed."""
+        command = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-ec",
+            _ENTER,
+            "sh",
+            self.root,
+            str(len(places)),
+            *places,
+            "/qemu",
+            "/usr/bin/python3",
+            *words,
+        ]
         done = subprocess.run(command, env={"LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False, timeout=timeout)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
@@ -129,17 +150,16 @@ class Emulated:
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
     """Return a Debian of the other machine with Python and a C++ runtime; what it is made with must be installed."""
     qemu = shutil.which(f"qemu-{OTHER}-static")
-    if named := os.environ.get("SPARKWRIGHT_EMULATED_ROOT"):
-        assert qemu, f"qemu-{OTHER}-static is not installed: sudo apt-get install qemu-user-static"
-        yield Emulated(Path(named), qemu)
-        return
     if not qemu or not shutil.which("debootstrap") or os.geteuid():
         pytest.skip("needs root, and: sudo apt-get install qemu-user-static debootstrap")
+    if named := os.environ.get("SPARKWRIGHT_EMULATED_ROOT"):
+        yield Emulated(Path(named), qemu)
+        return
     root = tmp_path_factory.mktemp("emulated")
     arch = {"aarch64": "arm64", "x86_64": "amd64"}[OTHER]
     options = ["--foreign", "--variant=minbase", f"--arch={arch}", "--include=python3-minimal,libpython3-stdlib,libstdc++6"]
     subprocess.run(["debootstrap", *options, "bookworm", root], check=True, capture_output=True, timeout=1200)
-    # Unpacked is enough: nothing of it is run but Python, and that not as its own root.
+    # Unpacked is enough: nothing of it is run but Python.
     for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
         subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
     yield Emulated(root, qemu)
@@ -164,35 +184,38 @@ def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: Emulat
         (tmp_path / name).write_bytes(data)
         made.append(tmp_path / name)
 
-    said = emulated.python("-c", _LOAD, *made).split()
+    said = emulated.python("-c", _LOAD, *made, places=[tmp_path]).split()
 
     assert said == [OTHER, *["loaded"] * len(made)]
 
 
 _OPERATORS = """\
-import json, os, sys
+import ctypes, json, os, sys
 sys.path[:0] = sys.argv[1].split(os.pathsep)
 import torch
 before = {schema.name for schema in torch._C._jit_get_all_schemas()}
-for path in sys.argv[2:]:
+# After torch, which would ask this driver for more than it has.
+ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
+for path in sys.argv[3:]:
     torch.ops.load_library(path)
 print(json.dumps(sorted({schema.name for schema in torch._C._jit_get_all_schemas()} - before)))
 """
 
 
 def driver(folder: Path, wanted: set[str]) -> Path:
-    """Write a ``libcuda.so.1`` for the other machine that has the functions *wanted*, which all fail, and return its folder."""
+    """Write a ``libcuda.so.1`` for the other machine that has the functions *wanted*, which all fail, and return its path."""
     source = folder / "driver.c"
     source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted)))
-    command = [f"{target.triple(OTHER)}-gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", folder / "libcuda.so.1"]
-    subprocess.run(command, check=True)
-    return folder
+    made = folder / "libcuda.so.1"
+    subprocess.run([f"{target.triple(OTHER)}-gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True)
+    return made
 
 
 def undefined(library: bytes) -> set[str]:
     """Return the functions of the CUDA driver that *library* leaves to it."""
-    table = ELFFile(io.BytesIO(library)).get_section_by_name(".dynsym")
-    return {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF" and re.match("cu[A-Z]", symbol.name)}
+    tables = [section for section in ELFFile(io.BytesIO(library)).iter_sections() if isinstance(section, SymbolTableSection)]
+    symbols = [symbol for table in tables for symbol in table.iter_symbols()]
+    return {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF" and re.match("cu[A-Z]", symbol.name)}
 
 
 @pytest.mark.network
@@ -211,22 +234,23 @@ def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emul
     tools = toolchain.obtain(session)
     against = target.of(session, tools)
     # torch and CUDA are the target's; what torch needs beside them is pure Python and the same for every machine.
-    places = os.pathsep.join(map(str, [against.root, *tools.root.glob("lib/python3.*/site-packages")]))
+    places = [against.root, *tools.root.glob("lib/python3.*/site-packages")]
     locked = session.lock.forks["vllm"].bases[OTHER]
     official = download.obtain(user_store, locked.name, locked.filename, locked.sha256)
     names = [Path(member).name for member in toolchain.spec(project).forks["vllm"].targets.values()]
-    registered = []
+    registered: list[list[str]] = []
     for wheel in (Path(named), official):
         folder = tmp_path / str(len(registered))
         folder.mkdir()
         found = libraries(wheel)
         for name in names:
             (folder / name).write_bytes(found[name])
-        driver(folder, {symbol for name in names for symbol in undefined(found[name])})
-        paths = [folder / name for name in names]
-        said = emulated.python("-W", "ignore", "-c", _OPERATORS, places, *paths, timeout=1700, search=folder)
+        paths = [driver(folder, {symbol for name in names for symbol in undefined(found[name])}), *(folder / name for name in names)]
+        said = emulated.python(
+            "-W", "ignore", "-c", _OPERATORS, os.pathsep.join(map(str, places)), *paths, places=[*places, folder], timeout=1700
+        )
         registered.append(json.loads(said.splitlines()[-1]))
-        print(f"{wheel.name}: {len(registered[-1])} operators")
 
+    (tmp_path / "operators.json").write_text(json.dumps(registered))
     assert registered[0]
     assert registered[0] == registered[1]

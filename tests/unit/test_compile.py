@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
 from sparkwright.build import ccache, compilereport, only, recompile
 from sparkwright.build import compile as compiling
+from sparkwright.build.calls import Limits, Outcome, Sample
 from sparkwright.build.compile import Command
-from sparkwright.build.gate import Limits, Outcome, Sample
 from sparkwright.build.traces import Expected
 from sparkwright.errors import FileInvalid, ToolMissing, UsageError
 from sparkwright.forks import session as sessions
 from sparkwright.forks.session import CompilerCache, Session
-from tests.unit.conftest import Mini
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
 
 ROOT = "/usr/local/src/vllm/src/"
 COMMANDS = [
@@ -84,7 +87,8 @@ def outcome(unit: str, began: float, ended: float, megabytes: int, *, hit: bool 
 
 
 OUTCOMES = [
-    outcome("a.cu", 10, 30, 900), outcome("<b>.cu", 10, 20, 400), outcome("hit.cu", 10, 10.1, 9, hit=True), outcome("bad.cu", 20, 21, 1, status=1),
+    outcome("a.cu", 10, 30, 900), outcome("<b>.cu", 10, 20, 400), outcome("hit.cu", 10, 10.1, 9, hit=True),
+    outcome("bad.cu", 20, 21, 1, status=1),
 ]  # fmt: skip
 SAMPLES = [Sample(10 + second, 1300 if second < 10 else 900, 1000, 5000) for second in range(20)]
 
@@ -112,7 +116,7 @@ def test_a_report_of_a_long_build_keeps_the_peaks() -> None:
 def test_the_plot_is_an_image_with_a_bar_for_each_compiled_unit(outcomes: list[Outcome]) -> None:
     """Names are text, whatever they hold; nothing lies outside of the picture."""
     report = compilereport.of("vllm", "2026.11", Limits(2, 1200), outcomes, SAMPLES if outcomes else [])
-    image = ElementTree.fromstring(compilereport.plot(report))  # noqa: S314  our own text
+    image = ElementTree.fromstring(compilereport.plot(report))
     width, height = map(float, (image.get("viewBox") or "").split()[2:])
     bars = [bar for bar in image.iter("{http://www.w3.org/2000/svg}rect") if len(bar)]
 
@@ -139,7 +143,9 @@ def test_without_ccache_a_build_works_and_says_what_to_install(
     assert ccache.of(session, CompilerCache(tool="none"), None) is None
 
 
-def test_an_old_ccache_is_not_used(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_ccache_is_not_used(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ubuntu 22.04 has 4.5, which would preprocess every unit before it looks."""
     program = tmp_path / "ccache"
     program.write_text("#!/bin/sh\necho ccache version 4.5.1\n")

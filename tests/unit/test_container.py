@@ -39,6 +39,7 @@ from sparkwright.errors import (
     EngineMissing,
     EngineRefused,
     EngineUnreachable,
+    ImageMismatch,
     NotProvided,
     SparkwrightError,
     UsageError,
@@ -281,3 +282,11 @@ def test_an_end_without_a_word_says_why() -> None:
     assert "memory" in contained._killed(container.Ended(137, True), ["last"]).details[-1]
     assert "137" in contained._killed(container.Ended(137, False), []).details[-1]
     assert type(contained._killed(container.Ended(137, False), [])) is ContainerKilled
+
+
+def test_a_failure_inside_is_the_same_failure_out_here() -> None:
+    """What the program inside could not do before its build is told by its own class and words, and anything else as a failed command."""
+    told = contained._same({"error": ImageMismatch("This one.", details=["a"], todo="Do that.").document()}, [])
+
+    assert (type(told), told.what, told.details, told.todo) == (ImageMismatch, "This one.", ("a",), "Do that.")
+    assert contained._same({}, ["Traceback", "why"]).details == ("Traceback", "why")

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from sparkwright.build import gate, launch, resident
-from sparkwright.build.gate import Gate, Limits, Outcome
+from sparkwright.build.calls import Limits, Outcome
+from sparkwright.build.gate import Gate
 from sparkwright.build.traces import Expected
 from sparkwright.errors import (
     CompileFailed,
@@ -296,12 +297,13 @@ def test_a_compiler_that_hangs_is_ended_and_named(build: Build) -> None:
     assert build.failure.data["unit"] == "sleep 1000"
 
 
-def test_a_slow_compiler_is_left_to_work(build: Build) -> None:
-    """One that uses the CPU is slow, however long it takes."""
-    busy = "import time; end = time.process_time() + 3\nwhile time.process_time() < end: pass"
-    build.expected[busy] = Expected(0.01, 50, "record")
-
-    assert build.run([sys.executable, "-c", busy], limits=Limits(8, 1000, reserve=0, patience=0.5, idle=1.5)) == [0]
+@pytest.mark.parametrize(
+    ("seconds", "idle", "expected", "hangs"),
+    [(1900, 200, 10, True), (1900, 170, 10, False), (1700, 1700, 10, False), (1900, 200, 191, False), (5000, 0, 1, False)],
+)
+def test_a_slow_compiler_is_left_to_work(seconds: float, idle: float, expected: float, hangs: bool) -> None:
+    """One that uses the CPU is slow, however long it takes; one that waits gets half an hour, and ten times what was expected."""
+    assert Limits(8, 1000).hangs(seconds, idle, expected) is hangs
 
 
 def test_a_killed_launcher_does_not_leave_its_compiler(build: Build) -> None:
@@ -340,7 +342,8 @@ PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
 from sparkwright.build import launch
-from sparkwright.build.gate import Gate, Limits
+from sparkwright.build.calls import Limits
+from sparkwright.build.gate import Gate
 from sparkwright.build.traces import Expected
 
 folder = Path(sys.argv[1])
@@ -417,3 +420,47 @@ def test_what_is_used_and_granted_is_sampled(build: Build) -> None:
 
     assert 300 <= most.used < 340
     assert (most.granted, most.available) == (330, 100_000)
+
+
+#: A build by ninja, whose number is printed: a gate, and two units of which one waits.
+NINJA = """
+import os, subprocess, sys
+from pathlib import Path
+from sparkwright.build import launch
+from sparkwright.build.calls import Limits
+from sparkwright.build.gate import Gate
+from sparkwright.build.traces import Expected
+
+folder = Path(sys.argv[1])
+command = f"{sys.executable} -IS {launch.__file__} {sys.executable} {sys.argv[2]} -c $out 50 1000"
+rules = f"rule eat\\n command = {command}\\nbuild a.cu: eat\\nbuild b.cu: eat\\n"
+(folder.parent / "build.ninja").write_text(rules)
+with Gate(folder, Limits(8, 500, reserve=0), lambda unit: Expected(1000, 300, "record"), coming=2) as gate:
+    env = {**os.environ, **gate.environment, "SPARKWRIGHT_LAUNCH": str(folder)}
+    ninja = subprocess.Popen(["ninja", "-C", str(folder.parent), "-j", "100"], env=env, stdout=subprocess.DEVNULL)
+    print(gate.environment["SPARKWRIGHT_UNIT"], ninja.pid, flush=True)
+    ninja.wait()
+"""
+
+
+@pytest.mark.skipif(not shutil.which("ninja"), reason="no ninja (apt-get install ninja-build)")
+@pytest.mark.parametrize("killed", [(True, False), (False, True), (True, True)], ids=["ninja", "sparkwright", "both"])
+def test_a_killed_ninja_leaves_nothing(build: Build, killed: tuple[bool, bool]) -> None:
+    """Whoever is killed, launchers and compilers end by themselves."""
+    command = [sys.executable, "-c", NINJA, str(build.folder / "launch"), str(build.script)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert program.stdout
+    mark, ninja = program.stdout.readline().split()
+    mark = mark.rpartition("-")[0]
+    try:
+        wait_for((build.folder / "launch" / "events.jsonl").exists)
+        wait_for(lambda: build.events("start"))
+        for kill, pid in zip(killed, (int(ninja), program.pid), strict=True):
+            if kill:
+                os.kill(pid, signal.SIGKILL)
+        left = set() if killed[0] else {int(ninja)}
+        wait_for(lambda: set(resident.marked(mark)) <= left)
+    finally:
+        program.kill()
+        program.communicate()
+        resident.end_marked(mark)

@@ -10,7 +10,8 @@ from sparkwright import yamlfile
 from sparkwright.build.traces import Expected, Shipped, ShippedFile, Traces
 from sparkwright.errors import FileInvalid
 
-SHIPPED = Shipped(host="h", toolchain="t", arch="12.1f", date="2026-11-21", units={"csrc/shipped.cu": (20.0, 2000), "csrc/both.cu": (21.0, 2100)})
+UNITS = {"csrc/shipped.cu": (20.0, 2000), "csrc/both.cu": (21.0, 2100)}
+SHIPPED = Shipped(host="h", toolchain="t", arch="12.1f", date="2026-11-21", units=UNITS)
 
 
 @pytest.fixture(name="traces")

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import schedule
-from sparkwright.build import ccache, compilereport
-from sparkwright.build import gate as gates
-from sparkwright.build.gate import Gate, Limits, Outcome
+from sparkwright.build import ccache, compilereport, resident
+from sparkwright.build.calls import Limits, Outcome
+from sparkwright.build.gate import Gate
 from sparkwright.build.isolation import Room
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
 from sparkwright.build.traces import Traces
@@ -83,7 +83,7 @@ def launcher(folder: Path) -> Path:
 
 def budget(session: Session) -> int:
     """Return the megabytes that compilers may hold together."""
-    return session.memory // 1_000_000 or int(gates.available_megabytes() * SHARE)
+    return session.memory // 1_000_000 or int(resident.available_megabytes() * SHARE)
 
 
 def limits(session: Session) -> Limits:

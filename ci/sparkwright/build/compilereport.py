@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import schedule
-from sparkwright.build.gate import Limits, Outcome, Sample
+from sparkwright.build.calls import Limits, Outcome, Sample
 from sparkwright.console import console, duration
 from sparkwright.schedule import Unit
 
@@ -188,5 +188,5 @@ def _bars(units: Sequence[UnitCost], top: float, x: Scale) -> Iterator[str]:
         says = f"{unit.unit}: {unit.seconds:.0f} s, {unit.megabytes} MB (expected {unit.expected_megabytes} MB)"
         yield f'<rect x="{x(unit.began)}" y="{place}" width="{width}" height="{_ROW - 1}" fill="rgb({shade},{shade},235)">'
         yield f"<title>{escape(says)}</title></rect>"
-        if row % 2 == 0 and unit.megabytes > top / 5:
+        if unit.megabytes > top / 5:
             yield f'<text x="{x(unit.began) + width + 4}" y="{place + _ROW}" font-size="9">{escape(Path(unit.unit).name)}</text>'

@@ -31,7 +31,7 @@ from sparkwright.store import Store
 #: What the container's limit has above the compilers' budget: sparkwright, ninja, the linker and the pages of files, in bytes.
 ROOM = 10**9
 READ = ("downloads", "mirrors")
-WRITTEN = ("objects.git", "locks", "records/source", "records/traces", "cache/ccache")
+WRITTEN = ("objects.git", "locks", "records/source", "records/traces", "ccache")
 
 
 def needed(session: Session) -> tuple[LockedFile, ...]:

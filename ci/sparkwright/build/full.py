@@ -17,7 +17,8 @@ from pathlib import Path
 
 from sparkwright.build import backend, ccache, graft, handover, inspection, near, plan, planning, wheelfile
 from sparkwright.build import compile as compiling
-from sparkwright.build.gate import Gate, Outcome
+from sparkwright.build.calls import Outcome
+from sparkwright.build.gate import Gate
 from sparkwright.build.graft import Transplant
 from sparkwright.build.handover import FullWorkspace
 from sparkwright.build.planning import Planned
@@ -107,8 +108,8 @@ def _admitted(
     launch = workspace.folder / "launch"
 
     def ended(outcome: Outcome) -> None:
-        if outcome.status == 0 and not outcome.hit:
-            traces.add(outcome.unit, outcome.seconds, outcome.megabytes)
+        if outcome.instructive:
+            traces.add(outcome.unit, outcome.cpu, outcome.megabytes)
 
     urgency = {unit: place for place, unit in enumerate(sorted(near.units(session, source)))}
     gate = Gate(

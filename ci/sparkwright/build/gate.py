@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import selectors
 import shutil
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +31,7 @@ import msgspec
 
 from sparkwright import schedule
 from sparkwright.build import launch, resident, verdicts
+from sparkwright.build.calls import Call, Limits, Outcome, Sample
 from sparkwright.build.traces import Expected
 from sparkwright.errors import SparkwrightError
 from sparkwright.schedule import Holder, Unit
@@ -47,94 +46,6 @@ LAST_WORDS = 0.5
 WAIT_FOR_ROOM = 60.0
 #: Above this share of the budget in real use nothing new starts.
 NEAR = 0.97
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """
-    What compilers may take.
-
-    Attributes:
-        megabytes: Together; the gate also keeps within what is available on the machine.
-        reserve: Megabytes that stay available to everything else.
-        patience, factor, idle: A unit that ran for *factor* times its expected time and *patience* seconds, and used no CPU for the last
-            *idle* seconds, hangs.
-    """
-
-    cores: int
-    megabytes: int
-    reserve: int = 500
-    patience: float = 1800.0
-    factor: float = 10.0
-    idle: float = 180.0
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """
-    What became of a unit.
-
-    Attributes:
-        hit: The cache had it; nothing was compiled.
-        asked, began, ended: Seconds since the gate opened; *began* is when it got its memory.
-        cpu: Seconds of CPU that it used, which tell its work better than its time does where the machine does other things, too.
-        megabytes: Peak of its processes together, as sampled, or of the largest one, whichever is more.
-        stops: How often it was ended to make room.
-        exceeded: It was ended at the limit; its peak is more than what is said here.
-    """
-
-    unit: str
-    status: int
-    hit: bool
-    asked: float
-    began: float
-    ended: float
-    cpu: float
-    megabytes: int
-    expected: Expected
-    stops: int = 0
-    exceeded: bool = False
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
-
-    @property
-    def instructive(self) -> bool:
-        """Is the cost worth a record: of a unit that was compiled, or that turned out to be too large?"""
-        return self.exceeded or (self.status == 0 and not self.hit)
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """At one moment: seconds since the gate opened, megabytes that compilers held, that were granted, that the machine had available."""
-
-    second: float
-    used: int
-    granted: int
-    available: int
-
-
-class _Call:
-    """A compiler call as the gate sees it; *state* is one of asked, looking, missed, running, stopping, ended."""
-
-    def __init__(self, link: socket.socket, build: str, number: int, now: float) -> None:
-        # The dot ends the number: the mark of call 1 is no beginning of that of call 10.
-        self.link, self.number, self.mark, self.asked, self.began = link, number, f"{build}-{number}.", now, now
-        self.pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        self.unit, self.state, self.expected = "", "new", Expected(0, 0, "kind")
-        self.granted = self.peak = self.held = 0
-        self.cpu, self.busy, self.stops, self.alone, self.rescued = 0.0, now, 0, False, False
-
-    @property
-    def ready(self) -> bool:
-        return self.state in ("asked", "missed")
-
-    @property
-    def active(self) -> bool:
-        return self.state in ("running", "stopping")
-
-    def send(self, *words: str) -> None:
-        # A launcher that has just died is noticed when its end of the connection closes.
-        with contextlib.suppress(OSError):
-            self.link.send("\t".join(words).encode("utf-8", "surrogateescape"))
 
 
 class Gate:
@@ -160,8 +71,8 @@ class Gate:
     ) -> None:  # fmt: skip
         self._folder, self._limits, self._expect, self._cache, self._root = folder, limits, expect, cache, root
         self._urgency, self._coming, self._ended, self._tick = urgency or {}, coming, ended, tick
-        self._available = available or available_megabytes
-        self._calls: dict[socket.socket, _Call] = {}
+        self._available = available or resident.available_megabytes
+        self._calls: dict[socket.socket, Call] = {}
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="gate", daemon=True)
         self._wake, self._waker = socket.socketpair()
@@ -259,10 +170,10 @@ class Gate:
     def _accept(self) -> None:
         link, _ = self._listener.accept()
         self._accepted += 1
-        self._calls[link] = _Call(link, self._mark, self._accepted, time.monotonic())
+        self._calls[link] = Call(link, self._mark, self._accepted, time.monotonic())
         self._selector.register(link, selectors.EVENT_READ)
 
-    def _hear(self, call: _Call) -> None:
+    def _hear(self, call: Call) -> None:
         try:
             text = call.link.recv(65536).decode("utf-8", "surrogateescape")
         except OSError:
@@ -281,20 +192,20 @@ class Gate:
         elif not word:
             self._lost(call)
 
-    def _lost(self, call: _Call) -> None:
+    def _lost(self, call: Call) -> None:
         """Forget a launcher that is gone; one that was killed left its compiler behind."""
         if call.state not in ("ended", "asked", "new"):
             resident.end_marked(call.mark)
         self._drop(call)
 
-    def _drop(self, call: _Call) -> None:
+    def _drop(self, call: Call) -> None:
         self._selector.unregister(call.link)
         call.link.close()
         self._calls.pop(call.link, None)
 
     # Ends of units.
 
-    def _over(self, call: _Call, status: int, cpu: float, words: str) -> None:
+    def _over(self, call: Call, status: int, cpu: float, words: str) -> None:
         now, was = time.monotonic(), call.state
         if was == "stopping" and status:
             call.state, call.alone, call.granted = "asked", True, max(call.granted, call.peak)
@@ -350,7 +261,7 @@ class Gate:
             return
         self._choose(sorted(waiting, key=self._rank), active, now)
 
-    def _choose(self, waiting: list[_Call], active: list[_Call], now: float) -> None:
+    def _choose(self, waiting: list[Call], active: list[Call], now: float) -> None:
         """Start those of *waiting* that `schedule.startable` names."""
         units = [Unit(call.mark, call.expected.seconds, call.granted) for call in waiting]
         holders = [Holder(call.mark, max(call.granted, call.held), call.began + call.expected.seconds) for call in active]
@@ -367,23 +278,23 @@ class Gate:
     def _all_there(self, now: float) -> bool:
         return self._arrivals >= self._coming > 0 or now - self._arrived >= QUIET
 
-    def _rank(self, call: _Call) -> tuple[int, float, int]:
+    def _rank(self, call: Call) -> tuple[int, float, int]:
         return (self._urgency.get(call.unit, len(self._urgency)), -call.expected.seconds, call.number)
 
-    def _free(self, active: list[_Call]) -> int:
+    def _free(self, active: list[Call]) -> int:
         """Return the megabytes that nobody was granted: of the budget, and of what the machine has beside what is still to be used."""
         budget = self._limits.megabytes - sum(max(call.granted, call.held) for call in active)
         promised = sum(max(0, call.granted - call.held) for call in active)
         return min(budget, self._available() - self._limits.reserve - promised)
 
-    def _refused(self, call: _Call) -> bool:
+    def _refused(self, call: Call) -> bool:
         """Fail the build for a unit that is known to need more than the budget; a guess is tried."""
         if call.granted <= self._limits.megabytes or not call.expected.measured:
             return False
         self._fail(verdicts.too_small(call.unit, call.granted, self._limits.megabytes, self._available()))
         return True
 
-    def _start_alone(self, call: _Call, now: float) -> None:
+    def _start_alone(self, call: Call, now: float) -> None:
         """Start *call* with nothing beside it, once the machine has the room; fail the build when it never has."""
         available = self._available()
         if call.expected.measured and call.granted > available:
@@ -394,7 +305,7 @@ class Gate:
         self._short_since = 0.0
         self._start(call)
 
-    def _start(self, call: _Call) -> None:
+    def _start(self, call: Call) -> None:
         # Not the time of the turn: of two that start in one turn, the second is the younger.
         now, missed = time.monotonic(), call.state == "missed"
         call.state, call.began, call.busy, call.cpu, call.held = "running", now, now, 0.0, 0
@@ -419,18 +330,17 @@ class Gate:
         if self._tick:
             self._tick(self)
 
-    def _look_at(self, call: _Call, now: float) -> None:
+    def _look_at(self, call: Call, now: float) -> None:
         use = resident.use_below(call.pid)
         call.held = use.memory // 1_000_000
         call.peak = max(call.peak, call.held)
         call.granted = max(call.granted, call.held)  # it lied about its size
         if use.cpu > call.cpu + 0.05:
             call.cpu, call.busy = use.cpu, now
-        long = now - call.began > max(self._limits.factor * call.expected.seconds, self._limits.patience)
-        if long and now - call.busy > self._limits.idle:
+        if self._limits.hangs(now - call.began, now - call.busy, call.expected.seconds):
             self._fail(verdicts.hung(call.unit, now - call.began, now - call.busy))
 
-    def _make_room(self, running: list[_Call], active: list[_Call], used: int, available: int) -> None:
+    def _make_room(self, running: list[Call], active: list[Call], used: int, available: int) -> None:
         """End the youngest unit, which loses least; it runs again later, alone. One that is alone already fails the build."""
         if len(active) > len(running):
             return  # one is being ended; what it held is free in a moment
@@ -444,26 +354,12 @@ class Gate:
             self._note_peak(call)
             self._fail(verdicts.exceeded(call.unit, call.peak, self._limits.megabytes, available))
 
-    def _note_peak(self, call: _Call) -> None:
+    def _note_peak(self, call: Call) -> None:
         """Hand on the outcome of a unit that is about to be ended, so that its size is known the next time."""
         now = time.monotonic()
         if self._ended:
             seconds = (call.asked - self._opened, call.began - self._opened, now - self._opened)
             self._ended(Outcome(call.unit, -signal.SIGKILL, False, *seconds, call.cpu, call.peak, call.expected, call.stops, exceeded=True))
-
-
-def available_megabytes() -> int:
-    """Return the megabytes that programs can still take on this machine, or in this container where that is less."""
-    import psutil
-
-    free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit, used = int((group / "memory.max").read_text("ascii")), int((group / "memory.current").read_text("ascii"))
-        # Cached files are counted as used and given back when needed.
-        files = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
-        free = min(free, limit - used + (int(files[1]) if files else 0))
-    return int(free // 1_000_000)
 
 
 def _listen(folder: Path) -> socket.socket:

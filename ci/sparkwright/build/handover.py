@@ -99,7 +99,7 @@ def _check_folders(session: Session, fork: str, trees: Mapping[str, str]) -> Non
     """Require that ``folders`` names folders that are there: CMake would take a missing one for an empty source."""
     whole = toolchain.spec(session.project).forks[fork].full or toolchain.FullEnvironment()
     for name, folder in whole.folders.items():
-        if name not in trees or not session.objects.has(f"{trees[name]}:{folder}^{{tree}}"):
+        if name not in trees or not session.objects.paths(trees[name], folder):
             raise FileInvalid(f"environment.yaml hands {folder} of {name} to {fork}, and there is no such folder or source.")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.build import target, toolchain, wheel
+from sparkwright.build import hostcompiler, target, wheel
 from sparkwright.build.wheel import BuildRecord
 from sparkwright.build.wheelfile import WheelName, members
 from sparkwright.console import console
@@ -121,20 +121,16 @@ def elsewhere(session: Session, folder: Path | None, *, cached: bool) -> Iterato
 
 
 def build(session: Session, record: BuildRecord) -> Path:
-    """Build the record's fork in *session*, which is elsewhere, and return the wheel; say where the machine is not that of the first."""
-    # A wheel of headers or Python names no compiler: none had a part in it.
-    here = target.compiler(session) if record.compiler else ""
-    if here != record.compiler:
-        console.warn(f"the first wheel was compiled by {record.compiler or 'nothing'}, this one is by {here or 'nothing'}")
+    """Build the record's fork in *session*, which is elsewhere, and return the wheel; say where the compiler is not that of the first."""
+    first, here = compilers(session, record)
+    if here != first:
+        console.warn(f"the first wheel was compiled by {first}, this one is by {here or 'nothing'}")
     fork = record.source.fork
     return wheel.path_of(session, wheel.build(session, fork))
 
 
 def compilers(session: Session, record: BuildRecord) -> tuple[str, str]:
-    """Return the host compiler of the first build and that of this machine."""
-    return record.compiler, target.compiler(session) if record.compiler else ""
-
-
-def tools_differ(session: Session, record: BuildRecord) -> bool:
-    """Was the first wheel made by other installed tools: another Python, or another machine's wheels of the same lock?"""
-    return bool(record.tools) and toolchain.obtain(session).key != record.tools
+    """Return the host compiler of the first build and that of this machine; a wheel of headers or Python has none in either."""
+    if not record.compiler:
+        return "", ""
+    return record.compiler, hostcompiler.identity() if session.kind(record.source.fork) == "full" else target.compiler(session)

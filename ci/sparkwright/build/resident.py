@@ -1,8 +1,10 @@
-"""What compilers hold and use right now, as the kernel tells it; and the end of those that nobody waits for any more."""
+"""What compilers hold and use right now, and what is left, as the kernel tells it; the end of those that nobody waits for any more."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -85,3 +87,17 @@ def end_marked(mark: str, patience: float = 5.0) -> int:
         ended |= set(left)
         time.sleep(0.02)
     return len(ended)
+
+
+def available_megabytes() -> int:
+    """Return the megabytes that programs can still take on this machine, or in this container where that is less."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = int((group / "memory.max").read_text("ascii")), int((group / "memory.current").read_text("ascii"))
+        # Cached files are counted as used and given back when needed.
+        files = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
+        free = min(free, limit - used + (int(files[1]) if files else 0))
+    return int(free // 1_000_000)

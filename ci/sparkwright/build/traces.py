@@ -119,6 +119,11 @@ class Traces:
             found[cost.unit] = [*found.get(cost.unit, [])[1 - NEWEST :], cost]
         return found
 
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The units that this machine has a record of."""
+        return tuple(sorted(self._recorded))
+
     def expected(self, unit: str) -> Expected:
         """Return what *unit* should cost."""
         if costs := self._recorded.get(unit):

@@ -1,0 +1,40 @@
+"""Writes what this machine recorded of a fork's units as the text of ``build/<stack>/traces.yaml``: how the shipped figures are made."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from pathlib import Path
+
+import measure
+from sparkwright import yamlfile
+from sparkwright.build import probes, pylock, toolchain
+from sparkwright.build.traces import Expected, Shipped, ShippedFile, Traces
+from sparkwright.console import console
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fork", default="vllm")
+    parser.add_argument("--record", type=Path, help="a file of records/traces, in place of this machine's own for the stack's compilers")
+
+
+options = measure.arguments(__doc__ or "", more)
+session = measure.session(options)
+traces = Traces(options.record, None, {}) if options.record else Traces.of(session, options.fork)
+costs: dict[str, Expected] = {unit: traces.expected(unit) for unit in traces.recorded}
+if not costs:
+    sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")
+nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")
+shipped = Shipped(
+    host=f"{os.cpu_count()} cores, {probes.processor()}",
+    toolchain=f"CUDA {nvcc}, {toolchain.host_compiler()}",
+    arch=session.project.spec.arch,
+    date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    units={},
+)
+console.result("# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.build.traces.")
+console.result(yamlfile.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
+for unit, cost in sorted(costs.items()):
+    console.result(f"      {unit}: [{cost.seconds:.1f}, {cost.megabytes}]")
