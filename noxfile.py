@@ -159,7 +159,14 @@ def tests(session: nox.Session) -> None:
 def real(session: nox.Session) -> None:
     """Run the tests that fetch, apply and rewrite the real sources, and those that compile (long on the first run)."""
     session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "(network or toolchain) and not emulation", "--timeout", "900", *session.posargs)
+    session.run("pytest", "-m", "(network or toolchain) and not emulation and not long", "--timeout", "900", *session.posargs)
+
+
+@nox.session(default=False, tags=["check"])
+def long(session: nox.Session) -> None:
+    """Run the tests that compile parts of the default stack with its whole toolchain (5.5 GB; half an hour)."""
+    session.install("--editable", ".", *groups("test"))
+    session.run("pytest", "-m", "long", "--timeout", "1800", *session.posargs)
 
 
 @nox.session(default=False, tags=["check"])

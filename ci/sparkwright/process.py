@@ -97,7 +97,8 @@ def run(
             raise
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise failure(what or f"{Path(known[0]).name} {how}.", details=[*tail, f"status: {status}", f"full log: {log}"], data={"status": status})
+        details = [*tail, f"status: {status}", f"full log: {log}"]
+        raise failure(what or f"{Path(known[0]).name} {how}.", details=details, data={"status": status})
 
 
 def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, timeout: float = 600) -> str:

@@ -29,7 +29,7 @@ from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
 from sparkwright.store import Store
 
-pytestmark = [pytest.mark.network, pytest.mark.toolchain]
+pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]
 
 ROOT = Path(__file__).parents[2]
 STACK = "2026.11"

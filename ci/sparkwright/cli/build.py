@@ -35,10 +35,10 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         raise UsageError("--base and --platform say what the container is made of; without --container there is none.")
     if arguments.only:
         return _only(session, arguments.only)
-    announce(session, ahead=not arguments.no_aot)
+    announce(session, ahead=arguments.aot)
     pairs = []
     for fork in session.forks:
-        for built in _built(session, fork, ahead=not arguments.no_aot):
+        for built in _built(session, fork, ahead=arguments.aot):
             made = audit.audited(session, wheel.path_of(session, built))
             pairs.append((built, made))
             if not made.passed:
@@ -69,7 +69,7 @@ def _built(session: Session, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
         yield jitcache.build(session, spec, built)
 
 
-def announce(session: Session, *, ahead: bool = True) -> None:
+def announce(session: Session, *, ahead: bool = False) -> None:
     """Say what will be done for each fork, and how long it should take here."""
     console.note(f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; cache: {session.store.root}")
     for fork in session.forks:
@@ -80,7 +80,7 @@ def announce(session: Session, *, ahead: bool = True) -> None:
         if ahead and (spec := aot.load(session.project, fork)) and not jitcache.known(session, spec):
             last = session.store.get("duration", wheel.called(session, spec.distribution), float)
             about = f"about {duration(last)}" if last else "for which this machine has no estimate yet"
-            console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}; --no-aot leaves it out")
+            console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}")
 
 
 def estimate(session: Session, fork: str) -> float:

@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     made["build"].add_argument(
         "--unit-timeout", type=_positive, default=0, metavar="MINUTES", help="when a compiler that uses no CPU hangs (default: 30)"
     )
-    made["build"].add_argument("--no-aot", action="store_true", help="leave out the wheel of modules that are compiled ahead of time")
+    made["build"].add_argument("--aot", action="store_true", help="make the wheel of FlashInfer's modules, compiled ahead of time, too")
     made["build"].add_argument("--container", action="store_true", help="build in a container without a network, rights or root")
     made["build"].add_argument(
         "--platform", choices=("linux/arm64", "linux/amd64"), default="", help="what the container is for (default: the engine's own)"
