@@ -16,8 +16,8 @@ NINJA = """\
 [1/4] Building CUDA object CMakeFiles/_core.dir/csrc/kernel.cu.o
 [2/4] Building CXX object CMakeFiles/_extra.dir/csrc/extra.cpp.o
 FAILED: [code=1] CMakeFiles/_extra.dir/csrc/extra.cpp.o
-/tools/bin/python -IS /work/launch.py /usr/bin/c++ -O3 -c /work/csrc/extra.cpp
-/work/csrc/extra.cpp:1:40: error: 'missing' was not declared in this scope
+/tools/bin/python -IS /w/launch.py /usr/bin/c++ -O3 -c /w/csrc/extra.cpp
+/w/csrc/extra.cpp:1:40: error: 'missing' was not declared in this scope
 [3/4] Linking CXX shared module _core.abi3.so
 ninja: build stopped: subcommand failed.
 building extension widget._extra failed; it is optional
@@ -45,7 +45,7 @@ def test_a_missing_library_is_named_with_what_its_compiler_said(tmp_path: Path) 
     assert caught.value.details == (
         "missing: widget/_extra.abi3.so",
         "  FAILED: [code=1] CMakeFiles/_extra.dir/csrc/extra.cpp.o",
-        "  /work/csrc/extra.cpp:1:40: error: 'missing' was not declared in this scope",
+        "  /w/csrc/extra.cpp:1:40: error: 'missing' was not declared in this scope",
         f"full log: {log}",
     )
     inspection.check_extensions(made(tmp_path, "widget/_core.abi3.so", "widget/_extra.abi3.so"), settings, log)

@@ -95,7 +95,7 @@ def test_archives_that_hold_the_same_differ_in_how(tmp_path: Path) -> None:
         ("int f(int x) { return x + 1; }", ("-Wl,--build-id=0x0102030405060708",), "build-id"),
         ("int f(int x) { return x + 1; }", ("-Wl,--build-id=0x01", "-Wl,-s"), "symbols"),
         ("int f(int x) { return x + 2; }", ("-Wl,--build-id=0x01",), "code"),
-        ('int f(int x) { return x + 1; } const char *name = "/home/b/x.c";', ("-Wl,--build-id=0x01",), "code"),
+        ('int f(int x) { return x + 1; } const char *name = "/h/b/x.c";', ("-Wl,--build-id=0x01",), "code"),
     ],
 )
 def test_a_library_tells_what_of_it_differs(tmp_path: Path, text: str, flags: tuple[str, ...], kind: str) -> None:
@@ -109,10 +109,10 @@ def test_a_library_tells_what_of_it_differs(tmp_path: Path, text: str, flags: tu
 def test_a_path_of_another_folder_is_seen_as_one(tmp_path: Path) -> None:
     """Two builds whose only difference is the name of their folder in a message differ in a path, and it is shown."""
     text = 'const char *where(void) { return "%s/x.c"; }'
-    one, two = (library(tmp_path / name, text % f"/home/{name}", "-Wl,--build-id=none") for name in ("one", "two"))
+    one, two = (library(tmp_path / name, text % f"/h/{name}", "-Wl,--build-id=none") for name in ("one", "two"))
     found = difference.elf("x.so", one, two)
 
-    assert (found.kind, found.says) == ("paths", ("sections: .rodata", "string: /home/one/x.c", "string: /home/two/x.c"))
+    assert (found.kind, found.says) == ("paths", ("sections: .rodata", "string: /h/one/x.c", "string: /h/two/x.c"))
 
 
 def test_what_begins_like_elf_and_is_not_is_data() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import digest, process
-from sparkwright.build import pylock, remotecache
+from sparkwright.build import pylock, remotecache, target
 from sparkwright.build.remotecache import Shelf
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed, ToolMissing
@@ -114,14 +114,15 @@ def compilers(session: Session) -> str:
     """Return the address of everything that turns a unit into an object: the CUDA wheels, and the host compiler's programs."""
     decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
     wheels = [sha256 for name, _, sha256 in pylock.wheels(session.project) if name in decisive]
-    return digest.key("compilers", {"wheels": wheels, "host": [_program(name) for name in ("c++", "cc1plus", "cc1", "as")]})[:32]
+    driver = target.driver(session)
+    return digest.key("compilers", {"wheels": wheels, "host": [_program(driver, name) for name in ("", "cc1plus", "cc1", "as")]})[:32]
 
 
 @cache
-def _program(name: str) -> str:
-    """Return the hash of a program of the host's C++ compiler, empty where it has none of that name."""
+def _program(driver: str, name: str) -> str:
+    """Return the hash of *driver*, or of the program *name* that it calls; empty where there is none."""
     try:
-        said = process.output(["c++", f"-print-prog-name={name}"]).strip() if name != "c++" else "c++"
+        said = process.output([driver, f"-print-prog-name={name}"]).strip() if name else driver
     except (ToolMissing, CommandFailed):
         return ""
     path = shutil.which(said)

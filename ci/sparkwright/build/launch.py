@@ -153,7 +153,7 @@ def main() -> int:
         os.execvp(command[0], command)
     link = meet(folder)
     if link is None:
-        sys.stderr.write(f"sparkwright: no build of {folder} is running\n")
+        os.write(2, f"sparkwright: no build of {folder} is running\n".encode("utf-8", "surrogateescape"))
         return 1
     compiler = Compiler(command, link)
     for signal in _ENDING:
@@ -167,7 +167,7 @@ def main() -> int:
                 said = compiler.run(words)
             except OSError as error:
                 said = f"end\t127\t0\t0\t{command[0]}: {os.strerror(error.errno or 0)}"
-                sys.stderr.write(said.rpartition("\t")[2] + "\n")
+                os.write(2, (said.rpartition("\t")[2] + "\n").encode("utf-8", "surrogateescape"))
             link.send(said.encode("utf-8", "replace"))
             status = int(said.split("\t")[1])
         elif words[0] == "done":

@@ -101,7 +101,12 @@ def package(machine: str) -> str:
 
 def compiler(session: Session) -> str:
     """Return version and target of the C++ compiler that makes the session's libraries, as `toolchain.host_compiler` does."""
-    return toolchain.host_compiler(f"{triple(session.machine)}-g++" if session.cross else "c++")
+    return toolchain.host_compiler(driver(session))
+
+
+def driver(session: Session) -> str:
+    """Return the name of the C++ compiler that makes the session's libraries."""
+    return f"{triple(session.machine)}-g++" if session.cross else "c++"
 
 
 def of(session: Session, tools: Toolchain) -> Target:
