@@ -138,7 +138,9 @@ def judging(rules: ArchRules, whole: Whole | None) -> ArchRules:
 
 
 class FullWorkspace(Workspace):
-    """The folder of a full build, with the vendored sources in it."""
+    """The folder of a full build, with the vendored sources in it; what such a build stands for is that it took nothing else."""
+
+    apart = True
 
     def __init__(self, session: Session, tools: Toolchain, whole: Whole, fork: str, variant: str = "") -> None:
         super().__init__(

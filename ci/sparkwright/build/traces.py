@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright import digest, yamlfile
-from sparkwright.build import pylock, toolchain
+from sparkwright.build import pylock, target, toolchain
 from sparkwright.forks.session import Session
 
 #: Seconds and megabytes of a unit of which nothing is known but its suffix. Typical CUDA units of vLLM 0.33.0 take 6-16 s and 450-760 MB on
@@ -78,7 +78,7 @@ def compiler_key(session: Session) -> str:
     """Return the address of what decides a unit's cost beside its source: arch, CUDA compiler, host compiler, machine."""
     decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
     wheels = [filename for name, filename, _ in pylock.wheels(session.project) if name in decisive]
-    parts = {"arch": session.project.spec.arch, "wheels": wheels, "host": toolchain.host_compiler(), "machine": session.machine}
+    parts = {"arch": session.project.spec.arch, "wheels": wheels, "host": target.compiler(session), "machine": session.machine}
     return digest.key("traces", parts)
 
 

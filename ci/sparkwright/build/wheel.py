@@ -27,6 +27,7 @@ from sparkwright.build import (
     headers,
     hostcompiler,
     identity,
+    isolation,
     near,
     plan,
     planning,
@@ -74,6 +75,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
         key, plan, base, tools, compiler, counts, transplant: Only where something was compiled.
+        isolation: The same; what kept the build from the network (`isolation.Room.kind`), ``none`` where nothing did.
     """
 
     sparkwright: str
@@ -86,6 +88,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     base: str = ""
     tools: str = ""
     compiler: str = ""
+    isolation: str = ""
     counts: dict[str, int] = {}
     transplant: Transplant | None = None
 
@@ -262,7 +265,7 @@ def _full(
     def record(made: Planned, done: Transplant) -> bytes:
         return record_of(
             session, source, key=key, plan=made.key, tools=tools.key, compiler=hostcompiler.identity(), counts=made.after.counts,
-            transplant=done,
+            transplant=done, isolation=isolation.room({}, needed=True).kind,
         )  # fmt: skip
 
     return full.build(session, tools, source, label, folder, record)
@@ -288,7 +291,7 @@ def _graft(
         changes, done = graft.transplant(session, source, base, workspace.build, settings)
         record = record_of(
             session, source, key=key, plan=made.key, base=locked.sha256, tools=tools.key, compiler=target.compiler(session),
-            counts=made.after.counts, transplant=done,
+            counts=made.after.counts, transplant=done, isolation=workspace.room.kind,
         )  # fmt: skip
         path = graft.write(base, folder, label, changes, done, settings, record)
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")

@@ -27,7 +27,12 @@ class Workspace:
     Args:
         variant: Tells apart the folders of a fork; empty for the one that is built. A run that leaves rules out has one of its own,
             since CMake writes sources that depend on the arch, and the real build would have to compile those again.
+
+    Attributes:
+        apart: Nothing may be configured or compiled here with a network.
     """
+
+    apart = False
 
     def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
         self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
@@ -48,7 +53,7 @@ class Workspace:
     @cached_property
     def room(self) -> Room:
         """Where the fork is configured and compiled: its folder, what it needs and the tools, under the same names everywhere."""
-        return isolation.room(self._places)
+        return isolation.room(self._places, needed=self.apart)
 
     @cached_property
     def _places(self) -> dict[Path, str]:
