@@ -7,7 +7,8 @@ argument is a JSON object, the rest of the command line is the program:
 - ``binds``: folder → where the program sees it; all of the latter lie below ``inside``.
 - ``inside``: an existing folder of every system, over which an empty one is laid.
 - ``loopback``: the network is a new one, whose loopback device has to be switched on.
-- ``witness``: the file in which every attempt to reach a host is written down, one per line.
+- ``witness``: the file in which every attempt to reach a host is written down, one per line; beside it ``.missing`` says that there is
+  no such program.
 """
 
 import contextlib
@@ -92,7 +93,11 @@ def main() -> int:
     proxy = f"http://127.0.0.1:{witness(spec['witness'])}"
     environment = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
     environment |= {name: proxy for lower in PROXIES for name in (lower, lower.upper())}
-    child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        pathlib.Path(spec["witness"] + ".missing").touch()
+        return 127
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: child.terminate())
     # A terminal sends Ctrl-C to the program as well; its end is awaited.

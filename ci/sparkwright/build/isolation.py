@@ -22,7 +22,7 @@ import msgspec
 
 from sparkwright import process
 from sparkwright.console import console
-from sparkwright.errors import BuildDownloads, CommandFailed, IsolationMissing
+from sparkwright.errors import BuildDownloads, CommandFailed, IsolationMissing, ToolMissing
 
 #: namespace: its own network, mounts and processes · container: the engine gave it no network · none: nothing holds a program back.
 Kind = Literal["namespace", "container", "none"]
@@ -74,6 +74,7 @@ class Room(msgspec.Struct, frozen=True):
         Run *command* in the room as `process.run` does.
 
         Raises:
+            ToolMissing: There is no such program.
             BuildDownloads: The program tried to reach a host, whether or not it minded that it could not.
         """
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
@@ -83,6 +84,8 @@ class Room(msgspec.Struct, frozen=True):
             try:
                 process.run(self.command(command, witness), shown=command, log=log, env=env, end_by=end_by, **options)
             except CommandFailed as error:
+                if witness.with_name("witness.missing").exists():
+                    raise ToolMissing(f"{os.fspath(command[0])} is not installed.") from error
                 _raise_for_downloads(witness, log, error)
                 raise
             _raise_for_downloads(witness, log, None)

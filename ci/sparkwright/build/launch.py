@@ -101,7 +101,7 @@ class Compiler:
         try:
             self._child = os.posix_spawnp(
                 command[0], command, environment, file_actions=pairs, setpgroup=0, setsigmask=(),
-                setsigdef=(_signal.SIGPIPE, _signal.SIGXFSZ),
+                setsigdef=(_signal.SIGINT, _signal.SIGQUIT, _signal.SIGPIPE, _signal.SIGXFSZ),
             )  # fmt: skip
         finally:
             _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _ENDING)
