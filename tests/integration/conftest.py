@@ -100,6 +100,10 @@ class Demo:
         """Return the units that the last run that compiled has finished, sorted."""
         return sorted(event.unit for event in self.events() if event.event == "end" and event.status == 0)
 
+    def taken(self) -> list[str]:
+        """Return the units that the last run that compiled has taken from the compiler cache, sorted."""
+        return sorted(event.unit for event in self.events() if event.event == "hit")
+
     def units(self) -> list[str]:
         """Return all units of the two libraries, as CMake wrote them down, sorted."""
         commands = json.loads((self.work / "build" / "compile_commands.json").read_bytes())

@@ -56,7 +56,9 @@ def test_units_compiled_before_a_kill_are_not_compiled_again(demo: Demo, undistu
 
     assert 0 < len(before) < len(units)
     made_before = [unit for unit in units if any(made.endswith(f"{unit}.o") for made in before)]
-    assert demo.compiled() == [unit for unit in units if unit not in made_before]
+    # A unit that ended at the moment of the kill may be in the compiler cache although ninja had no time to note it.
+    assert sorted(demo.compiled() + demo.taken()) == [unit for unit in units if unit not in made_before]
+    assert len(demo.taken()) <= 2
     assert demo.sha256() == undisturbed.sha256()
 
 

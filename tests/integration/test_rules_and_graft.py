@@ -177,8 +177,6 @@ def test_units_that_do_not_fit_into_memory_together_never_run_together(demo: Dem
 
     demo.build("--memory", "1", "--jobs", "4")
 
-    plan = json.loads((demo.work / "launch" / "plan.json").read_bytes())
-    assert (plan["budget"], plan["units"], dict(plan["patterns"])) == (1000, {}, sizes)
     running: dict[str, int] = {}
     most = 0
     for event in demo.events():
