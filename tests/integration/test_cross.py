@@ -218,6 +218,10 @@ def undefined(library: bytes) -> set[str]:
     return {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF" and re.match("cu[A-Z]", symbol.name)}
 
 
+#: What units for SM 9.0 and 10.x register, which a build for 12.1 alone does not compile; vLLM 0.33.0 asks of each whether it is there.
+ELSEWHERE = {"_C::beam_allreduce", "_C::beam_allreduce_norm", "_C::kimi_k3_attn_res", "_C::mxfp4_experts_quant_supported"}
+
+
 @pytest.mark.network
 @pytest.mark.emulation
 @pytest.mark.timeout(3600)
@@ -252,5 +256,7 @@ def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emul
         registered.append(json.loads(said.splitlines()[-1]))
 
     (tmp_path / "operators.json").write_text(json.dumps(registered))
-    assert registered[0]
-    assert registered[0] == registered[1]
+    ours, theirs = map(set, registered)
+    assert ours
+    assert ours <= theirs
+    assert theirs - ours == ELSEWHERE
