@@ -29,7 +29,7 @@ from sparkwright.store import Store
 #: What another store borrows: bytes that the lock names by hash, and locks, since two stores then work on them.
 SHARED = ("downloads", "environments", "mirrors", "locks")
 #: What a rebuild with ``--cached`` borrows beyond that: compiled units among them.
-CACHES = ("cache",)
+CACHES = ("cache", "ccache")
 #: How long and how large units are: no result, and memory is kept by it.
 LEARNED = "records/traces"
 
