@@ -9,9 +9,14 @@ Fixtures: an isolated environment, the real tools, and the miniature upstreams a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +33,48 @@ from sparkwright.store import Store
 ROOT = Path(__file__).parents[1]
 #: Nothing listens on the discard port, so a test that asks an index by mistake fails at once.
 NOWHERE = "http://127.0.0.1:9/simple/"
+#: Runs a server with the given options until the block ends, and yields its address.
+Redis = Callable[..., contextlib.AbstractContextManager[str]]
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a program that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
+    child = subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+        # A job that a script put into the background ignores interruptions, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call, no lock
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Redis:
+    """Return what runs a Redis server that keeps nothing on disk."""
+
+    @contextlib.contextmanager
+    def run(*options: str) -> Iterator[str]:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path), *options]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}"
+        finally:
+            server.kill()
+            server.wait()
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -25,6 +24,7 @@ from typing import Any, NoReturn
 
 import docker
 import pytest
+from tests.conftest import running
 
 from sparkwright import digest
 from sparkwright.build.engine import Engine, connect
@@ -285,18 +285,9 @@ class Run:
         assert done.returncode == status, done.stderr[-4000:]
         return done
 
-    @contextlib.contextmanager
-    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """Yield a build in a process group of its own; what is left at the end is killed."""
-        child = subprocess.Popen(
-            self.command(*words), env=self.environment(), cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            process_group=0, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call
-        )  # fmt: skip
-        try:
-            yield child
-        finally:
-            child.kill()
-            child.communicate()
+    def running(self, *words: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        """Return a build in a process group of its own (`running`)."""
+        return running(self.command(*words), self.environment(), Path("/"))
 
 
 @pytest.fixture

@@ -7,18 +7,19 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from tests.conftest import NOWHERE, running
 
 from sparkwright import digest
 from sparkwright.build import target
@@ -30,7 +31,6 @@ from sparkwright.forks.session import Session
 from sparkwright.forks.spec import MACHINES, Project
 from sparkwright.store import Store
 
-NOWHERE = "http://127.0.0.1:9/simple/"
 #: A program that says nothing for so long hangs.
 PATIENCE = 240
 
@@ -76,20 +76,10 @@ class Demo:
         words = (*words, "--target", self.target) if self.target else words
         return self.run("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words, status=status)
 
-    @contextlib.contextmanager
-    def building(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """Yield a build of vllm that runs as the leader of a group of its own, as a shell starts it; what is left at the end is killed."""
-        child = subprocess.Popen(
-            self.command("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words),
-            env=self.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-            # A job that a script put into the background ignores interruptions, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call, no lock
-        )  # fmt: skip
-        try:
-            yield child
-        finally:
-            child.kill()
-            child.communicate()
+    def building(self, *words: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        """Return a build of vllm that runs in a group of its own (`running`)."""
+        command = self.command("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words)
+        return running(command, self.environment(), self.folder)
 
     def events(self) -> list[Event]:
         """Return what the launcher wrote down during the last run that compiled."""

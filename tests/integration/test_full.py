@@ -100,8 +100,6 @@ project(widget LANGUAGES CXX)
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 include(FetchContent)
-function(vendored NAME VARIABLE)
-endfunction()
 if(WIDGET_ALPHA_SRC_DIR)
   FetchContent_Declare(alpha SOURCE_DIR ${WIDGET_ALPHA_SRC_DIR})
 else()
@@ -213,10 +211,12 @@ class Whole:
 
     Attributes:
         upstreams: Holds a repository for every part; the mirror map says that they are there.
+        work: Where widget is configured and compiled.
     """
 
     def __init__(self, folder: Path, tools: Toolchain) -> None:
         self.folder, self.root, self.upstreams = folder, folder / "project", folder / "upstreams"
+        self.work = folder.joinpath("store", "work", "whole", "widget", "full")
         for name, files in {**PARTS, "widget": WIDGET}.items():
             self.commit(name, files)
         modules = "".join(f'[submodule "{name}"]\n\tpath = {name}\n\turl = {HOST}{name}.git\n' for name in ("gamma", "unused"))
@@ -310,7 +310,7 @@ class Whole:
 
     def compiled(self) -> list[str]:
         """Return the units that the last run compiled, sorted."""
-        events = self.folder / "store/work/whole/widget/full/launch/events.jsonl"
+        events = self.work / "launch" / "events.jsonl"
         rows = [json.loads(line) for line in events.read_text().splitlines()]
         return sorted(row["unit"] for row in rows if row["event"] == "end" and row["status"] == 0)
 
@@ -354,7 +354,7 @@ def test_a_full_build_compiles_everything_from_locked_sources_and_says_so(whole:
 def test_the_next_full_build_compiles_what_changed_and_works_without_the_hosts(whole: Whole) -> None:
     """A patch to one source gives one compile; the repositories are gone by then, and so is what an earlier build left in the package."""
     whole.build()
-    stray = whole.folder / "store/work/whole/widget/full/src/widget/stray.py"
+    stray = whole.work / "src" / "widget" / "stray.py"
     stray.write_text("")
     whole.patch("widget", "csrc/extra.cpp", "return 1;", "return 2;")
     shutil.rmtree(whole.upstreams)
@@ -377,7 +377,7 @@ def test_sources_that_cannot_be_had_are_all_named_before_anything_is_compiled(wh
     assert isinstance(error, SourceUnresolved)
     assert error.data == {"missing": ["alpha", "beta"], "present": ["delta"]}
     assert "--mirror" in error.todo
-    assert not (whole.folder / "store/work/whole/widget/full/build").exists()
+    assert not (whole.work / "build").exists()
 
 
 def test_a_folder_that_a_source_does_not_have_is_refused(whole: Whole) -> None:

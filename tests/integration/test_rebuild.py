@@ -12,7 +12,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from sparkwright import process
-from sparkwright.audit import code, policy, sass
+from sparkwright.audit import code, policy
 from sparkwright.build import wheelfile
 from sparkwright.build.wheelfile import WheelName
 
@@ -52,6 +52,15 @@ def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo
     commands = json.loads((build / "compile_commands.json").read_bytes())
     compiled = sorted(str(path.relative_to(build)) for path in build.rglob("CMakeFiles/_*/**/*.o"))
     assert sorted(one["output"].rpartition("/build/")[2] for one in commands) == compiled
+
+
+def test_how_the_kind_of_source_was_asked_for_is_not_in_the_wheel(built_demo: Demo) -> None:
+    """Built with ``--source auto``, and again by the kind that the record names, the wheel is the same: that of ``--source git``."""
+    before = built_demo.sha256()
+
+    assert "--source changed" in built_demo.build("--source", "auto").stderr
+    found = rebuilt(built_demo, "--source", "auto", "--cached", "vllm")
+    assert (found["verdict"], found["first"], found["again"]) == ("identical", before, before)
 
 
 def test_damaged_device_code_is_found(built_demo: Demo) -> None:
@@ -111,7 +120,7 @@ def test_a_difference_is_located_in_its_kernel(tools: Toolchain, tmp_path: Path)
         wheel = tmp_path / name / "mini_vllm-1.0-py3-none-any.whl"
         metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
         wheelfile.write(wheel, WheelName.of(wheel.name), {LIBRARY: (tmp_path / "x.so").read_bytes()}, metadata, pure=False)
-        made[name] = code.of(wheel, rules, sass.CudaTools(tools.cuda / "bin"), tmp_path)
+        made[name] = code.of(wheel, rules, tmp_path)
 
     (found,) = code.compare(made["first"], made["other code"])
     assert (found.names_only, found.pieces, found.kernels) == (False, (1, 2), ("_Z5plainPf (sm_121f)",))
@@ -125,7 +134,7 @@ def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: 
     project = built_demo.folder / "project"
     document = json.loads(built_demo.build("--json").stdout)
     rules = policy.load(project / "ci" / "audit" / "demo.yaml", "12.1f")
-    made = code.of(built_demo.wheel(), rules, sass.CudaTools(tools.cuda / "bin"), tmp_path)
+    made = code.of(built_demo.wheel(), rules, tmp_path)
 
     assert made.digest == document["wheels"][0]["audit"]["device_code"]
     assert {one.name: one.digest for one in made.libraries} == {

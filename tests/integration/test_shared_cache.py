@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from tests.conftest import Redis
     from tests.integration.conftest import Demo
 
 pytestmark = [
     pytest.mark.toolchain,
     pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)"),
 ]
-
-
-@contextlib.contextmanager
-def redis(folder: Path) -> Iterator[str]:
-    """Run a Redis server that keeps nothing on disk, and yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
 
 
 def hits(demo: Demo) -> list[str]:
@@ -62,11 +38,11 @@ def test_a_lost_build_folder_is_made_again_without_a_compiler(demo: Demo) -> Non
 
 
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="no redis-server (apt-get install redis-server)")
-def test_two_checkouts_build_as_one(demo: Demo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_checkouts_build_as_one(demo: Demo, redis: Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a Redis server between them, the second store compiles nothing; nothing of the server's address is in its log or store."""
     other = type(demo)(tmp_path / "other")
     shutil.copytree(demo.folder, other.folder, symlinks=True)
-    with redis(tmp_path) as address:
+    with redis() as address:
         config = tmp_path / "config.yaml"
         config.write_text(f"compiler_cache: {{remote: '{address}'}}\n")
         monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(config))

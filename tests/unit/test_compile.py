@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,6 +125,22 @@ def test_the_plot_is_an_image_with_a_bar_for_each_compiled_unit(outcomes: list[O
     for bar in bars:
         assert 0 <= float(bar.get("x") or -1) <= float(bar.get("x") or 0) + float(bar.get("width") or 0) <= width
         assert float(bar.get("y") or 0) + float(bar.get("height") or 0) <= height
+    texts = [text for text in image.iter("{http://www.w3.org/2000/svg}text") if text.text]
+    for text in texts:
+        # A letter of these fonts is on average not wider than six tenths of its height.
+        wide = 0.6 * float(text.get("font-size") or 12) * len(text.text or "")
+        behind = {None: wide, "middle": wide / 2, "end": 0.0}[text.get("text-anchor")]
+        assert float(text.get("x") or 0) + behind <= width, text.text
+
+
+def test_names_in_the_plot_do_not_overlap() -> None:
+    """Units with much memory that stand one below the other have rows that are higher than their names."""
+    outcomes = [outcome(f"a/long_name_of_a_unit_{number}.cu", 10 + number, 400, 900) for number in range(6)]
+    image = ElementTree.fromstring(compilereport.plot(compilereport.of("vllm", "s", Limits(2, 1200), outcomes, SAMPLES)))
+    lines = [float(text.get("y") or 0) for text in image.iter("{http://www.w3.org/2000/svg}text") if "long_name" in (text.text or "")]
+
+    assert len(lines) == 6
+    assert all(after - before >= 9 for before, after in itertools.pairwise(lines))
 
 
 @pytest.fixture(name="session")

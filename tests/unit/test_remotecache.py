@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import http.server
 import os
@@ -10,9 +9,9 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,32 +20,11 @@ from sparkwright.build.ccache import Cache
 from sparkwright.build.remotecache import PASSWORD, Door, Shelf, Signer
 from sparkwright.errors import FileInvalid
 
+if TYPE_CHECKING:
+    from tests.conftest import Redis
+
 needs_redis = pytest.mark.skipif(not shutil.which("redis-server"), reason="no redis-server (apt-get install redis-server)")
 needs_ccache = pytest.mark.skipif(not (shutil.which("ccache") and shutil.which("cc")), reason="no ccache (apt-get install ccache)")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-@contextlib.contextmanager
-def redis(folder: Path, *options: str) -> Iterator[str]:
-    """Run a Redis server that keeps nothing on disk, and yield its address."""
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
 
 
 class Bucket(http.server.BaseHTTPRequestHandler):
@@ -104,17 +82,17 @@ def compiled(folder: Path, shelf: Shelf) -> str:
 
 @needs_ccache
 @needs_redis
-def test_what_one_machine_compiled_another_takes_from_redis(tmp_path: Path) -> None:
+def test_what_one_machine_compiled_another_takes_from_redis(tmp_path: Path, redis: Redis) -> None:
     """The second checkout has an empty cache of its own, and compiles nothing."""
-    with redis(tmp_path) as address:
+    with redis() as address:
         assert compiled(tmp_path / "one", remotecache.shelf(address)) == "miss"
         assert compiled(tmp_path / "another", remotecache.shelf(address)) == "hit"
 
 
 @needs_redis
-def test_the_password_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_password_comes_from_the_environment(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that wants one gets it; without it, it answers with an error."""
-    with redis(tmp_path, "--requirepass", "secret word") as address:
+    with redis("--requirepass", "secret word") as address:
         with pytest.raises(OSError, match="NOAUTH"):
             remotecache.shelf(address).get("key")
         monkeypatch.setenv(PASSWORD, "secret word")
@@ -164,7 +142,7 @@ def test_a_request_is_signed_as_the_documentation_of_s3_has_it() -> None:
 @needs_ccache
 def test_a_build_does_not_depend_on_the_shared_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that is not there makes every question a miss, and one warning."""
-    shelf = remotecache.shelf(f"redis://127.0.0.1:{free_port()}")
+    shelf = remotecache.shelf("redis://127.0.0.1:9")
     assert compiled(tmp_path / "one", shelf) == "miss"
     (tmp_path / "door").mkdir()
     with Door(tmp_path / "door", shelf) as door:

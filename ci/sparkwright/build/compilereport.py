@@ -133,7 +133,9 @@ def _overran(report: CompileReport) -> str:
 
 Scale = Callable[[float], float]
 #: Geometry of the plot, in pixels.
-_WIDTH, _MARGIN, _MEMORY, _ROW = 1200, 70, 260, 7
+_WIDTH, _MARGIN, _MEMORY = 1200, 70, 260
+#: Height of a unit's row, and of one whose name is shown: text of 9 pixels must not run into the next.
+_ROW, _NAMED = 7, 12
 
 
 def plot(report: CompileReport) -> str:
@@ -141,7 +143,8 @@ def plot(report: CompileReport) -> str:
     compiled = [unit for unit in report.units if not unit.hit]
     end = max(report.makespan, 1.0)
     top = max([report.megabytes, *(max(sample.used, sample.granted) for sample in report.samples)]) * 1.05
-    height = _MARGIN + _MEMORY + 50 + len(compiled) * _ROW + 30
+    rows = [_NAMED if _is_named(unit, top) else _ROW for unit in compiled]
+    height = _MARGIN + _MEMORY + 50 + sum(rows) + 30
 
     def x(second: float) -> float:
         return round(_MARGIN + max(0.0, second) / end * (_WIDTH - _MARGIN - 20), 1)
@@ -160,7 +163,7 @@ def plot(report: CompileReport) -> str:
         _area(report.samples, "granted", "#dddddd", x, y),
         _area(report.samples, "used", "#4477aa", x, y),
         f'<line x1="{x(0)}" x2="{x(end)}" y1="{y(report.megabytes)}" y2="{y(report.megabytes)}" stroke="#cc3311" stroke-width="2"/>',
-        *_bars(compiled, top, x),
+        *_bars(compiled, rows, top, x),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -169,8 +172,10 @@ def plot(report: CompileReport) -> str:
 def _axis(top: float, end: float, x: Scale, y: Scale) -> Iterator[str]:
     for part in range(5):
         gigabytes, second = top * part / 4 / 1000, end * part / 4
+        # Half of the last time would lie outside of the picture.
+        anchor = "end" if part == 4 else "middle"
         yield f'<text x="{_MARGIN - 8}" y="{y(gigabytes * 1000) + 4}" text-anchor="end">{gigabytes:.1f} GB</text>'
-        yield f'<text x="{x(second)}" y="{_MARGIN + _MEMORY + 18}" text-anchor="middle">{escape(duration(second))}</text>'
+        yield f'<text x="{x(second)}" y="{_MARGIN + _MEMORY + 18}" text-anchor="{anchor}">{escape(duration(second))}</text>'
 
 
 def _area(samples: Sequence[Sample], what: str, colour: str, x: Scale, y: Scale) -> str:
@@ -180,13 +185,28 @@ def _area(samples: Sequence[Sample], what: str, colour: str, x: Scale, y: Scale)
     return f'<polygon points="{x(samples[0].second)},{y(0)} {points} {x(samples[-1].second)},{y(0)}" fill="{colour}"/>'
 
 
-def _bars(units: Sequence[UnitCost], top: float, x: Scale) -> Iterator[str]:
-    for row, unit in enumerate(units):
-        place = _MARGIN + _MEMORY + 40 + row * _ROW
+def _is_named(unit: UnitCost, top: float) -> bool:
+    return unit.megabytes > top / 5
+
+
+def _bars(units: Sequence[UnitCost], rows: Sequence[int], top: float, x: Scale) -> Iterator[str]:
+    place = _MARGIN + _MEMORY + 40
+    for unit, row in zip(units, rows, strict=True):
         shade = round(200 - 170 * min(1.0, unit.megabytes / top))
-        width = max(1.0, round(x(unit.began + unit.seconds) - x(unit.began), 1))
+        left, width = x(unit.began), max(1.0, round(x(unit.began + unit.seconds) - x(unit.began), 1))
         says = f"{unit.unit}: {unit.seconds:.0f} s, {unit.megabytes} MB (expected {unit.expected_megabytes} MB)"
-        yield f'<rect x="{x(unit.began)}" y="{place}" width="{width}" height="{_ROW - 1}" fill="rgb({shade},{shade},235)">'
+        yield f'<rect x="{left}" y="{place}" width="{width}" height="{row - 1}" fill="rgb({shade},{shade},235)">'
         yield f"<title>{escape(says)}</title></rect>"
-        if unit.megabytes > top / 5:
-            yield f'<text x="{x(unit.began) + width + 4}" y="{place + _ROW}" font-size="9">{escape(Path(unit.unit).name)}</text>'
+        if _is_named(unit, top):
+            where = _beside(left, round(left + width, 1), "white" if shade < 110 else "black")
+            yield f'<text {where} y="{place + row - 3}" font-size="9">{escape(Path(unit.unit).name)}</text>'
+        place += row
+
+
+def _beside(left: float, right: float, inside: str) -> str:
+    """Return where the name of a bar has room: behind it, else before it, else in it, in the colour *inside*."""
+    if right < _WIDTH * 0.7:
+        return f'x="{round(right + 4, 1)}"'
+    if left > _WIDTH * 0.3:
+        return f'x="{round(left - 4, 1)}" text-anchor="end"'
+    return f'x="{round(right - 4, 1)}" text-anchor="end" fill="{inside}"'

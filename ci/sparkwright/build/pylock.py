@@ -37,9 +37,14 @@ def wheels(project: Project, machine: str = "") -> tuple[tuple[str, str, str], .
     Raises:
         FileInvalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
     """
+    return select(project.build_folder / "pylock.toml", machine)
+
+
+def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
+    """Return what the lock at *path* selects, as `wheels` does."""
     from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
 
-    path, machine = project.build_folder / "pylock.toml", machine or platform.machine()
+    machine = machine or platform.machine()
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
@@ -80,11 +85,15 @@ def lock(session: Session) -> str:
     Raises:
         SourceUnreachable: The requirements cannot be resolved on the index.
     """
+    return resolve(session, session.project.build_folder / "requirements.in")
+
+
+def resolve(session: Session, source: Path, *options_more: str) -> str:
+    """Return the lock of the requirements in the file *source*, as `lock` does; *options_more* go to the resolver."""
     from uv import find_uv_bin
 
-    source = session.project.build_folder / "requirements.in"
     options = ["--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml", "--no-header", "--no-annotate"]
-    command = [find_uv_bin(), "pip", "compile", *options, "--default-index", packageindex.index_url(), str(source)]
+    command = [find_uv_bin(), "pip", "compile", *options, "--default-index", packageindex.index_url(), *options_more, str(source)]
     env = process.clean_environment(
         UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX=""
     )

@@ -240,6 +240,18 @@ def download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list
 
 
 def _install(session: Session, root: Path, files: list[Path]) -> None:
+    install(session, root, files)
+    complete_cuda(Toolchain("", root).cuda, session.store.folder("logs") / "environment.log")
+    (root / "complete").write_text("made whole by sparkwright\n")
+
+
+def install(session: Session, root: Path, files: list[Path]) -> None:
+    """
+    Make the environment *root* of exactly the wheels *files*.
+
+    Raises:
+        CommandFailed: The installer failed.
+    """
     from uv import find_uv_bin
 
     uv = find_uv_bin()
@@ -254,8 +266,6 @@ def _install(session: Session, root: Path, files: list[Path]) -> None:
         process.run(
             [uv, "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", str(python), *map(str, files)], log=log, env=env
         )
-        complete_cuda(Toolchain("", root).cuda, log)
-    (root / "complete").write_text("made whole by sparkwright\n")
 
 
 def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:

@@ -72,9 +72,11 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     What travels in the wheel as ``sparkwright.json``: what it was made of, and where every library came from. No path, date or job count.
 
+    The key of the build is not in it: that is made of how the build was asked for, too, and ``--source auto`` and ``git`` may be one wheel.
+
     Attributes:
         inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
-        key, plan, base, tools, compiler, counts, transplant: Only where something was compiled.
+        plan, base, tools, compiler, counts, transplant: Only where something was compiled.
         isolation: The same; what kept the build from the network (`isolation.Room.kind`), ``none`` where nothing did.
     """
 
@@ -83,7 +85,6 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     arch: str
     source: SourceTree
     inputs: dict[str, str]
-    key: str = ""
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -243,9 +244,9 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
                 session, toolchain.obtain(session), settings, fork, source.tree, label, record_of(session, source), scratch
             )
         elif kind == "full":
-            path, counts, done = _full(session, toolchain.obtain(session), source, label, key, scratch)
+            path, counts, done = _full(session, toolchain.obtain(session), source, label, scratch)
         else:
-            path, counts, done = _graft(session, toolchain.obtain(session), source, label, key, scratch)
+            path, counts, done = _graft(session, toolchain.obtain(session), source, label, scratch)
         built = BuiltWheel(fork, key, path.name, digest.sha256_file(path), path.stat().st_size, source.tree, counts, done)
         shelve(session, built, path)
     return built
@@ -259,21 +260,17 @@ def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
         (shelf / path.name).chmod(0o444)
 
 
-def _full(
-    session: Session, tools: Toolchain, source: SourceTree, label: str, key: str, folder: Path
-) -> tuple[Path, dict[str, int], Transplant]:
+def _full(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
     def record(made: Planned, done: Transplant) -> bytes:
         return record_of(
-            session, source, key=key, plan=made.key, tools=tools.key, compiler=hostcompiler.identity(), counts=made.after.counts,
-            transplant=done, isolation=isolation.room({}, needed=True).kind,
+            session, source, plan=made.key, tools=tools.key, compiler=hostcompiler.identity(), counts=made.after.counts, transplant=done,
+            isolation=isolation.room({}, needed=True).kind,
         )  # fmt: skip
 
     return full.build(session, tools, source, label, folder, record)
 
 
-def _graft(
-    session: Session, tools: Toolchain, source: SourceTree, label: str, key: str, folder: Path
-) -> tuple[Path, dict[str, int], Transplant]:
+def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
     fork = source.fork
     settings = toolchain.spec(session.project).forks[fork]
     locked = session.lock.forks[fork].bases.get(session.machine)
@@ -290,7 +287,7 @@ def _graft(
         )
         changes, done = graft.transplant(session, source, base, workspace.build, settings)
         record = record_of(
-            session, source, key=key, plan=made.key, base=locked.sha256, tools=tools.key, compiler=target.compiler(session),
+            session, source, plan=made.key, base=locked.sha256, tools=tools.key, compiler=target.compiler(session),
             counts=made.after.counts, transplant=done, isolation=workspace.room.kind,
         )  # fmt: skip
         path = graft.write(base, folder, label, changes, done, settings, record)
