@@ -17,6 +17,10 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "typecheck", "tests"]
 
+#: Tests with a session of their own.
+SLOW = "emulation or long or containers or mutants or server"
+FAST = f"not (network or toolchain or {SLOW})"
+
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -70,6 +74,12 @@ def build(session: nox.Session) -> None:
 @nox.session(default=False, tags=["pipeline"])
 def audit(session: nox.Session) -> None:
     """Read the machine code inside finished wheels and hold it against ci/audit.yaml."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def gate(session: nox.Session) -> None:
+    """Climb the ladder of correctness gates: machine code, numerics, the GPU, and a served model."""
     verb(session)
 
 
@@ -128,6 +138,12 @@ def bisect(session: nox.Session) -> None:
 
 
 @nox.session(default=False, tags=["look"])
+def modules(session: nox.Session) -> None:
+    """Say what of a model (a folder, given behind --) is quantised, what a token reads of it, and the speed that memory allows."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
 def demo(session: nox.Session) -> None:
     """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""
     verb(session)
@@ -152,14 +168,14 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network (minutes)."""
     session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "not network and not toolchain and not containers", "--numprocesses", "auto", *session.posargs)
+    session.run("pytest", "-m", FAST, "--numprocesses", "auto", *session.posargs)
 
 
 @nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
     """Run the tests that fetch, apply and rewrite the real sources, and those that compile (long on the first run)."""
     session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "(network or toolchain) and not emulation and not long", "--timeout", "900", *session.posargs)
+    session.run("pytest", "-m", f"(network or toolchain) and not ({SLOW})", "--timeout", "900", *session.posargs)
 
 
 @nox.session(default=False, tags=["check"])
@@ -167,6 +183,20 @@ def long(session: nox.Session) -> None:
     """Run the tests that compile parts of the default stack with its whole toolchain (5.5 GB; half an hour)."""
     session.install("--editable", ".", *groups("test"))
     session.run("pytest", "-m", "long", "--timeout", "1800", *session.posargs)
+
+
+@nox.session(default=False, tags=["check"])
+def tests_server(session: nox.Session) -> None:
+    """Run the tests that ask a real vLLM server, on the CPU, with a small model made on the spot (quarter of an hour)."""
+    session.install("--editable", ".", *groups("test"))
+    session.run("pytest", "-m", "server and not mutants", "--timeout", "1800", *session.posargs)
+
+
+@nox.session(default=False, tags=["check"])
+def mutants(session: nox.Session) -> None:
+    """Break wheels, converters, kernels and servers in one way each, and print which gate kills which (half an hour)."""
+    session.install("--editable", ".", *groups("test"))
+    session.run("pytest", "-m", "mutants", "--timeout", "1800", *session.posargs)
 
 
 @nox.session(default=False, tags=["check"])

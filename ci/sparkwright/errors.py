@@ -445,6 +445,42 @@ class ContainerKilled(SparkwrightError):
     todo = "Run again with a larger --memory or fewer --jobs; what is finished is kept."
 
 
+class GateFailed(SparkwrightError):
+    reference = "gate-failed"
+    means = "A rung saw something wrong in the wheel, the source tree or the server; the checks that failed are above, with samples."
+    todo = "Do not install or publish it. The reason of each failed check is in docs/gates.md; `sparkwright gate --json` holds all samples."
+
+
+class GateInconclusive(SparkwrightError):
+    reference = "gate-inconclusive"
+    means = "What was measured decides neither way: too few samples, or a machine whose own noise is as large as the margin."
+    todo = "Measure more (see the check's figures), on an idle machine. Until then this wheel may only be published as a candidate."
+
+
+class MeasurementInvalid(SparkwrightError):
+    reference = "measurement-invalid"
+    means = "What was measured does not count: a half stream, another model, a reference that does not agree with itself."
+    todo = "Mend what the checks name, and run the rung again. An invalid measurement says nothing about the wheel."
+
+
+class GateNotRun(SparkwrightError):
+    reference = "gate-not-run"
+    means = "Nothing failed, but a rung or one of its rows could not run here, so this is not a pass."
+    todo = "Run those rungs where they can run, or ask for the others alone with --rung; each row says what it needs."
+
+
+class CheckpointInvalid(SparkwrightError):
+    reference = "checkpoint-invalid"
+    means = "A file of the model is cut off, was made by a program that is wrong, or was made to mislead."
+    todo = "Fetch the model again and compare its hashes with those that its publisher states; do not load it."
+
+
+class ModulesUnexpected(SparkwrightError):
+    reference = "modules-unexpected"
+    means = "Weights of the model are not as its own quantisation config says: it is slower than its format, or it is read wrongly."
+    todo = "Look at the modules named above. Ask the model's publisher for a checkpoint that agrees with its config, or list them as ignored."
+
+
 class NotProvided(SparkwrightError):
     reference = "not-provided"
     means = "The stack has no such fork, source or base for this machine."

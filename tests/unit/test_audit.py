@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import platform
+import re
 import struct
 import subprocess
 import zipfile
@@ -18,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright import errors, process, yamlfile
-from sparkwright.audit import elf, sass
+from sparkwright.audit import cubin, elf, sass, sections, sidebyside
+from sparkwright.audit import members as archive
 from sparkwright.audit import policy as audit_policy
+from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, is_generation
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.audit.sass import CudaTools
-from sparkwright.audit.wheel import audit
 from sparkwright.build import archs, toolchain
 from sparkwright.forks.spec import Project
 
@@ -38,6 +41,8 @@ POLICY: dict[str, Any] = {
     "needed": ["lib[cm].so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-*"],
     "distributions": {"probe": {"reason": "A test.", "libraries": [{"glob": LIBRARY, "role": "target", "cubins_min": 1}]}},
 }
+#: The audit without others' tools, which tests/unit/test_audit_checkers.py has.
+audit = functools.partial(auditing.audit, which=())
 HOST_ONLY = {"glob": LIBRARY, "role": "base", "reason": "Host code."}
 COMMON = {name: value for name, value in POLICY.items() if name != "arch"}
 LISTED = POLICY["distributions"]["probe"]["libraries"]
@@ -235,13 +240,13 @@ def _note(options: bytes, version: int = 2) -> bytes:
     ],
 )
 def test_note_target(note: bytes, target: str) -> None:
-    assert elf.note_target(note) == target
+    assert cubin.note_target(note) == target
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_as_a_note_give_no_target(data: bytes) -> None:
-    assert elf.note_target(data) == ""
-    assert elf.note_target(struct.pack("<3I", 12, len(data), 2000) + b"NVIDIA Corp\0" + data) in ("", "sm_121f")
+    assert cubin.note_target(data) == ""
+    assert cubin.note_target(struct.pack("<3I", 12, len(data), 2000) + b"NVIDIA Corp\0" + data) in ("", "sm_121f")
 
 
 def test_opcodes_are_counted_by_kernel() -> None:
@@ -328,6 +333,54 @@ def test_more_members_than_any_wheel_are_refused_before_the_directory_is_read(tm
     wheel.write_bytes(b"PK\x01\x02" * 200_001)
     with pytest.raises(errors.WheelInvalid, match="members"):
         audit(wheel, policy(), NOWHERE)
+
+
+def test_a_bomb_is_refused_by_what_it_says(tmp_path: Path) -> None:
+    """A member of 100 MB in 0.1 MB is no library and no text, and is refused before it is unpacked."""
+    wheel = write_wheel(tmp_path, {"probe/a": bytes(100_000_000)})
+    assert wheel.stat().st_size < 200_000
+    with pytest.raises(errors.WheelInvalid, match="larger than any wheel"):
+        audit(wheel, policy(), NOWHERE)
+
+
+def test_a_bomb_that_says_it_is_small_is_read_no_further(tmp_path: Path) -> None:
+    """The directory says 1,000 bytes and the packed data holds 100 MB: reading ends after what was said, with an error."""
+    wheel = write_wheel(tmp_path, {"probe/a": bytes(100_000_000)})
+    data = bytearray(wheel.read_bytes())
+    for place in (data.index(b"PK\x01\x02") + 24, data.index(b"PK\x03\x04") + 22):
+        assert struct.unpack_from("<I", data, place)[0] == 100_000_000
+        struct.pack_into("<I", data, place, 1000)
+    wheel.write_bytes(data)
+    with pytest.raises(errors.WheelInvalid, match="damaged"):
+        audit(wheel, policy(), NOWHERE)
+
+
+def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    """Two entries of the directory that lead to the same data, as a bomb has them thousands of times."""
+    wheel = write_wheel(tmp_path, {"probe/a": b"1" * 500, "probe/b": b"1" * 500})
+    data = bytearray(wheel.read_bytes())
+    first = data.index(b"PK\x01\x02")
+    second = data.index(b"PK\x01\x02", first + 4)
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    wheel.write_bytes(data)
+    with pytest.raises(errors.WheelInvalid, match="overlap"):
+        audit(wheel, policy(), NOWHERE)
+
+
+def test_a_packing_that_installers_do_not_know_is_refused(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, {})
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_LZMA) as opened:
+        opened.writestr("probe/a", b"x" * 100)
+    with pytest.raises(errors.WheelInvalid, match="not every installer"):
+        audit(wheel, policy(), NOWHERE)
+
+
+def test_the_contents_say_whether_the_wheel_is_ours(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, {"probe-1.dist-info/sparkwright.json": b"{}"})
+    about = archive.subject(wheel)
+    assert archive.contents(wheel, about).ours
+    other = write_wheel(tmp_path, {"probe/sparkwright.json": b"{}"})
+    assert not archive.contents(other, archive.subject(other)).ours
 
 
 def _not_a_zip(wheel: Path) -> Path:
@@ -417,7 +470,7 @@ def test_a_foreign_shared_library_is_found_by_its_name(tmp_path: Path, plain_lib
 
 
 def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
-    wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf.MAGIC + b"\x02\x01rest"})
+    wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": sections.MAGIC + b"\x02\x01rest"})
     report = audit(wheel, policy(distributions={}), NOWHERE)
     assert [library.name for library in report.libraries] == ["probe/bad", "probe/data.txt"]
     assert rules(report) == ["elf-unreadable", "library-unknown", "library-unknown", "rpath-present"]
@@ -426,6 +479,85 @@ def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Pat
 def test_host_code_where_device_code_belongs_is_found(tmp_path: Path, plain_library: bytes) -> None:
     report = audit(write_wheel(tmp_path, {LIBRARY: plain_library}), policy({"rpath": ["/opt/lib"]}), NOWHERE)
     assert rules(report) == ["arch-missing"]
+
+
+@pytest.mark.parametrize(
+    "name", ["probe/libcuda.so.1", "probe.libs/libcuda-1a2b3c4d.so.1", "probe/libnvidia-ml.so.1", "probe/lib/libcuda.so"]
+)
+def test_a_driver_in_the_wheel_is_found(tmp_path: Path, name: str) -> None:
+    """By its name, whatever it holds; what auditwheel renames, too."""
+    report = audit(write_wheel(tmp_path, {name: b"x"}), policy(distributions={}), NOWHERE)
+    assert rules(report) == ["vendored-driver"]
+
+
+def test_a_driver_under_another_file_name_is_found(tmp_path: Path) -> None:
+    """The loader knows a library by its soname."""
+    (tmp_path / "a.c").write_text("int cuInit(unsigned flags) { return 0; }\n")
+    process.output(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", tmp_path / "a.c", "-o", tmp_path / "a.so"])
+    report = audit(write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}), policy(HOST_ONLY), NOWHERE)
+    assert rules(report) == ["vendored-driver"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("probe/libtorch_cpu.so", ["vendored-library"]),
+        ("probe/lib/libcudart.so.13", ["vendored-library"]),
+        ("probe.libs/libnuma-5f1d7e2a.so.1", ["vendored-library"]),
+        ("probe/libgomp-abcdef01.so.1.0.0", ["vendored-library"]),
+        ("probe/libprobe.so", []),
+        ("probe/libcommon.so", []),
+    ],
+)
+def test_a_copy_of_another_s_library_is_found(tmp_path: Path, name: str, expected: list[str]) -> None:
+    assert rules(audit(write_wheel(tmp_path, {name: b"x"}), policy(distributions={}), NOWHERE)) == expected
+
+
+def test_a_wheel_over_its_ceiling_is_found(tmp_path: Path) -> None:
+    sized = {"probe": {"reason": "A test.", "size_max": 100}}
+    report = audit(write_wheel(tmp_path, {"probe/a": b"1"}), policy(distributions=sized), NOWHERE)
+    assert [(finding.rule, finding.library) for finding in report.findings] == [("size-over", "")]
+
+
+OPERATORS = """
+#include <string.h>
+const char *volatile sink;
+void def(const char *schema) { sink = schema; }
+void impl(const char *name, void (*function)(void)) { sink = name; }
+void kernel(void) {}
+void PyInit__C(void) {
+  def("scaled_mm(Tensor a, Tensor b) -> Tensor");
+  def("fp4_mm(Tensor! out, Tensor a) -> ()");
+  def("scaled_mm.out(Tensor a, Tensor b, *, Tensor! out) -> ()");
+  impl("scaled_mm", kernel);
+#ifdef FP4
+  impl("fp4_mm", kernel);
+#endif
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "expected"),
+    [
+        ({"operators": ["scaled_mm"], "symbols": ["PyInit__C"]}, [], []),
+        ({"operators": ["scaled_mm", "fp4_mm"]}, ["-DFP4"], []),
+        ({"operators": ["fp4_mm"]}, [], ["fp4_mm: declared, not implemented"]),
+        ({"operators": ["marlin_gemm"]}, [], ["marlin_gemm: neither declared nor implemented"]),
+        ({"symbols": ["PyInit__C", "PyInit__D"]}, [], ["it does not define PyInit__D"]),
+        ({"symbols": ["PyInit__C"]}, ["-fvisibility=hidden"], ["it does not define PyInit__C"]),
+    ],
+)
+def test_required_symbols_and_operators_are_looked_for_in_the_bytes(
+    tmp_path: Path, asked: dict[str, Any], flags: list[str], expected: list[str]
+) -> None:
+    """An operator counts when its schema and its implementation's name are there: one that is only declared does not work."""
+    (tmp_path / "a.c").write_text(OPERATORS)
+    process.output(["cc", "-O2", "-shared", "-fPIC", *flags, tmp_path / "a.c", "-o", tmp_path / "a.so"])
+    report = audit(write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}), policy({**HOST_ONLY, **asked}), NOWHERE)
+    assert [finding.message for finding in report.findings] == expected
+    assert {"operator-missing", "symbol-missing"} >= set(rules(report))
+    assert report.libraries[0].declared == (("scaled_mm.out",) if "-DFP4" in flags else ("fp4_mm", "scaled_mm.out"))
 
 
 # Device code.
@@ -438,14 +570,14 @@ class Compiler:
         self.nvcc, self.folder = cuda_bin / "nvcc", folder
         self.tools = CudaTools(cuda_bin)
 
-    def library(self, *codes: str, fp4: bool = True) -> bytes:
+    def library(self, *codes: str, fp4: bool = True, options: tuple[str, ...] = ()) -> bytes:
         """Return a shared library with code for each of *codes*: ``sm_121f``, or ``compute_121f`` for PTX."""
-        path = self.folder / f"{'-'.join(codes)}-{fp4}.so"
+        path = self.folder / f"{'-'.join([*codes, *options])}-{fp4}.so"
         if not path.exists():
             source, target = self.folder / "probe.cu", path.with_suffix(".o")
             source.write_text(SOURCE)
             arches = [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in codes]
-            process.output([self.nvcc, "-c", "-Xcompiler", "-fPIC", *arches, *(["-DFP4"] if fp4 else []), source, "-o", target])
+            process.output([self.nvcc, "-c", "-Xcompiler", "-fPIC", *arches, *options, *(["-DFP4"] if fp4 else []), source, "-o", target])
             process.output(["c++", "-shared", target, "-o", path])
         return path.read_bytes()
 
@@ -528,9 +660,29 @@ def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_
     good = compiler.library("sm_121f")
     bad = good.replace(bytes.fromhex("50ed55ba"), bytes(4))
     assert bad != good
-    report = audit(write_wheel(tmp_path, {LIBRARY: bad, "probe/unknown.so": good}), policy({}), compiler.tools)
+    report = audit(write_wheel(tmp_path, {LIBRARY: bad, "probe/unknown.so": good}), policy({}), NOWHERE)
     assert rules(report) == ["device-unreadable", "library-unknown"]
-    assert report.libraries[1].cubins == {"sm_121": 1}
+    assert "no fatbin begins with 0x00000000" in report.findings[0].message
+    assert report.libraries[1].cubins == {"sm_121f": 1}
+
+
+@pytest.mark.toolchain
+def test_a_fatbin_of_another_version_is_named(tmp_path: Path, compiler: Compiler) -> None:
+    """A format that a later CUDA may bring is a finding with its version, and the rest of the wheel is read all the same."""
+    bad = compiler.library("sm_121f").replace(bytes.fromhex("50ed55ba0100"), bytes.fromhex("50ed55ba0700"))
+    report = audit(write_wheel(tmp_path, {LIBRARY: bad}), policy({}), NOWHERE)
+    assert [(finding.rule, "a fatbin of version 7" in finding.message) for finding in report.findings] == [("device-unreadable", True)]
+
+
+@pytest.mark.toolchain
+def test_a_note_that_lies_about_its_length_tells_no_target(tmp_path: Path, compiler: Compiler) -> None:
+    """A cubin whose note would lead beyond its section does not say what it was made for, which is a finding."""
+    good = compiler.library("sm_121f", options=("-compress-mode=none",))
+    bad = bytearray(good)
+    for found in re.finditer(rb"NVIDIA Corp\0", good):
+        struct.pack_into("<I", bad, found.start() - 8, 0x7FFFFFFF)
+    report = audit(write_wheel(tmp_path, {LIBRARY: bytes(bad)}), policy({}), NOWHERE)
+    assert "arch-unknown" in rules(report)
 
 
 @pytest.mark.toolchain
@@ -545,5 +697,50 @@ def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path, compiler:
 
 @pytest.mark.toolchain
 def test_device_code_without_the_tools_names_the_missing_one(tmp_path: Path, compiler: Compiler) -> None:
-    with pytest.raises(errors.ToolMissing, match="cuobjdump"):
-        audit(write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f")}), policy(), NOWHERE)
+    """Only what is disassembled needs a program of NVIDIA's."""
+    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f")})
+    assert audit(wheel, policy(), NOWHERE).passed
+    with pytest.raises(errors.ToolMissing, match="nvdisasm"):
+        audit(wheel, policy({"opcodes": [FP4]}), NOWHERE)
+
+
+# Wheels that were not built here.
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("codes", "fp4", "expected", "says"),
+    [
+        (["sm_120f"], True, [], "1 family"),
+        (["sm_121a"], True, [], "1 native"),
+        (["sm_120"], False, ["opcode-missing", "trap-present"], "1 plain"),
+        (["sm_120a"], True, ["code-missing", "kernel-missing", "opcode-missing"], "nothing for this GPU"),
+        (["compute_120f"], True, ["code-missing", "kernel-missing", "opcode-missing"], "1 jit"),
+    ],
+)
+def test_a_wheel_of_others_is_judged_by_what_a_spark_gets(
+    tmp_path: Path, compiler: Compiler, codes: list[str], fp4: bool, expected: list[str], says: str
+) -> None:
+    """Not for the target that it was not made for, but for kernels that a Spark needs and that would not work there."""
+    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library(*codes, fp4=fp4), "probe/other.so": compiler.library("sm_90", fp4=False)})
+    report = audit(wheel, policy({"opcodes": [FP4], "trap_free": [NO_TRAP]}), compiler.tools, judged="any")
+    assert rules(report) == expected
+    assert [library.spark.says for library in report.libraries] == [says, "nothing for this GPU"]
+    assert report.judged == "any"
+
+
+@pytest.mark.toolchain
+def test_wheels_stand_side_by_side(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each library of each wheel, those of one name together, and no row for what holds no device code anywhere."""
+    reports = []
+    for name, code in (("one", "sm_121f"), ("two", "sm_120f")):
+        (tmp_path / name).mkdir()
+        wheel = write_wheel(tmp_path / name, {LIBRARY: compiler.library(code), f"probe/{name}.so": compiler.library("sm_90", fp4=False)})
+        reports.append(audit(wheel, policy({}), compiler.tools, judged="any"))
+    made = sidebyside.rows(reports)
+
+    assert [row[:2] for row in made] == [[LIBRARY, "A"], ["", "B"], ["probe/one.so", "A"], ["", "B"], ["probe/two.so", "A"], ["", "B"]]
+    assert [row[3] for row in made[:2]] == ["121f×1", "120f×1"]
+    assert [row[-1] for row in made] == ["1 native", "1 family", "nothing for this GPU", *["not in this wheel"] * 2, "nothing for this GPU"]
+    sidebyside.show(reports)
+    assert "what a Spark gets" in capsys.readouterr().out

@@ -13,7 +13,6 @@ from sparkwright import digest
 from sparkwright.audit import code
 from sparkwright.audit.code import CodeDifference
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.sass import CudaTools
 from sparkwright.build import difference
 from sparkwright.build.difference import MEANS, MemberDifference
 from sparkwright.console import console
@@ -55,16 +54,14 @@ class Rebuild(msgspec.Struct, frozen=True):
     unexplained: tuple[str, ...] = ()
 
 
-def compare(
-    first: Path, again: Path, policy: AuditPolicy, tools: CudaTools, scratch: Path, *, compiler: tuple[str, str], cached: bool
-) -> Rebuild:
+def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path, *, compiler: tuple[str, str], cached: bool) -> Rebuild:
     """
     Return how the wheels *first* and *again*, made of the same inputs, compare; device code is compared in any case.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe, ToolMissing, DiskFull: As `code.of`.
+        WheelInvalid, ArchiveUnsafe, DiskFull: As `code.of`.
     """
-    codes = [code.of(path, policy, tools, scratch) for path in (first, again)]
+    codes = [code.of(path, policy, scratch) for path in (first, again)]
     hashes = (digest.sha256_file(first), digest.sha256_file(again))
     made = Rebuild(first.name, "identical", *hashes, (codes[0].digest, codes[1].digest), compiler, cached)
     if first.name == again.name and hashes[0] == hashes[1]:

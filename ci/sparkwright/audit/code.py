@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import elf, members, sass
+from sparkwright.audit import cubin, elf, members, sections, units
+from sparkwright.audit.fatbin import FatbinUnreadable
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.sass import CudaTools
+from sparkwright.audit.sections import Buffer, ElfUnreadable
 from sparkwright.console import console
 from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.errors import CommandFailed
 from sparkwright.store import room_guard
 
 #: In the names of functions and variables with internal linkage, nvcc puts a hash of the real path of their source.
@@ -50,7 +50,7 @@ class LibraryCode(msgspec.Struct, frozen=True):
 
     Attributes:
         pieces: None for a library that came with the official wheel, and for one that cannot be read.
-        unreadable: What NVIDIA's tools say of it, where they cannot read it; its digest is then that of its fatbin sections.
+        unreadable: What keeps its device code from being read; its digest is then that of its fatbin sections.
     """
 
     name: str
@@ -71,7 +71,7 @@ class CodeDifference(msgspec.Struct, frozen=True):
     A library whose device code differs.
 
     Attributes:
-        unreadable: What NVIDIA's tools say of it, where they cannot read one of the two.
+        unreadable: What keeps one of the two from being read.
         names_only: It is the same code, under names that hold another hash of the source's folder.
         pieces: How many cubins and PTX files differ, of how many in the first wheel.
         kernels: The kernels whose code differs, or that only one wheel has.
@@ -95,7 +95,7 @@ def of_libraries(digests: Iterable[str]) -> str:
     return sha256_bytes(canonical(parts)) if parts else ""
 
 
-def of(wheel: Path, policy: AuditPolicy, tools: CudaTools, scratch: Path) -> WheelCode:
+def of(wheel: Path, policy: AuditPolicy, scratch: Path) -> WheelCode:
     """
     Return the device code of *wheel*, without judging it.
 
@@ -103,21 +103,17 @@ def of(wheel: Path, policy: AuditPolicy, tools: CudaTools, scratch: Path) -> Whe
         scratch: An existing folder for the libraries while they are read, one at a time.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe, ToolMissing, DiskFull: As `sparkwright.audit.wheel.audit`.
+        WheelInvalid, ArchiveUnsafe, DiskFull: As `sparkwright.audit.wheel.audit`.
     """
     about = members.subject(wheel)
     found: list[LibraryCode] = []
 
     def visit(binary: members.Binary) -> None:
         try:
-            host = elf.host(binary.path)
-        except elf.ElfUnreadable:
+            with sections.mapped(binary.path) as data:
+                found.extend(_library(binary, data, policy, about.name))
+        except ElfUnreadable:
             return
-        wants = policy.library(about.name, binary.name)
-        if host.device and wants and wants.role == "target":
-            found.append(_library(binary, host.fatbin or binary.sha256, policy.generation, tools))
-        elif host.device:
-            found.append(LibraryCode(binary.name, host.fatbin or binary.sha256))
 
     with (
         room_guard(scratch),
@@ -128,32 +124,27 @@ def of(wheel: Path, policy: AuditPolicy, tools: CudaTools, scratch: Path) -> Whe
     return WheelCode(of_libraries(one.digest for one in found), tuple(sorted(found, key=lambda one: one.name)))
 
 
-def _library(binary: members.Binary, fatbin: str, generation: str, tools: CudaTools) -> LibraryCode:
+def _library(binary: members.Binary, data: Buffer, policy: AuditPolicy, distribution: str) -> list[LibraryCode]:
+    host = elf.host(data)
+    if not host.device:
+        return []
+    whole, wants = host.fatbin or binary.sha256, policy.library(distribution, binary.name)
+    if not (wants and wants.role == "target"):
+        return [LibraryCode(binary.name, whole)]
     try:
-        pieces = _pieces(binary, generation, tools)
-    except CommandFailed as error:
-        return LibraryCode(binary.name, fatbin, unreadable=" ".join(error.details[:2]) or error.what)
-    return LibraryCode(binary.name, of_pieces(piece.sha256 for piece in pieces), tuple(sorted(pieces, key=lambda piece: piece.sha256)))
+        pieces = _pieces(data, host, policy.generation)
+    except (FatbinUnreadable, ElfUnreadable) as error:
+        return [LibraryCode(binary.name, whole, unreadable=str(error))]
+    return [LibraryCode(binary.name, of_pieces(piece.sha256 for piece in pieces), tuple(sorted(pieces, key=lambda piece: piece.sha256)))]
 
 
-def _pieces(binary: members.Binary, generation: str, tools: CudaTools) -> list[Piece]:
-    with tempfile.TemporaryDirectory(dir=binary.path.parent) as folder:
-        cubins = sass.extract_cubins(binary.path, generation, tools, Path(folder, "cubins"))
-        ptx = sass.extract_ptx(binary.path, tools, Path(folder, "ptx"))
-        return [*(_cubin(unit) for unit in cubins), *(_piece(unit, unit.arch) for unit in ptx)]
+def _pieces(data: Buffer, host: elf.Host, generation: str) -> list[Piece]:
+    return [_piece(form, own) for form, own in units.forms(data, host, generation, whole_ptx=True) if own]
 
 
-def _cubin(unit: sass.Unit) -> Piece:
-    try:
-        code = elf.code(unit.path)
-    except elf.ElfUnreadable:
-        return _piece(unit, f"{unit.arch}?")
-    kernels = {_unnamed(name.encode()).decode(): sha256 for name, sha256 in code.items()}
-    return _piece(unit, elf.cubin(unit.path).target or f"{unit.arch}?", kernels)
-
-
-def _piece(unit: sass.Unit, arch: str, kernels: dict[str, str] | None = None) -> Piece:
-    return Piece(arch, unit.sha256, sha256_bytes(_unnamed(unit.path.read_bytes())), kernels or {})
+def _piece(form: units.Form, own: bytes) -> Piece:
+    kernels = {_unnamed(name.encode()).decode(): sha256 for name, sha256 in cubin.functions(own).items()} if form.kind == "cubin" else {}
+    return Piece(form.target, form.sha256, sha256_bytes(_unnamed(own)), kernels)
 
 
 def _unnamed(data: bytes) -> bytes:

@@ -1,12 +1,11 @@
 """
-The device code of one library against its policy.
+The device code of one library against its policy, and what a GPU of the stack gets from it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +15,21 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit import code as code_of
-from sparkwright.audit import elf, sass
+from sparkwright.audit import elf, sass, spark, units
+from sparkwright.audit.fatbin import FatbinUnreadable
 from sparkwright.audit.policy import Allowed, AuditPolicy, LibraryPolicy, is_generation
 from sparkwright.audit.report import KernelCount, Library, OpcodeCount
 from sparkwright.audit.sass import CudaTools
+from sparkwright.audit.sections import Buffer, ElfUnreadable
+from sparkwright.audit.units import Form
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed
+
+#: What names a kernel that computes with FP4 or makes it, in CUTLASS, vLLM and FlashInfer. One of CUTLASS for SM 9.0 or 10.0 is compiled
+#: for SM 12.x too, where it is never launched and is full of traps.
+FP4_KERNELS = re.compile(r"^(?!.*MainloopSm(?:90|10\d))(?=.*(?:fp4|e2m1))", re.IGNORECASE)
+#: The instructions of SM 12.x that do: the block-scaled matrix instruction, and the conversion.
+FP4_OPCODES = (r"OMMA\..*E2M1", r"F2FP\..*E2M1")
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -29,14 +37,24 @@ class Case(msgspec.Struct, frozen=True):
     What one library is judged by.
 
     Attributes:
+        policy: Of the stack, with the library's own arch where it has one.
         wants: The library's own policy; None when nothing names it.
         find: Called with a rule and a message for each disagreement.
+        device: The compute capability of the stack's GPU.
+        ours: Whether the library must be made for the stack's target; a wheel that was not built here is only read.
     """
 
     policy: AuditPolicy
     wants: LibraryPolicy | None
     tools: CudaTools
     find: Callable[[str, str], None]
+    device: tuple[int, int]
+    ours: bool = True
+
+    @property
+    def target(self) -> bool:
+        """True for a library whose kernels a Spark needs."""
+        return self.wants is not None and self.wants.role == "target"
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -50,8 +68,8 @@ def _check_allowed(counts: Mapping[str, int], allowed: Iterable[Allowed], rule: 
             case.find(rule, f"{what} {arch}: {count}, allowed: {most.get(arch, 0)}")
 
 
-def _check_arch(cubins: Mapping[str, int], case: Case, wants: LibraryPolicy) -> None:
-    want = case.policy.target
+def _check_arch(library: Library, case: Case, wants: LibraryPolicy) -> None:
+    want, cubins = case.policy.target, library.cubins
     if cubins.get(want, 0) < wants.cubins_min:
         case.find("arch-missing", f"cubins for {want}: {cubins.get(want, 0)}, asked for: {wants.cubins_min}")
     rules: dict[str, dict[str, int]] = {"arch-folded": {}, "arch-unknown": {}, "arch-foreign": {}}
@@ -62,6 +80,7 @@ def _check_arch(cubins: Mapping[str, int], case: Case, wants: LibraryPolicy) -> 
             rules["arch-folded" if is_generation(arch, case.policy.generation) else "arch-foreign"][arch] = count
     for rule, counts in rules.items():
         _check_allowed(counts, wants.also, rule, "cubins for", case)
+    _check_allowed(library.ptx, wants.ptx, "ptx-foreign", "PTX files for", case)
 
 
 def _disassemble(paths: Sequence[Path], tools: CudaTools) -> dict[str, Counter[str]]:
@@ -107,49 +126,87 @@ def _check_traps(counts: Mapping[str, Counter[str]], arch: str, case: Case, want
                 case.find("trap-present", f"{traps} {sass.TRAP} in {kernel[:160]}: {rule.reason}")
 
 
-def _check_code(library: Library, code: Sequence[tuple[Path, elf.Cubin]], case: Case, wants: LibraryPolicy) -> Library:
-    patterns = [re.compile(rule.kernels) for rule in wants.opcodes] + [re.compile(rule.kernels) for rule in wants.trap_free]
-    # Without code for the target the count is of what such a GPU would load instead; the missing arch is a finding of its own.
-    chosen = [(path, cubin) for path, cubin in code if cubin.target == case.policy.target] or code
-    arch = "+".join(sorted({cubin.target for _, cubin in chosen})) or case.policy.target
-    paths = [path for path, cubin in chosen if any(pattern.search(kernel) for pattern in patterns for kernel in cubin.kernels)]
-    counts = _disassemble(paths, case.tools)
+def _fp4(found: spark.Spark, counts: Mapping[str, Counter[str]]) -> spark.Spark:
+    """Return *found* with what the FP4 kernels among the disassembled ones hold."""
+    named = [kernel for kernel in counts if FP4_KERNELS.search(kernel)]
+    instructions = {pattern: sum(sass.matching(counts[kernel], pattern) for kernel in named) for pattern in FP4_OPCODES}
+    traps = sum(1 for kernel in named if counts[kernel][sass.TRAP])
+    return replace(found, fp4=spark.fp4(len(named), instructions, traps), instructions=instructions, traps=traps)
+
+
+class _Reading(msgspec.Struct):
+    """What is kept of a library's forms while they are unpacked one after the other: the forms, and the cubins to disassemble."""
+
+    forms: list[Form]
+    written: dict[tuple[int, str], Path]
+
+
+def _patterns(case: Case) -> list[re.Pattern[str]]:
+    wants = case.wants
+    named = [rule.kernels for rule in wants.opcodes] + [rule.kernels for rule in wants.trap_free] if wants else []
+    return [FP4_KERNELS, *map(re.compile, named)]
+
+
+def _read(data: Buffer, host: elf.Host, case: Case, folder: Path) -> _Reading:
+    """Read all forms, and write each cubin that holds a kernel of interest into *folder*."""
+    made, patterns = _Reading([], {}), _patterns(case)
+    for form, own in units.forms(data, host, case.policy.generation, whole_ptx=case.target):
+        made.forms.append(form)
+        if form.contradicted:
+            case.find("arch-contradicted", f"unit {form.unit}: the table says {form.listed}, the code {form.target}")
+        if form.kind == "cubin" and own and any(pattern.search(kernel) for pattern in patterns for kernel in form.kernels):
+            path = folder / f"{len(made.written)}.cubin"
+            path.write_bytes(own)
+            made.written[form.unit, form.target] = path
+    return made
+
+
+def _check_code(library: Library, read: _Reading, case: Case) -> Library:
+    """Return *library* with the opcodes of the code that the stack's GPU would load."""
+    taken = {unit: spark.chosen(units.targets(listed, "cubin"), (), case.device)[1] for unit, listed in units.by_unit(read.forms).items()}
+    paths = [path for (unit, target), path in read.written.items() if taken[unit] == target]
+    counts = _disassemble(paths, case.tools) if paths else {}
+    library = replace(library, spark=_fp4(library.spark, counts))
+    wants = case.wants
+    if not (wants and case.target and (wants.opcodes or wants.trap_free)):
+        return library
+    arch = "+".join(sorted({target for target in taken.values() if target})) or case.policy.target
     totals, by_kernel = _check_opcodes(counts, arch, case, wants)
     _check_traps(counts, arch, case, wants)
     kernels = [KernelCount(kernel, counts[kernel][sass.TRAP], found) for kernel, found in sorted(by_kernel.items())]
     return replace(library, opcodes=tuple(totals), kernels=tuple(kernel for kernel in kernels if kernel.traps or kernel.opcodes))
 
 
-def _check_target(library: Library, path: Path, listed: Counter[str], case: Case, wants: LibraryPolicy) -> Library:
-    generation = case.policy.generation
-    cubins = Counter({arch: count for arch, count in listed.items() if not is_generation(arch, generation)})
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        units = sass.extract_cubins(path, generation, case.tools, Path(folder, "cubins"))
-        ptx = sass.extract_ptx(path, case.tools, Path(folder, "ptx"))
-        code = [(unit.path, elf.cubin(unit.path)) for unit in units]
-        cubins.update(cubin.target or f"{unit.arch}?" for unit, (_, cubin) in zip(units, code, strict=True))
-        digest = code_of.of_pieces(unit.sha256 for unit in (*units, *ptx))
-        library = replace(library, cubins=_sorted(cubins), ptx=_sorted(Counter(unit.arch for unit in ptx)), device_code=digest)
-        _check_arch(library.cubins, case, wants)
-        _check_allowed(library.ptx, wants.ptx, "ptx-foreign", "PTX files for", case)
-        return _check_code(library, code, case, wants) if wants.opcodes or wants.trap_free else library
+def _inspect(library: Library, data: Buffer, host: elf.Host, case: Case, folder: Path) -> Library:
+    read = _read(data, host, case, folder)
+    by_unit = units.by_unit(read.forms)
+    kinds = [(units.targets(listed, "cubin"), units.targets(listed, "ptx")) for listed in by_unit.values()]
+    library = replace(
+        library, cubins=_sorted(Counter(units.targets(read.forms, "cubin"))), ptx=_sorted(Counter(units.targets(read.forms, "ptx"))),
+        spark=spark.of_units(kinds, case.device),
+        device_code=code_of.of_pieces(form.sha256 for form in read.forms if form.sha256) if case.target else library.device_code,
+    )  # fmt: skip
+    if case.target and case.wants and case.ours:
+        _check_arch(library, case, case.wants)
+    elif case.target and not library.spark.targets:
+        case.find("code-missing", f"no machine code in it is for SM {library.spark.device}: {library.spark.says}")
+    return _check_code(library, read, case)
 
 
-def inspect(library: Library, path: Path, host: elf.Host, case: Case) -> Library:
+def inspect(library: Library, data: Buffer, host: elf.Host, case: Case, folder: Path) -> Library:
     """
     Return *library* with what its device code holds, and report where that is not what the policy asks for.
 
     Args:
-        path: Where its bytes lie; the folder takes the extracted cubins for the time of the call.
+        folder: Takes the cubins that are disassembled.
 
     Raises:
-        ToolMissing: cuobjdump or nvdisasm is not there.
+        ToolMissing: nvdisasm is not there, and a kernel is to be read.
     """
+    whole = replace(library, device_code=host.fatbin or library.sha256)
     try:
-        listed, listed_ptx = sass.listed(path, case.tools)
-        if case.wants and case.wants.role == "target":
-            return _check_target(library, path, listed, case, case.wants)
-    except (CommandFailed, elf.ElfUnreadable) as error:
-        case.find("device-unreadable", str(error))
-        return library
-    return replace(library, cubins=_sorted(listed), ptx=_sorted(listed_ptx), device_code=host.fatbin or library.sha256)
+        return _inspect(whole, data, host, case, folder)
+    except (CommandFailed, ElfUnreadable, FatbinUnreadable) as error:
+        details = error.details if isinstance(error, CommandFailed) else ()
+        case.find("device-unreadable", " ".join([str(error), *details[:2]]))
+        return whole

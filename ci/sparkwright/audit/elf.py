@@ -1,10 +1,5 @@
 """
-What an ELF file says about itself: a host library's needs, and a cubin's real target.
-
-A cubin's file name (``….sm_121.cubin``) and its ELF flags are the same for ``sm_121`` and ``sm_121f``; only ``-arch`` among the
-ptxas options in its ``.note.nv.tkinfo`` section tells them apart. As an ELF note: name ``NVIDIA Corp``, type 2000, and a
-description of six little-endian words (2, object, tool, version, build, options), of which the last five are offsets into the
-NUL-terminated strings that follow (seen with CUDA 13.0.88).
+What a host library says about itself, as the loader would read it: by its segments, whatever its section table says.
 """
 
 from __future__ import annotations
@@ -12,31 +7,24 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from sparkwright.audit import sections as tables
+from sparkwright.audit.sections import Buffer, ElfUnreadable, Section, bounded, text
 from sparkwright.build import elf as reading
-from sparkwright.build.elf import version_text, wanted_versions
+from sparkwright.build.elf import version_text
 
-MAGIC = b"\x7fELF"
 #: The machine number of a cubin (EM_CUDA); a wheel may carry one bare.
 CUDA = 190
 MACHINES = {**reading.MACHINES, CUDA: "cuda"}
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 
-#: A note holds one command line; a larger one is not a note.
-_LARGEST_NOTE = 1 << 16
-_TKINFO, _TKINFO_VERSION = 2000, 2
-#: The sections of one function: its instructions, its constants.
-_FUNCTION = re.compile(r"(\.text|\.nv\.constant\d)\.(.+)")
-_ARCH_OPTION = re.compile(r"(?:^|\s)(?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=\s|$)")
-
-
-class ElfUnreadable(ValueError):
-    """The file begins like ELF but cannot be read as such."""
+#: Entries of the dynamic section, by number: where the strings are and how many bytes, version needs and how many, names, search paths.
+_STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT, _NEEDED, _SONAME, _PATHS = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF, 1, 14, (15, 29)
+_MOST_DYNAMIC = 1 << 16
+_VERSION = re.compile(r"(GLIBC|GLIBCXX)_(\d+(?:\.\d+)+)")
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -47,7 +35,10 @@ class Host(msgspec.Struct, frozen=True):
         machine: As in platform tags (``x86_64``, ``aarch64``), ``cuda`` for a bare cubin, else the ELF number.
         rpath: The entries of DT_RPATH and DT_RUNPATH.
         glibc: The highest GLIBC version wanted, such as ``2.28``; empty when none is.
-        fatbin: The sha256 over the sections that hold device code; empty when there are none.
+        soname: The name under which the loader knows it; empty without one.
+        fatbins: Offset and size of each section that holds device code.
+        fatbin: The sha256 over those sections; empty when there are none.
+        symbols: The dynamic symbols that it defines.
     """
 
     machine: str
@@ -55,25 +46,15 @@ class Host(msgspec.Struct, frozen=True):
     rpath: tuple[str, ...]
     glibc: str
     glibcxx: str
+    soname: str
+    fatbins: tuple[tuple[int, int], ...]
     fatbin: str
+    symbols: frozenset[str] = frozenset()
 
     @property
     def device(self) -> bool:
         """True when the file holds device code of any kind."""
-        return bool(self.fatbin) or self.machine == MACHINES[CUDA]
-
-
-class Cubin(msgspec.Struct, frozen=True):
-    """
-    One piece of machine code for a GPU.
-
-    Attributes:
-        target: What ptxas was asked for (``sm_121f``); empty when the note is missing or of an unknown version.
-        kernels: The mangled names of the functions that it holds.
-    """
-
-    target: str
-    kernels: tuple[str, ...]
+        return bool(self.fatbins) or self.machine == MACHINES[CUDA]
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -81,107 +62,109 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _hash_sections(elf: Any, stream: BinaryIO) -> str:
-    sha, found = hashlib.sha256(), False
-    for section in elf.iter_sections():
-        if section.name not in FATBIN_SECTIONS:
-            continue
-        found = True
-        # Raw bytes, not pyelftools' data(), which would inflate a section that claims to be compressed.
-        stream.seek(section["sh_offset"])
-        rest = section["sh_size"]
-        while rest > 0 and (block := stream.read(min(rest, 1 << 20))):
-            sha.update(block)
-            rest -= len(block)
-    return sha.hexdigest() if found else ""
-
-
-def host(path: Path) -> Host:
+def host(data: Buffer) -> Host:
     """
-    Return what the library or program at *path* says about itself.
+    Return what the library or program in *data* says about itself, as the loader would read it.
 
     Raises:
-        ElfUnreadable: Its headers contradict each other.
+        ElfUnreadable: Its headers contradict each other or its size.
     """
-    from elftools.elf.elffile import ELFFile
-
-    with path.open("rb") as stream:
-        try:
-            elf = ELFFile(stream)
-            number = reading.machine(stream)
-            needed, rpath = reading.dynamic(elf)
-            wanted = wanted_versions(stream)
-            fatbin = _hash_sections(elf, stream)
-        except Exception as error:  # pyelftools lets through whatever its parser trips over in a damaged file
-            raise ElfUnreadable(f"{type(error).__name__}: {error}") from error
+    found, listed = tables.header(data), tables.sections(data)
+    entries, strings = _dynamic(data)
+    needed = tuple(_string(data, strings, value) for tag, value in entries if tag == _NEEDED)
+    rpath = tuple(part for tag, value in entries if tag in _PATHS and (part := _string(data, strings, value)))
+    soname = next((_string(data, strings, value) for tag, value in entries if tag == _SONAME), "")
+    wanted = _versions(data, dict(entries), strings)
+    device = [section for section in listed if section.name in FATBIN_SECTIONS and section.kind != tables.NO_BITS]
+    fatbins = tuple((section.offset, section.size) for section in device)
     return Host(
-        MACHINES.get(number, str(number)), needed, rpath,
-        version_text(wanted.get("GLIBC", ())), version_text(wanted.get("GLIBCXX", ())), fatbin,
+        MACHINES.get(found.machine, str(found.machine)), needed, rpath, wanted.get("GLIBC", ""), wanted.get("GLIBCXX", ""),
+        soname, fatbins, _hash(data, fatbins), frozenset(_defined(data, listed)),
     )  # fmt: skip
 
 
-def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    position = 0
-    while position + 12 <= len(data):
-        name_size, size, kind = struct.unpack_from("<3I", data, position)
-        begin = position + 12 + (name_size + 3) // 4 * 4
-        yield data[position + 12 : position + 12 + name_size].rstrip(b"\0"), kind, data[begin : begin + size]
-        position = begin + (size + 3) // 4 * 4
+def _hash(data: Buffer, parts: Sequence[tuple[int, int]]) -> str:
+    if not parts:
+        return ""
+    sha = hashlib.sha256()
+    with memoryview(data) as view:
+        for offset, size in parts:
+            sha.update(view[offset : offset + size])
+    return sha.hexdigest()
 
 
-def note_target(data: bytes) -> str:
-    """Return the target named by the bytes of a ``.note.nv.tkinfo`` section, or an empty string when they do not tell."""
-    for name, kind, description in _notes(data):
-        if name != b"NVIDIA Corp" or kind != _TKINFO or len(description) < 24:
+def _placed(data: Buffer, address: int, size: int, what: str) -> int:
+    """Return where the *size* bytes that the loader puts to *address* lie in the file."""
+    for segment in tables.segments(data):
+        if segment.kind == tables.LOAD and segment.address <= address and address + size <= segment.address + segment.size:
+            return segment.offset + address - segment.address
+    raise ElfUnreadable(f"{what} is in no segment of the file (address {address:#x}, {size} bytes)")
+
+
+def _dynamic(data: Buffer) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """Return the entries of the dynamic segment, and where its strings begin and end."""
+    entries: list[tuple[int, int]] = []
+    for segment in tables.segments(data):
+        if segment.kind == tables.DYNAMIC:
+            size = min(segment.size // 16, _MOST_DYNAMIC) * 16
+            for tag, value in struct.iter_unpack("<QQ", data[segment.offset : segment.offset + size]):
+                if tag == 0:
+                    break
+                entries.append((tag, value))
+    named = dict(entries)
+    if _STRTAB not in named:
+        return entries, (0, 0)
+    size = named.get(_STRSZ, 0)
+    begin = _placed(data, named[_STRTAB], size, "the table of its strings")
+    return entries, (begin, begin + size)
+
+
+def _string(data: Buffer, strings: tuple[int, int], offset: int) -> str:
+    return text(data, strings[0] + offset, strings[1])
+
+
+def _versions(data: Buffer, named: dict[int, int], strings: tuple[int, int]) -> dict[str, str]:
+    """Return the highest version of glibc and libstdc++ that is wanted (DT_VERNEED: chains of files, and of versions of each)."""
+    highest: dict[str, tuple[int, ...]] = {}
+    count = named.get(_VERNEED_COUNT, 0)
+    if not count or _VERNEED not in named:
+        return {}
+    at = _placed(data, named[_VERNEED], 16, "the table of wanted versions")
+    left = _MOST_DYNAMIC
+    for _ in range(min(count, _MOST_DYNAMIC)):
+        bounded(data, at, 16, "a file in the table of wanted versions")
+        _, versions, _, first, following = struct.unpack_from("<HHIII", data, at)
+        place = at + first
+        for _ in range(versions):
+            if (left := left - 1) < 0:
+                raise ElfUnreadable(f"it wants more than {_MOST_DYNAMIC} versions")
+            bounded(data, place, 16, "a version in the table of wanted versions")
+            _, _, _, name, step = struct.unpack_from("<IHHII", data, place)
+            if match := _VERSION.fullmatch(_string(data, strings, name)):
+                version = version_key(match[2])
+                highest[match[1]] = max(highest.get(match[1], ()), version)
+            place += step
+            if not step:
+                break
+        at += following
+        if not following:
+            break
+    return {name: version_text(version) for name, version in highest.items()}
+
+
+def _defined(data: Buffer, listed: Sequence[Section]) -> Iterator[str]:
+    for section in listed:
+        if section.kind != tables.DYNAMIC_SYMBOLS:
             continue
-        version, *_, options = struct.unpack_from("<6I", description)
-        if version != _TKINFO_VERSION:
-            continue
-        line = description[24:][options:].split(b"\0", 1)[0].decode("ascii", "replace")
-        if found := _ARCH_OPTION.search(line):
-            return found[1]
-    return ""
-
-
-def code(path: Path) -> dict[str, str]:
-    """
-    Return the functions of the cubin at *path*: mangled name → sha256 of the code and of what describes it.
-
-    Raises:
-        ElfUnreadable: It is not an ELF file that can be read.
-    """
-    from elftools.elf.elffile import ELFFile
-
-    parts: dict[str, list[str]] = {}
-    with path.open("rb") as stream:
-        try:
-            for section in ELFFile(stream).iter_sections():
-                if found := _FUNCTION.fullmatch(section.name):
-                    stream.seek(section["sh_offset"])
-                    parts.setdefault(found[2], []).append(f"{found[1]} {hashlib.sha256(stream.read(section['sh_size'])).hexdigest()}")
-        except Exception as error:  # as in host()
-            raise ElfUnreadable(f"{type(error).__name__}: {error}") from error
-    return {name: hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() for name, found in parts.items()}
-
-
-def cubin(path: Path) -> Cubin:
-    """
-    Return the real target and the kernels of the cubin at *path*.
-
-    Raises:
-        ElfUnreadable: It is not an ELF file that can be read.
-    """
-    from elftools.elf.elffile import ELFFile
-
-    target, kernels = "", []
-    with path.open("rb") as stream:
-        try:
-            for section in ELFFile(stream).iter_sections():
-                if section.name == ".note.nv.tkinfo" and section["sh_size"] <= _LARGEST_NOTE:
-                    stream.seek(section["sh_offset"])
-                    target = note_target(stream.read(section["sh_size"]))
-                elif section.name.startswith(".text."):
-                    kernels.append(section.name.removeprefix(".text."))
-        except Exception as error:  # as in host()
-            raise ElfUnreadable(f"{type(error).__name__}: {error}") from error
-    return Cubin(target, tuple(sorted(kernels)))
+        if section.link >= len(listed):
+            raise ElfUnreadable("the names of its symbols are in no section")
+        strings = listed[section.link]
+        total = 0
+        for name, info, _, index, _, _ in struct.iter_unpack("<IBBHQQ", data[section.offset : section.offset + section.size // 24 * 24]):
+            # Bound globally or weakly, and to a section of this file: what the loader gives to others.
+            if index and info >> 4 in (1, 2, 10):
+                named = text(data, strings.offset + name, strings.offset + strings.size)
+                total += len(named)
+                if total > tables.MOST_NAME_BYTES:
+                    raise ElfUnreadable(f"the names of its symbols are more than {tables.MOST_NAME_BYTES} bytes")
+                yield named

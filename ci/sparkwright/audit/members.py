@@ -1,5 +1,5 @@
 """
-A wheel read as hostile: limits before anything is parsed, names only compared and never written to, RECORD against the bytes.
+A wheel read as hostile: names only compared and never written to, RECORD against the bytes; `zipped` has the limits of the archive.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import contextlib
 import csv
 import hashlib
 import io
-import struct
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email.parser import BytesParser
 from pathlib import Path
 from typing import IO
@@ -20,19 +18,13 @@ from typing import IO
 import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from sparkwright.audit.elf import MAGIC
-from sparkwright.errors import ArchiveUnsafe, WheelInvalid
-
-MOST_MEMBERS = 100_000
-#: One member; the largest library of the official vLLM wheel is 308 MB.
-MOST_BYTES = 4 * 1024**3
-#: All members together, as the disk of a build machine would have to hold them.
-MOST_BYTES_TOTAL = 24 * 1024**3
-#: RECORD and METADATA are read into memory.
-MOST_BYTES_TEXT = 64 * 1024**2
+from sparkwright.audit import zipped
+from sparkwright.audit.sections import MAGIC
+from sparkwright.errors import WheelInvalid
 
 _ENTRY = b"PK\x01\x02"
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
+_BUILD_RECORD = "sparkwright.json"
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -54,6 +46,23 @@ class Subject(msgspec.Struct, frozen=True):
     name: str
     version: str
     platforms: tuple[str, ...]
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """
+    What the directory and the metadata of a wheel say.
+
+    Attributes:
+        names: Of all members.
+        python: Its ``Requires-Python``; empty without one.
+        requires: Its ``Requires-Dist``.
+        ours: Whether it holds a build record of sparkwright.
+    """
+
+    names: tuple[str, ...]
+    python: str
+    requires: tuple[str, ...]
+    ours: bool
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -95,61 +104,36 @@ def subject(wheel: Path) -> Subject:
     except (InvalidWheelFilename, OSError) as error:
         raise WheelInvalid(f"{wheel.name} is not a wheel.", details=[str(error)]) from error
     # zipfile reads the whole directory into memory, so its length is bounded first; stored archives inside count a little too.
-    if entries > 2 * MOST_MEMBERS:
-        raise WheelInvalid(f"{wheel.name} has more than {MOST_MEMBERS} members.")
+    if entries > 2 * zipped.MOST_MEMBERS:
+        raise WheelInvalid(f"{wheel.name} has more than {zipped.MOST_MEMBERS} members.")
     return Subject(wheel.name, sha256, wheel.stat().st_size, name, str(version), tuple(sorted({tag.platform for tag in tags})))
 
 
-@contextlib.contextmanager
-def _archive_errors(wheel: Path) -> Iterator[None]:
-    try:
-        yield
-    # RuntimeError: a member is encrypted, or its compression is unknown (NotImplementedError). ValueError: text that is not UTF-8.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError, struct.error, csv.Error) as error:
-        raise WheelInvalid(f"{wheel.name} is damaged.", details=[str(error)]) from error
-
-
-def _checked(archive: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
-    members: dict[str, zipfile.ZipInfo] = {}
-    total = 0
-    infos = archive.infolist()
-    if len(infos) > MOST_MEMBERS:
-        raise WheelInvalid(f"{origin} has more than {MOST_MEMBERS} members.")
-    for info in infos:
-        name = info.filename
-        parts = name.rstrip("/").split("/")
-        if "\\" in name or any(part in ("", ".", "..") for part in parts) or any(ord(letter) < 32 for letter in name):
-            raise ArchiveUnsafe(f"{origin} has a member that would leave its folder.", details=[f"member: {name!r}"])
-        if info.external_attr >> 28 == 0o12:
-            raise ArchiveUnsafe(f"{origin} has a symbolic link, which no wheel may have.", details=[f"member: {name!r}"])
-        if name in members:
-            raise WheelInvalid(f"{origin} holds the same member twice.", details=[f"member: {name!r}"])
-        total += info.file_size
-        if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL:
-            raise WheelInvalid(f"{origin} is larger than any wheel.", details=[f"member: {name!r}", f"bytes: {info.file_size}"])
-        if not info.is_dir():
-            members[name] = info
-    return members
-
-
-def _text(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, origin: str) -> bytes:
-    info = members.get(name)
-    if info is None or info.file_size > MOST_BYTES_TEXT:
-        raise WheelInvalid(f"{origin} has no usable {name.rpartition('/')[2]}.", details=[f"expected: {name}"])
-    with archive.open(info) as stream:
-        return stream.read(MOST_BYTES_TEXT)
-
-
-def _dist_info(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], about: Subject) -> str:
+def _dist_info(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], about: Subject) -> tuple[str, Contents]:
     folders = {name.split("/")[0] for name in members if "/" in name and name.split("/")[0].endswith(".dist-info")}
     if len(folders) != 1:
         raise WheelInvalid(f"{about.file} has {len(folders)} .dist-info folders instead of one.", details=sorted(folders))
     folder = folders.pop()
-    metadata = BytesParser().parsebytes(_text(archive, members, f"{folder}/METADATA", about.file), headersonly=True)
+    metadata = BytesParser().parsebytes(zipped.text(archive, members, f"{folder}/METADATA", about.file), headersonly=True)
     said = (canonicalize_name(str(metadata["Name"])), str(metadata["Version"]))
     if said != (about.name, about.version):
         raise WheelInvalid(f"{about.file} holds another distribution.", details=[f"METADATA: {said[0]} {said[1]}"])
-    return folder
+    contents = Contents(
+        tuple(sorted(members)), str(metadata["Requires-Python"] or ""), tuple(map(str, metadata.get_all("Requires-Dist", ()))),
+        f"{folder}/{_BUILD_RECORD}" in members,
+    )  # fmt: skip
+    return folder, contents
+
+
+def contents(wheel: Path, about: Subject) -> Contents:
+    """
+    Return what the directory and the metadata of *wheel* say.
+
+    Raises:
+        WheelInvalid, ArchiveUnsafe: As `walk`.
+    """
+    with zipped.errors(wheel), zipfile.ZipFile(wheel) as archive:
+        return _dist_info(archive, zipped.checked(archive, about.file), about)[1]
 
 
 def _stream_hash(stream: IO[bytes], sink: Path) -> tuple[str, bool]:
@@ -198,15 +182,15 @@ def walk(
     found: list[Mismatch | None] = []
     binary, done = folder / "library", 0
     with contextlib.ExitStack() as stack:
-        with _archive_errors(wheel):
+        with zipped.errors(wheel):
             archive = stack.enter_context(zipfile.ZipFile(wheel))
-            members = _checked(archive, about.file)
-            info_folder = _dist_info(archive, members, about)
-            record = _text(archive, members, f"{info_folder}/RECORD", about.file).decode("utf-8")
+            members = zipped.checked(archive, about.file)
+            info_folder, _ = _dist_info(archive, members, about)
+            record = zipped.text(archive, members, f"{info_folder}/RECORD", about.file).decode("utf-8")
             said = {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3}
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
         for name, info in sorted(members.items()):
-            with _archive_errors(wheel), archive.open(info) as stream:
+            with zipped.errors(wheel), archive.open(info) as stream:
                 sha256, is_binary = _stream_hash(stream, binary)
             if name not in unsigned:
                 found.append(_compare(name, said.get(name), sha256, info.file_size))

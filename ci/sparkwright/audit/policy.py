@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
@@ -38,7 +39,7 @@ class Allowed(_Record, frozen=True):
     Device code of another target that a library may hold.
 
     Attributes:
-        arch: As cuobjdump lists it (``sm_80``); for PTX the ``.target`` of its text.
+        arch: The target that it was made for (``sm_80``, ``sm_90a``); for PTX the ``.target`` of its text.
         most: How many files of it there may be.
         reason: Why it is there; nothing is allowed without one.
     """
@@ -102,6 +103,9 @@ class LibraryPolicy(_Record, frozen=True):
         ptx: PTX that may be there.
         needed: Shared libraries wanted beyond the common ones, as globs.
         rpath: Allowed entries of RPATH and RUNPATH.
+        symbols: Dynamic symbols that it must define.
+        operators: Operators of torch that it must declare and implement.
+        torch: ``stable`` where it must use torch through its stable ABI alone, so that one build serves several versions of torch.
         size_max: Bytes.
     """
 
@@ -116,6 +120,9 @@ class LibraryPolicy(_Record, frozen=True):
     trap_free: tuple[TrapFree, ...] = ()
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    torch: Literal["", "stable"] = ""
     size_max: int | None = None
 
     def __post_init__(self) -> None:
@@ -130,10 +137,17 @@ class LibraryPolicy(_Record, frozen=True):
 
 
 class DistributionPolicy(_Record, frozen=True):
-    """What a wheel may hold: its libraries (none for a wheel of data and Python), and why."""
+    """
+    What a wheel may hold, and why.
+
+    Attributes:
+        libraries: None for a wheel of data and Python.
+        size_max: Bytes of the whole wheel.
+    """
 
     reason: str
     libraries: tuple[LibraryPolicy, ...] = ()
+    size_max: int | None = None
 
     def __post_init__(self) -> None:
         for glob, times in Counter(library.glob for library in self.libraries).items():
@@ -214,4 +228,4 @@ def load(path: Path, arch: str) -> AuditPolicy:
 def _joined(common: Mapping[str, DistributionPolicy], own: Mapping[str, tuple[LibraryPolicy, ...]]) -> dict[str, DistributionPolicy]:
     if unknown := sorted(own.keys() - common.keys()):
         raise ValueError(f"the common policy has no distribution {', '.join(unknown)}")
-    return {name: DistributionPolicy(one.reason, own.get(name, ()) + one.libraries) for name, one in common.items()}
+    return {name: replace(one, libraries=own.get(name, ()) + one.libraries) for name, one in common.items()}

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
+from sparkwright.audit.checkers import Checker
 from sparkwright.audit.members import Subject
+from sparkwright.audit.spark import Spark
 from sparkwright.console import console
 from sparkwright.console import size as as_size
 from sparkwright.errors import AuditFailed
@@ -35,11 +38,15 @@ class Finding(msgspec.Struct, frozen=True):
 
 #: Every rule that a finding may name, and what breaking it means.
 RULES: Mapping[str, str] = {
+    "abi3-newer": "needs a newer Python than the wheel's tag and metadata promise",
+    "abi3-violated": "is named abi3 and uses what is no part of the limited API of Python",
+    "arch-contradicted": "the table by which a driver chooses names another target than the machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
     "arch-foreign": "machine code of another generation that no policy allows",
     "arch-missing": "too little machine code for the stack's target",
     "arch-unknown": "machine code that does not say what it was made for",
-    "device-unreadable": "device code that NVIDIA's tools cannot read",
+    "code-missing": "a library that a Spark needs, without machine code that it could load",
+    "device-unreadable": "device code that contradicts itself, or in a form that is not known here",
     "elf-unreadable": "begins like ELF and is not",
     "glibc-newer": "wants a newer GLIBC than the wheel's platform tag promises",
     "kernel-missing": "a kernel that must be trap-free is not there at all",
@@ -48,13 +55,20 @@ RULES: Mapping[str, str] = {
     "machine-foreign": "made for another machine than the wheel's platform tag says",
     "needed-foreign": "wants a shared library that no policy allows",
     "opcode-missing": "too few of an instruction that makes the kernels fast",
+    "operator-missing": "an operator that is not registered with torch, or only declared and not implemented",
     "ptx-foreign": "PTX that no policy allows",
     "record-mismatch": "RECORD has another hash or size than the member",
     "record-missing": "a member that RECORD does not list",
     "record-surplus": "RECORD lists what is not there",
     "rpath-present": "looks for shared libraries in a folder that no policy allows",
     "size-over": "larger than the policy's ceiling",
+    "symbol-missing": "a dynamic symbol that the policy asks for is not defined",
+    "tag-newer": "by the symbols that it wants, auditwheel gives the wheel a newer platform tag than its name has",
+    "torch-newer": "needs a newer torch than the wheel requires",
+    "torch-unstable": "uses symbols of torch beside its stable ABI",
     "trap-present": "a kernel that must work ends in a trap",
+    "vendored-driver": "a copy of the GPU driver, which must be the machine's own",
+    "vendored-library": "a copy of a library that torch, CUDA or the system brings",
 }
 
 
@@ -90,9 +104,11 @@ class Library(msgspec.Struct, frozen=True):
 
     Attributes:
         role: ``target``, ``base``, or ``unknown`` when no policy names it.
-        cubins: How many by arch; of a target library's generation by real target, else as listed.
+        cubins: How many by target: of the stack's generation as the code itself says, else as the table lists it.
         ptx: How many by arch.
         device_code: The library's part of the report's digest; empty without device code.
+        spark: What a GPU of the stack gets from it.
+        operators, declared: The operators of torch that it implements, and those that it only declares.
         opcodes, kernels: Filled only where the policy asks for opcodes or trap-free kernels.
     """
 
@@ -108,6 +124,9 @@ class Library(msgspec.Struct, frozen=True):
     cubins: dict[str, int] = {}
     ptx: dict[str, int] = {}
     device_code: str = ""
+    spark: Spark = Spark("")
+    operators: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
     opcodes: tuple[OpcodeCount, ...] = ()
     kernels: tuple[KernelCount, ...] = ()
 
@@ -123,6 +142,9 @@ class AuditReport(msgspec.Struct, frozen=True):
 
     Attributes:
         target: What target libraries had to be made for (``sm_121f``).
+        judged: ``stack`` where the wheel must be what the stack's build makes; ``any`` where it was not built here, and is read for what a
+            Spark gets from it, and judged by what every wheel must keep to.
+        checkers: What others' tools did.
         policy: The sha256 of the policy, so that a verdict names what it was judged by.
         device_code: The sha256 over the sorted, distinct `Library.device_code` of all libraries; empty without device code. It does
             not change when only Python, host code or the version label does.
@@ -134,6 +156,8 @@ class AuditReport(msgspec.Struct, frozen=True):
     libraries: tuple[Library, ...]
     findings: tuple[Finding, ...]
     device_code: str
+    judged: Literal["stack", "any"] = "stack"
+    checkers: tuple[Checker, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -156,8 +180,9 @@ def raise_for_findings(report: AuditReport) -> None:
     )
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in counts.items()) or "–"
+def counts(found: Mapping[str, int]) -> str:
+    """Return ``{"sm_120f": 35}`` as ``120f×35``."""
+    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in found.items()) or "–"
 
 
 def show(report: AuditReport, *, result: bool = False) -> None:
@@ -174,14 +199,19 @@ def show(report: AuditReport, *, result: bool = False) -> None:
         if library.opcodes or library.kernels:
             opcodes.append(f"traps {library.traps}")
         verdict = f"{broken[library.name]} finding(s)" if broken[library.name] else "pass"
-        codes = (_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–")
+        codes = (counts(library.cubins), counts(library.ptx), ", ".join(opcodes) or "–", library.spark.says)
         rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
     about = report.subject
-    title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}, sha256 {about.sha256[:16]}…, {as_size(about.size)}"
+    judged = "" if report.judged == "stack" else " (not built here: judged by what every wheel must keep to)"
+    title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}{judged}, "
+    title += f"sha256 {about.sha256[:16]}…, {as_size(about.size)}"
     title += f", device code {report.device_code[:16]}…" if report.device_code else ""
     if not rows:
-        rows = [["(none)", "–", "–", "–", "–", "–", "pass" if report.passed else "fail"]]
-    console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "verdict"], rows, result=result)
+        rows = [["(none)", "–", "–", "–", "–", "–", "–", "pass" if report.passed else "fail"]]
+    console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "what a Spark gets", "verdict"], rows, result=result)
+    if report.checkers:
+        tools = [[checker.name, checker.version or "–", checker.state.replace("-", " "), checker.says] for checker in report.checkers]
+        console.table("", ["tool", "version", "state", "says"], tools, result=result)
     if report.findings:
         lines = [[finding.rule, finding.library or "(the wheel)", finding.message] for finding in report.findings[:SHOWN]]
         console.table("", ["rule", "library", "finding"], lines, result=result)

@@ -4,62 +4,125 @@ The audit: every library of a wheel against the policy, from the bytes that woul
 
 from __future__ import annotations
 
-import re
 import tempfile
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 from msgspec.structs import replace
 
-from sparkwright.audit import code, elf, members
+from sparkwright.audit import abi, checkers, code, elf, host, members, sections, spark, tags
+from sparkwright.audit.checkers import Half, Outcome
 from sparkwright.audit.device import Case, inspect
+from sparkwright.audit.members import Binary, Contents, Subject
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditReport, Finding, Library
 from sparkwright.audit.sass import CudaTools
+from sparkwright.audit.sections import Buffer, ElfUnreadable
 from sparkwright.console import console
 from sparkwright.digest import canonical, sha256_bytes
 from sparkwright.store import room_guard
 
-_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 
+class _Audit:
+    """One audit while it goes on: what it was asked, and what it has found so far."""
 
-def _check_host(host: elf.Host, case: Case, platforms: tuple[str, ...]) -> None:
-    if host.machine in ("x86_64", "aarch64") and not all(platform.endswith(host.machine) for platform in platforms):
-        case.find("machine-foreign", f"it is for {host.machine}, the wheel for {', '.join(platforms)}")
-    promised = min(((int(found[1]), int(found[2])) for platform in platforms if (found := _MANYLINUX.fullmatch(platform))), default=None)
-    if promised and elf.version_key(host.glibc) > promised:
-        case.find("glibc-newer", f"it wants GLIBC {host.glibc}, the tag promises {promised[0]}.{promised[1]}")
-    allowed = (*case.policy.needed, *(case.wants.needed if case.wants else ()))
-    for name in host.needed:
-        if not any(fnmatchcase(name, pattern) for pattern in allowed):
-            case.find("needed-foreign", f"it wants {name}")
-    for entry in host.rpath:
-        if entry not in (case.wants.rpath if case.wants else ()):
-            case.find("rpath-present", f"it looks for shared libraries in {entry}")
+    def __init__(self, about: Subject, contents: Contents, policy: AuditPolicy, tools: CudaTools, *, ours: bool, folder: Path) -> None:
+        self.about, self.contents, self.policy, self.tools, self.ours, self.folder = about, contents, policy, tools, ours, folder
+        self.findings: list[Finding] = []
+        self.libraries: list[Library] = []
+        self.halves: list[Half] = []
 
+    def _case(self, name: str) -> Case:
+        wants = self.policy.library(self.about.name, name)
+        judged = replace(self.policy, arch=wants.arch) if wants and wants.arch else self.policy
 
-def _audit_library(binary: members.Binary, about: members.Subject, case: Case) -> Library:
-    wants = case.wants
-    library = Library(binary.name, binary.sha256, binary.size, wants.role if wants else "unknown")
-    if wants is None:
-        case.find("library-unknown", f"no policy for {about.name} names it")
-    elif wants.size_max is not None and binary.size > wants.size_max:
-        case.find("size-over", f"{binary.size} bytes, allowed: {wants.size_max}")
-    try:
-        host = elf.host(binary.path)
-    except elf.ElfUnreadable as error:
-        case.find("elf-unreadable", str(error))
+        def find(rule: str, message: str) -> None:
+            self.findings.append(Finding(name, rule, message))
+
+        return Case(judged, wants, self.tools, find, spark.capability(self.policy.arch), self.ours)
+
+    def visit(self, binary: Binary) -> None:
+        """Read one library."""
+        case = self._case(binary.name)
+        wants = case.wants
+        library = Library(binary.name, binary.sha256, binary.size, wants.role if wants else "unknown")
+        if wants is None and self.ours:
+            case.find("library-unknown", f"no policy for {self.about.name} names it")
+        elif wants and wants.size_max is not None and binary.size > wants.size_max:
+            case.find("size-over", f"{binary.size} bytes, allowed: {wants.size_max}")
+        try:
+            with sections.mapped(binary.path) as data:
+                library = self._read(library, data, case)
+        except ElfUnreadable as error:
+            case.find("elf-unreadable", str(error))
+        self.libraries.append(library)
+
+    def _read(self, library: Library, data: Buffer, case: Case) -> Library:
+        found = elf.host(data)
+        host.check(found, case, self.about.platforms)
+        registered = host.registered(data, sections.sections(data), found, case)
+        declared = tuple(name for name in registered.declared if name not in registered.implemented)
+        library = replace(
+            library, machine=found.machine, needed=found.needed, rpath=found.rpath, glibc=found.glibc, glibcxx=found.glibcxx,
+            operators=registered.implemented, declared=declared,
+        )  # fmt: skip
+        # A folder each, as two members may have the same last part; a tool judges by the end of a name.
+        place = checkers.half(data, found.fatbins, self.folder / str(len(self.halves)) / library.name.rpartition("/")[2][-120:])
+        self.halves.append(Half(library.name, place, found.needed))
+        if found.device:
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                return inspect(library, data, found, case, Path(folder))
+        if case.target:
+            case.find("arch-missing", "it holds no device code at all")
         return library
-    _check_host(host, case, about.platforms)
-    library = replace(library, machine=host.machine, needed=host.needed, rpath=host.rpath, glibc=host.glibc, glibcxx=host.glibcxx)
-    if host.device:
-        return inspect(library, binary.path, host, case)
-    if wants and wants.role == "target":
-        case.find("arch-missing", "it holds no device code at all")
-    return library
+
+    def check_whole(self, mismatches: Sequence[members.Mismatch]) -> None:
+        """Find what concerns the wheel as a whole."""
+        self.findings += [Finding(mismatch.member, mismatch.rule, mismatch.message) for mismatch in mismatches]
+        self.findings += [Finding(*copy) for copy in host.copies(self.about.name, self.contents.names)]
+        listed = self.policy.distributions.get(self.about.name)
+        if listed and listed.size_max is not None and self.about.size > listed.size_max:
+            self.findings.append(Finding("", "size-over", f"{self.about.size} bytes, allowed: {listed.size_max}"))
+        for wants in listed.libraries if listed and self.ours else ():
+            there = any(self.policy.library(self.about.name, library.name) == wants for library in self.libraries)
+            if wants.role == "target" and not there:
+                self.findings.append(Finding(wants.glob, "library-missing", "the policy asks for it"))
+
+    def stable(self, name: str) -> bool:
+        """Return whether the policy wants the member *name* to use torch's stable ABI alone."""
+        wants = self.policy.library(self.about.name, name)
+        return wants is not None and wants.torch == "stable"
 
 
-def audit(wheel: Path, policy: AuditPolicy, tools: CudaTools, *, scratch: Path | None = None) -> AuditReport:
+def _elsewhere(wheel: Path, audit: _Audit, which: Sequence[checkers.Name], pool: ThreadPoolExecutor) -> Callable[[], list[Outcome]]:
+    """Start auditwheel, which reads the wheel itself; return what starts the others, once the libraries were read, and waits for all."""
+    scratch = audit.folder / "checkers"
+    scratch.mkdir()
+    begun: Future[Outcome] | None = pool.submit(tags.platform_tag, wheel, audit.about, scratch) if "auditwheel" in which else None
+
+    def rest() -> list[Outcome]:
+        jobs: dict[checkers.Name, Future[Outcome] | None] = {"auditwheel": begun}
+        if "abi3audit" in which:
+            jobs["abi3audit"] = pool.submit(abi.abi3, audit.about, audit.contents, audit.halves, scratch)
+        if "torch-abi-audit" in which:
+            jobs["torch-abi-audit"] = pool.submit(abi.torch, audit.contents, audit.halves, audit.stable, scratch)
+        left_out = {name: Outcome(checkers.Checker(name, "not-run", "it was not asked for")) for name in checkers.ALL}
+        return [job.result() if (job := jobs.get(name)) else left_out[name] for name in checkers.ALL]
+
+    return rest
+
+
+def audit(
+    wheel: Path,
+    policy: AuditPolicy,
+    tools: CudaTools,
+    *,
+    scratch: Path | None = None,
+    judged: Literal["stack", "any"] = "stack",
+    which: Sequence[checkers.Name] = checkers.ALL,
+) -> AuditReport:
     """
     Return what is in *wheel*, and where that is not what *policy* asks for.
 
@@ -68,42 +131,36 @@ def audit(wheel: Path, policy: AuditPolicy, tools: CudaTools, *, scratch: Path |
     Args:
         scratch: An existing folder for the libraries while they are read, one at a time, up to half a gigabyte for vLLM; the
             system's temporary folder by default.
+        judged: See `AuditReport.judged`.
+        which: Others' tools to run, where the wheel has what they check; those left out are reported as not run.
 
     Raises:
         WheelInvalid: It is not a wheel, is damaged, is too large, or is another distribution than its name says.
         ArchiveUnsafe: A member's name leaves its folder, or it is a link.
-        ToolMissing: *tools* lacks cuobjdump or nvdisasm, and the wheel holds device code.
+        ToolMissing: *tools* lacks nvdisasm, and a kernel is to be read.
         DiskFull: There is no room for the largest library and its cubins.
     """
     about = members.subject(wheel)
-    findings: list[Finding] = []
-    libraries: list[Library] = []
-
-    def visit(binary: members.Binary) -> None:
-        def find(rule: str, message: str) -> None:
-            findings.append(Finding(binary.name, rule, message))
-
-        wants = policy.library(about.name, binary.name)
-        judged = replace(policy, arch=wants.arch) if wants and wants.arch else policy
-        libraries.append(_audit_library(binary, about, Case(judged, wants, tools, find)))
-
+    contents = members.contents(wheel, about)
     place = scratch or Path(tempfile.gettempdir())
     with (
         room_guard(place),
         tempfile.TemporaryDirectory(prefix="audit-", dir=place) as folder,
         console.progress(f"auditing {wheel.name}", 0, "bytes") as progress,
+        ThreadPoolExecutor(2) as pool,
     ):
-        mismatches = members.walk(wheel, about, Path(folder), visit, progress.update)
-    findings += [Finding(mismatch.member, mismatch.rule, mismatch.message) for mismatch in mismatches]
-    listed = policy.distributions.get(about.name)
-    for wants in listed.libraries if listed else ():
-        if wants.role == "target" and not any(policy.library(about.name, library.name) == wants for library in libraries):
-            findings.append(Finding(wants.glob, "library-missing", "the policy asks for it"))
+        made = _Audit(about, contents, policy, tools, ours=judged == "stack", folder=Path(folder))
+        others = _elsewhere(wheel, made, which, pool)
+        made.check_whole(members.walk(wheel, about, Path(folder), made.visit, progress.update))
+        outcomes = others()
+    findings = [*made.findings, *(Finding(*finding) for outcome in outcomes for finding in outcome.findings)]
     return AuditReport(
         subject=about,
         target=policy.target,
         policy=sha256_bytes(canonical(policy)),
-        libraries=tuple(sorted(libraries, key=lambda library: library.name)),
+        libraries=tuple(sorted(made.libraries, key=lambda library: library.name)),
         findings=tuple(sorted(findings, key=lambda finding: (finding.library, finding.rule, finding.message))),
-        device_code=code.of_libraries(library.device_code for library in libraries),
+        device_code=code.of_libraries(library.device_code for library in made.libraries),
+        judged=judged,
+        checkers=tuple(outcome.checker for outcome in outcomes),
     )

@@ -1,12 +1,13 @@
-"""``sparkwright audit``: what a wheel really holds, also one that was not built here."""
+"""``sparkwright audit``: what a wheel really holds, also one that was not built here, and several side by side."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 from sparkwright import digest
-from sparkwright.audit import policy, report, wheel
+from sparkwright.audit import members, policy, report, sidebyside, wheel
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.sass import CudaTools
 from sparkwright.build import aot, jitcache, toolchain
@@ -15,32 +16,46 @@ from sparkwright.console import console
 from sparkwright.errors import NotProvided
 from sparkwright.forks.session import Session
 
+#: Raised whenever an audit finds out or says more than before, so that no older one is taken for it.
+FORM = 2
+
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Audit the named wheels, or those that the last build of the stack made; fail when one has a finding."""
     wheels = arguments.wheels or [path for fork in session.forks for path in _last(session, fork)]
     if not wheels:
         raise NotProvided("There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
-    reports = [audited(session, path) for path in wheels]
-    for one in reports:
-        report.show(one, result=True)
+    reports = [audited(session, path, _judged(path, arguments.judge)) for path in wheels]
+    if arguments.compare:
+        sidebyside.show(reports)
+    else:
+        for one in reports:
+            report.show(one, result=True)
     console.document({"reports": reports})
     for one in reports:
         report.raise_for_findings(one)
     return 0
 
 
-def audited(session: Session, path: Path) -> AuditReport:
+def _judged(path: Path, asked: Literal["auto", "stack", "any"]) -> Literal["stack", "any"]:
+    if asked != "auto":
+        return asked
+    return "stack" if members.contents(path, members.subject(path)).ours else "any"
+
+
+def audited(session: Session, path: Path, judged: Literal["stack", "any"] = "stack") -> AuditReport:
     """Return the audit of the wheel at *path*; a wheel and a policy that were seen together before are not read again."""
     rules = policy.load(session.project.audit_file, session.project.spec.arch)
-    key = digest.key("audit", {"wheel": digest.sha256_file(path), "name": path.name, "policy": rules})
+    key = digest.key("audit", {"wheel": digest.sha256_file(path), "name": path.name, "policy": rules, "judged": judged, "form": FORM})
     known = session.store.get("audit", key, AuditReport)
     if known:
         return known
     tools = CudaTools(toolchain.obtain(session).cuda / "bin")
     with console.step(f"audit {path.name}"):
-        made = wheel.audit(path, rules, tools, scratch=session.store.folder("work"))
-    session.store.put("audit", key, made)
+        made = wheel.audit(path, rules, tools, scratch=session.store.folder("work"), judged=judged)
+    # A tool that is missing today may be there tomorrow.
+    if all(checker.state != "not-run" for checker in made.checkers):
+        session.store.put("audit", key, made)
     return made
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright import __version__
+from sparkwright.cli import gateoptions
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, SparkwrightError, UsageError
 from sparkwright.forks.session import Session, mirror_map
@@ -34,6 +35,8 @@ VERBS = {
     "plan": "configure for real and show what every CUDA unit will be compiled for",
     "build": "make the wheels, and audit them",
     "audit": "say what a wheel really holds, against ci/audit.yaml",
+    "modules": "say what of a model is quantised, what a token reads of it, and how fast memory lets it be",
+    "gate": "climb the ladder of correctness gates: machine code, numerics, the GPU, a served model",
     "rebuild": "build a finished wheel again, elsewhere, and say whether the same inputs gave the same wheel",
     "install": "install and edit in the user's environment what may not be shipped as a wheel",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
@@ -118,16 +121,7 @@ def parser() -> argparse.ArgumentParser:
     made["build"].add_argument(
         "--base", default="", metavar="IMAGE@sha256:HEX", help="base of the container's image (default: `image` in environment.yaml)"
     )
-    made["pick"].add_argument("pulls", nargs="+", metavar="FORK#NUMBER", help="the pull request")
-    made["pick"].add_argument("--reason", default="", metavar="TEXT", help="why it is carried or watched (needed for a new record)")
-    made["pick"].add_argument("--drop-when", default="", metavar="TEXT", help="what has to be true for it to go (needed for a new record)")
-    made["pick"].add_argument("--carry", action="store_true", help="the stack carries it from now on")
-    made["pick"].add_argument("--drop", action="store_true", help="the stack no longer carries it")
-    made["pick"].add_argument(
-        "--exclude", action="append", default=[], metavar="PATH=REASON", help="a file that the stack leaves out of it; may be repeated"
-    )
-    made["pick"].add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
-    made["pick"].add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
+    _pick(made["pick"])
     made["drift"].add_argument("--ideas", action="store_true", help="which release took each patch idea of cherry_picks/ideas.yaml")
     made["drift"].add_argument("--releases", action="store_true", help="every release after the locked one (default: the newest)")
     made["drift"].add_argument(
@@ -139,11 +133,27 @@ def parser() -> argparse.ArgumentParser:
     made["export"].add_argument("--check", action="store_true", help="write nothing; fail where a file is not in the exported form")
     _bisect(made["bisect"])
     made["bump"].add_argument("--to", required=True, metavar="VERSION", help="the release")
-    made["audit"].add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
+    _audit(made["audit"])
+    gateoptions.options(made["gate"])
+    made["gate"].add_argument("--output", type=Path, metavar="DIR", help="where the verdicts are kept (default: dist)")
     _rebuild(made["rebuild"])
+    _modules(made["modules"])
     made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
     made["install"].add_argument("--restore", action="store_true", help="put the unedited files of the pinned wheels back")
     return top
+
+
+def _pick(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("pulls", nargs="+", metavar="FORK#NUMBER", help="the pull request")
+    verb.add_argument("--reason", default="", metavar="TEXT", help="why it is carried or watched (needed for a new record)")
+    verb.add_argument("--drop-when", default="", metavar="TEXT", help="what has to be true for it to go (needed for a new record)")
+    verb.add_argument("--carry", action="store_true", help="the stack carries it from now on")
+    verb.add_argument("--drop", action="store_true", help="the stack no longer carries it")
+    verb.add_argument(
+        "--exclude", action="append", default=[], metavar="PATH=REASON", help="a file that the stack leaves out of it; may be repeated"
+    )
+    verb.add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
+    verb.add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
 
 
 def _bisect(verb: argparse.ArgumentParser) -> None:
@@ -164,11 +174,48 @@ def _bisect(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _audit(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels to audit (default: those that build made)")
+    verb.add_argument(
+        "--judge", choices=("auto", "stack", "any"), default="auto",
+        help="by the stack's policy, or by what every wheel must keep to (default: the latter for a wheel without our build record)",
+    )  # fmt: skip
+    verb.add_argument("--compare", action="store_true", help="show the wheels side by side, library by library")
+
+
 def _rebuild(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("wheels", nargs="*", metavar="WHEEL|FORK", help="what to build again (default: each fork's last build)")
     verb.add_argument("--check", action="store_true", help="fail where a rebuild differs for no known reason")
     verb.add_argument("--cached", action="store_true", help="take compiled units from the compiler cache: quick, and no proof")
     verb.add_argument("--elsewhere", type=Path, metavar="DIR", help="build in this new folder, and keep it (default: a temporary one)")
+
+
+def _modules(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the model; only the headers of its weights are read")
+    verb.add_argument("--batch", type=_positive, default=1, metavar="N", help="requests that a step writes a token for (default: 1)")
+    verb.add_argument("--context", type=_count, default=0, metavar="N", help="tokens that each of them has before it (default: 0)")
+    verb.add_argument("--bandwidth", type=_bandwidth, default=0, metavar="GB/s", help="how fast memory is read (default: as measured here)")
+    verb.add_argument(
+        "--kv-cache-dtype", choices=("auto", "bfloat16", "fp8"), default="auto", help="type of the cache (default: as the model asks for)"
+    )
+    verb.add_argument("--server", default="", metavar="URL", help="hold what this vLLM server says against the folder")
+    verb.add_argument("--python", type=Path, metavar="PYTHON", help="load the model in this environment's vLLM, and list its modules")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) > 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens")
+    return int(text)
+
+
+def _bandwidth(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0.1 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth in GB/s")
+    return value
 
 
 def _positive(text: str) -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sparkwright.audit import again, policy
 from sparkwright.audit.again import Rebuild
-from sparkwright.audit.sass import CudaTools
-from sparkwright.build import rebuild, toolchain
+from sparkwright.build import rebuild
 from sparkwright.build import wheel as building
 from sparkwright.build.wheel import BuiltWheel
 from sparkwright.console import console
@@ -60,7 +59,5 @@ def _again(session: Session, path: Path, arguments: argparse.Namespace) -> Rebui
     place = rebuild.elsewhere(session, arguments.elsewhere, cached=arguments.cached)
     with console.step(f"build {path.name} again, elsewhere"), place as other:
         made = rebuild.build(other, record)
-        # A wheel of headers has no library to read, and whoever rebuilds it need not download a compiler.
-        tools = CudaTools(other.store.root if other.kind(record.source.fork) == "headers" else toolchain.obtain(other).cuda / "bin")
         compilers = rebuild.compilers(other, record)
-        return again.compare(path, made, rules, tools, other.store.folder("work"), compiler=compilers, cached=arguments.cached)
+        return again.compare(path, made, rules, other.store.folder("work"), compiler=compilers, cached=arguments.cached)

@@ -1,0 +1,94 @@
+"""``sparkwright gate``: climb the ladder with a wheel, and with the server that runs it; a verdict per rung, bound to the wheel's bytes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.audit import members
+from sparkwright.build import wheel as building
+from sparkwright.cli import audit
+from sparkwright.console import console
+from sparkwright.errors import UsageError
+from sparkwright.forks.session import Session
+from sparkwright.gates import host, ladder, recording, show
+from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.ready import Inputs, Ready
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Run the rungs that were asked for, print and keep their verdicts; fail unless all of them pass."""
+    facts = host.facts()
+    inputs = _inputs(session, arguments)
+    with Ready(session, inputs, lambda path: audit.audited(session, path), facts) as ready:
+        if arguments.record:
+            made = recording.record(session, ready, inputs, arguments.record)
+            console.document({"recorded": [str(path) for path in made]})
+            return 0
+        asked = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
+        result = ladder.climb(
+            [ready.rung(name) for name in asked],
+            stack=session.project.stack,
+            wheel=members.subject(inputs.wheel) if inputs.wheel else None,
+            device_code=ready.device_code if "G0" in asked else str,
+            host=facts,
+            keep_going=arguments.keep_going,
+        )
+    show.show(result)
+    document = ladder.document(result)
+    if path := _kept(session, result, document):
+        console.note(f"verdicts: {path}")
+    console.document({"ladder": document})
+    show.raise_for_state(result)
+    return 0
+
+
+def _kept(session: Session, result: Ladder, document: dict[str, object]) -> Path | None:
+    """Write the verdicts beside where wheels go, under the wheel's name, and return the file; none where no wheel was judged."""
+    if result.wheel is None:
+        return None
+    path = session.output / f"{result.wheel.file.removesuffix('.whl')}.verdicts.json"
+    session.output.mkdir(parents=True, exist_ok=True)
+    with session.store.replacing(path) as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    return path
+
+
+def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:
+    return Inputs(
+        wheel=arguments.wheel or _last(session),
+        python=arguments.python,
+        serve=arguments.serve,
+        flags=tuple(arguments.flag),
+        variables=dict(_pair(text) for text in arguments.variable),
+        server=arguments.server,
+        log=arguments.server_log,
+        model=arguments.model,
+        model_folder=arguments.model_folder,
+        recipe=arguments.recipe,
+        profile=arguments.profile,
+        trace=arguments.trace,
+        against=arguments.against,
+        task=arguments.task,
+        minutes=arguments.minutes,
+        reserve=arguments.reserve,
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or "=" not in text:
+        raise UsageError(f"--variable {text!r} is not of the form NAME=VALUE.")
+    return name, value
+
+
+def _last(session: Session) -> Path | None:
+    """Return the wheel that the last build made of the fork that is compiled, if it is still there."""
+    for fork in session.forks:
+        if session.kind(fork) in ("graft", "full") and (built := building.known(session, fork)):
+            path = building.path_of(session, built)
+            return path if path.exists() else None
+    return None

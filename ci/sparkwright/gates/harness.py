@@ -1,0 +1,224 @@
+"""
+lm-evaluation-harness, in an environment of its own, made of exactly the wheels that ``ci/gates/harness/pylock.toml`` names by hash.
+
+It asks the server the questions of one task and writes each answer down; what it writes is read as hostile, as it holds what the server
+said. It runs with its time, its memory and its files limited, without the network's hub, and without a token of the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sparkwright import digest, process
+from sparkwright.build import pylock, toolchain
+from sparkwright.console import console
+from sparkwright.errors import CommandFailed
+from sparkwright.forks.session import Session
+
+#: Bytes of memory that the harness may map, and that one of its files may have.
+MEMORY, FILE = 4 << 30, 256 << 20
+
+#: Bytes of one line of its answers; a line holds a question, its prompt and what the server said.
+LINE = 4 << 20
+
+#: Wheels whose projects only publish sources, or that only other tasks want; none of them is imported for a task of ours.
+WITHOUT = ("nltk", "rouge-score", "sqlitedict", "tiktoken", "word2number")
+
+#: What the harness is told to write in place of an answer without text; by itself it writes nothing, which is an answer too.
+NO_ANSWER = "<sparkwright: no answer>"
+
+_DONE = re.compile(rb"Requesting API:[^\r\n]*?(\d+)/(\d+)")
+
+
+class HarnessFailed(Exception):
+    """The harness did not give answers that count; *reference* is a stable reference, *tail* its last lines."""
+
+    def __init__(self, reference: str, says: str, tail: Sequence[str] = ()) -> None:
+        super().__init__(says)
+        self.reference, self.says, self.tail = reference, says, tuple(tail)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """
+    One question and its answer, as the harness logs it.
+
+    Attributes:
+        doc_id: Its number in the task.
+        doc_hash, prompt_hash: Of the question and of all that was sent.
+        filter: The way in which the answer was taken from the words.
+        resps: What the server said, per try.
+        exact_match: 1 where the answer is right.
+    """
+
+    doc_id: Annotated[int, Meta(ge=0, le=10_000_000)]
+    doc_hash: Annotated[str, Meta(min_length=64, max_length=64)]
+    prompt_hash: Annotated[str, Meta(min_length=64, max_length=64)]
+    target: str
+    filter: str
+    resps: tuple[tuple[str, ...], ...]
+    filtered_resps: tuple[str | None, ...]
+    exact_match: Annotated[float, Meta(ge=0, le=1)]
+
+
+def folder(session: Session) -> Path:
+    """Return where the lock of the harness lies."""
+    return session.project.root / "ci" / "gates" / "harness"
+
+
+def lock(session: Session) -> str:
+    """
+    Resolve ``requirements.in`` of the harness and return the text of its ``pylock.toml``.
+
+    Raises:
+        SourceUnreachable: The requirements cannot be resolved on the index.
+    """
+    options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
+    return pylock.resolve(session, folder(session) / "requirements.in", *options)
+
+
+def version(session: Session) -> str:
+    """Return the version of lm-eval that the lock names."""
+    return next(filename.split("-")[1] for name, filename, _ in pylock.select(folder(session) / "pylock.toml") if name == "lm-eval")
+
+
+def obtain(session: Session) -> Path:
+    """
+    Return the Python of the harness, installed.
+
+    Raises:
+        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.build.toolchain.download`.
+        CommandFailed: The installer failed.
+    """
+    wheels = pylock.select(folder(session) / "pylock.toml")
+    key = digest.key("harness", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
+    root = session.store.root / "environments" / f"harness-{key[:16]}"
+    if not (root / "complete").exists():
+        with session.store.lock(f"environment-harness-{key[:16]}"):
+            if not (root / "complete").exists():
+                with console.step(f"lm-evaluation-harness: {len(wheels)} locked wheels"):
+                    toolchain.install(session, root, toolchain.download(session, wheels))
+                (root / "complete").write_text("made whole by sparkwright\n")
+    return root / "bin" / "python"
+
+
+def has_data(python: Path, dataset: str, part: str, work: Path) -> bool:
+    """Return whether the data set *dataset* of the hub lies on this machine; nothing is fetched."""
+    code = f"import datasets; datasets.load_dataset({dataset!r}, {part!r})"
+    try:
+        process.run([*_limited(600), python, "-I", "-c", code], log=work / "data.log", env=_environment())
+    except CommandFailed:
+        return False
+    return True
+
+
+def ask(python: Path, work: Path, task: str, url: str, model: str, *, settings: Sequence[str], concurrency: int, seconds: int) -> Path:
+    """
+    Have the harness ask the server at *url* and return the file with its answers, a `Question` per line.
+
+    Args:
+        work: An empty folder.
+        task: A task's name, or the path of its YAML file.
+        settings: Further arguments of the command line.
+        seconds: After which it is ended.
+
+    Raises:
+        HarnessFailed: It ended with an error, as it does at the first answer that is none (``harness-failed``), or not in time
+            (``harness-slow``).
+        ToolMissing: ``timeout`` or ``prlimit`` is not on this machine.
+    """
+    arguments = {
+        "base_url": f"{url.rstrip('/')}/v1/completions", "model": model, "num_concurrent": concurrency, "tokenizer_backend": "none",
+        # A request that fails is not tried again: a server that fails now and then is what the gate looks for.
+        "max_retries": 1, "timeout": 300,
+    }  # fmt: skip
+    command = [
+        *_limited(seconds), python, "-I", "-m", "lm_eval", "run", "--model", "local-completions",
+        "--model_args", msgspec.json.encode(arguments).decode(), "--tasks", task,
+        "--log_samples", "--output_path", work / "answers", "--seed", "0", *settings,
+    ]  # fmt: skip
+    log = work / "harness.log"
+    own = task.endswith(".yaml")
+    try:
+        with _progress(log):
+            # Through a shell, so that what it prints is limited in size as any of its files: it repeats a server's error in full.
+            shell = ["sh", "-c", 'out="$1"; shift; exec "$@" >"$out" 2>&1', "sh", str(log)]
+            process.run([*shell, *map(str, command)], log=work / "command.log", env=_environment(work if own else None))
+    except CommandFailed as error:
+        status = error.data.get("status")
+        if status in (124, 137):
+            raise HarnessFailed("harness-slow", f"lm-eval did not end within {seconds} s", _tail(log)) from error
+        raise HarnessFailed("harness-failed", f"lm-eval ended with status {status}", _tail(log)) from error
+    files = sorted((work / "answers").rglob("samples_*.jsonl"))
+    if len(files) != 1:
+        raise HarnessFailed("harness-failed", f"lm-eval wrote {len(files)} files of answers instead of one", _tail(log))
+    return files[0]
+
+
+def answers(path: Path) -> Iterator[Question]:
+    """
+    Yield the answers in the file at *path*.
+
+    Raises:
+        HarnessFailed: A line is too long or none that the harness writes.
+    """
+    with path.open("rb") as stream:
+        while line := stream.readline(LINE + 1):
+            if len(line) > LINE:
+                raise HarnessFailed("answers-unreadable", f"a line of its answers is longer than {LINE} bytes")
+            try:
+                yield msgspec.json.decode(line, type=Question)
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                raise HarnessFailed("answers-unreadable", f"a line of its answers cannot be read: {error!s:.200}") from error
+
+
+def _limited(seconds: int) -> list[str]:
+    return ["timeout", "--kill-after=10", str(seconds), "prlimit", f"--as={MEMORY}", f"--fsize={FILE}"]
+
+
+def _environment(cache: Path | None = None) -> dict[str, str]:
+    """Return the variables of the harness: no hub, no proxy, nobody's token; *cache* is where it prepares data of our own."""
+    own = {"HF_DATASETS_CACHE": str(cache / "cache"), "HF_HOME": str(cache / "cache")} if cache else {}
+    return process.clean_environment(
+        HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLINE="1", HF_DATASETS_TRUST_REMOTE_CODE="0",
+        HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="*", no_proxy="*",
+        LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER=NO_ANSWER, HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="", OPENAI_API_KEY="",
+        OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1",
+        **own,
+    )  # fmt: skip
+
+
+def _tail(log: Path, lines: int = 12) -> list[str]:
+    with contextlib.suppress(OSError), log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 16384))
+        return [line[:300] for line in stream.read().decode("utf-8", "replace").splitlines()[-lines:]]
+    return []
+
+
+@contextlib.contextmanager
+def _progress(log: Path) -> Iterator[None]:
+    """Show, for the block, how many questions the log says are answered."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        with console.progress("questions", 0) as line:
+            while not ended.wait(1):
+                if seen := _DONE.findall("\n".join(_tail(log)).encode()):
+                    line.total = float(seen[-1][1])
+                    line.update(float(seen[-1][0]))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,26 @@
+"""
+The facts of a machine that bear on a verdict; nothing that names its owner.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import psutil
+
+from sparkwright.build import probes
+
+
+def facts() -> dict[str, str]:
+    """Return processor, cores, memory, kernel and GPUs with their driver, by name; a machine without a GPU says so."""
+    gpus = probes.gpus()
+    return {
+        "processor": probes.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
+        "kernel": platform.release(),
+        "gpu": ", ".join(f"{gpu.name} (SM {gpu.capability})" for gpu in gpus) or "none",
+        "driver": gpus[0].driver if gpus else "none",
+    }

@@ -1,0 +1,177 @@
+"""
+The ladder: rungs in order, stopped at the first failure, and the record that binds their verdicts to a wheel.
+
+A rung that comes after a failure is listed as not run: what it would say of a wheel that is known to be wrong would only be read as
+comfort. A rung that cannot run here stops nothing; a ladder with one is not a pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkwright.audit.members import Subject
+from sparkwright.console import console, duration
+from sparkwright.gates.verdict import Check, State, Verdict, not_run, worst
+
+#: The rungs by name, and what each looks at.
+RUNGS: Mapping[str, str] = {
+    "G0": "the bytes in the wheel",
+    "G1": "numerics without a GPU",
+    "G2": "numerics on the GPU",
+    "G3": "what the server says it runs",
+    "G4": "the words it says",
+    "G5": "the distributions behind them",
+    "G6": "tasks, paired with the baseline",
+    "G7": "hours of mixed load",
+}
+
+#: References that the ladder itself gives to a check that did not run.
+REASONS: Mapping[str, str] = {
+    "earlier-failed": "An earlier rung failed or was invalid, and the ladder stops there. Mend that first, or go on with --keep-going.",
+    "not-asked": "The command line did not name what the rung needs. It says so itself: a wheel, a server, a baseline.",
+}
+
+FORMAT = 1
+
+
+class Rung(msgspec.Struct, frozen=True):
+    """
+    One rung, ready to run.
+
+    Attributes:
+        policy: The sha256 of the policy that it judges by; empty where it has none of its own.
+        run: Makes its checks; a failure of set-up (a tool that cannot be installed) may come out as an exception.
+    """
+
+    name: str
+    policy: str
+    run: Callable[[], tuple[Check, ...]]
+
+
+class Ladder(msgspec.Struct, frozen=True):
+    """
+    All verdicts about one wheel.
+
+    Attributes:
+        format: Of this record.
+        stack: The stack whose policies judged.
+        wheel: The wheel; None where only the source tree or a server was judged, and such a ladder publishes nothing.
+        device_code: The wheel's device-code digest.
+        host: Facts of the machine, by name (`Verdict.host`).
+        verdicts: One for each rung that was asked for, in the order of `RUNGS`.
+    """
+
+    stack: str
+    wheel: Subject | None
+    verdicts: tuple[Verdict, ...]
+    device_code: str = ""
+    host: dict[str, str] = {}
+    format: int = FORMAT
+
+    @property
+    def state(self) -> State:
+        """The worst state of the verdicts."""
+        return worst(verdict.state for verdict in self.verdicts)
+
+    @property
+    def complete(self) -> bool:
+        """Do all rungs of `RUNGS` pass, about a wheel?"""
+        states = {verdict.rung: verdict.state for verdict in self.verdicts}
+        return self.wheel is not None and all(states.get(name) == "pass" for name in RUNGS)
+
+
+def climb(
+    rungs: Sequence[Rung],
+    *,
+    stack: str,
+    wheel: Subject | None = None,
+    device_code: Callable[[], str] = str,
+    host: Mapping[str, str] | None = None,
+    keep_going: bool = False,
+) -> Ladder:
+    """
+    Run *rungs* in order and return their verdicts.
+
+    Args:
+        device_code: Asked after the rungs, as the first of them computes it.
+        keep_going: Also run what comes after a failure; its verdicts do not make the ladder better.
+
+    Raises:
+        SparkwrightError: A rung could not be set up.
+    """
+    verdicts: list[Verdict] = []
+    for rung in rungs:
+        stopped = next((one for one in verdicts if one.state in ("fail", "invalid")), None)
+        if stopped and not keep_going:
+            skipped = not_run("ladder", f"{stopped.rung} is {stopped.state}, and the ladder stops there", "earlier-failed")
+            verdicts.append(_verdict(rung, (skipped,), wheel, host))
+            continue
+        began, clock = time.time(), time.monotonic()
+        with console.step(f"{rung.name}: {RUNGS[rung.name]}"):
+            checks = rung.run()
+        made = replace(_verdict(rung, checks, wheel, host), began=began, seconds=time.monotonic() - clock)
+        console.note(f"{rung.name}: {made.state} after {duration(made.seconds)}")
+        verdicts.append(made)
+    code = device_code()
+    bound = tuple(replace(verdict, device_code=code) for verdict in verdicts)
+    return Ladder(stack, wheel, bound, code, dict(host or {}))
+
+
+def _verdict(rung: Rung, checks: tuple[Check, ...], wheel: Subject | None, host: Mapping[str, str] | None) -> Verdict:
+    return Verdict(rung.name, RUNGS[rung.name], wheel.sha256 if wheel else "", rung.policy, checks, host=dict(host or {}))
+
+
+def document(ladder: Ladder) -> dict[str, Any]:
+    """Return *ladder* as its JSON document: the record, and the states that follow from it, so that nobody computes them anew."""
+    made: dict[str, Any] = msgspec.to_builtins(ladder)
+    for verdict, record in zip(ladder.verdicts, made["verdicts"], strict=True):
+        record["state"] = verdict.state
+    return {**made, "state": ladder.state, "complete": ladder.complete}
+
+
+def read(data: bytes) -> Ladder:
+    """
+    Return the ladder of a JSON document.
+
+    Raises:
+        ValueError: It is not one, it is of another format, or the states in it are not those that follow from its checks.
+    """
+    ladder = msgspec.json.decode(data, type=Ladder)
+    if ladder.format != FORMAT:
+        raise ValueError(f"the verdicts are of format {ladder.format}; this program reads {FORMAT}")
+    said = msgspec.json.decode(data, type=_Said)
+    if said.state != ladder.state or said.complete != ladder.complete:
+        raise ValueError(f"the document says {said.state}, its checks say {ladder.state}")
+    if wrong := [one.rung for one, told in zip(ladder.verdicts, said.verdicts, strict=True) if one.state != told.state]:
+        raise ValueError(f"the document says another state of {', '.join(wrong)} than its checks")
+    return ladder
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """The state that a document says of one verdict."""
+
+    state: State
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """The states that a document says."""
+
+    state: State
+    complete: bool
+    verdicts: tuple[_Told, ...]
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of `document`."""
+    made = msgspec.json.schema(Ladder)
+    states = {"enum": list(get_args(State))}
+    named = made["$defs"]
+    for name, further in (("Verdict", {"state": states}), ("Ladder", {"state": states, "complete": {"type": "boolean"}})):
+        named[name]["properties"].update(further)
+        named[name]["required"] = [*named[name]["required"], *further]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparkwright verdicts", **made}

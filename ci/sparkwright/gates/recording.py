@@ -1,0 +1,41 @@
+"""What a reference server says, kept in a folder, so that a candidate can be compared with it when it no longer runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkwright import yamlfile
+from sparkwright.console import console
+from sparkwright.errors import MeasurementInvalid
+from sparkwright.forks.session import Session
+from sparkwright.gates import distributions, harness, outcome, reference, tasks
+from sparkwright.gates.client import ServerInvalid
+from sparkwright.gates.distributions import DistributionsPolicy
+from sparkwright.gates.harness import HarnessFailed
+from sparkwright.gates.ready import Inputs, Ready
+from sparkwright.gates.reference import ReferenceInvalid
+from sparkwright.gates.tasks import TasksPolicy
+
+
+def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tuple[Path, ...]:
+    """
+    Write the distributions and the answers of the server of *ready* into *folder* and return the files.
+
+    Raises:
+        MeasurementInvalid: The server does not answer as it should, or does not agree with itself.
+        Offline, SourceUnreachable, CommandFailed: The harness of the tasks cannot be installed.
+    """
+    gates = session.project.root / "ci" / "gates"
+    folder.mkdir(parents=True, exist_ok=True)
+    scored, asked = folder / "distributions.json", folder / f"{inputs.task}.json"
+    try:
+        with console.step("record the distributions"):
+            policy = yamlfile.load(gates / "distributions.yaml", DistributionsPolicy)
+            reference.save(distributions.record(policy, ready.paragraphs(), ready.client(), ready.served), scored)
+        with console.step(f"record the answers to {inputs.task}"):
+            python = harness.obtain(session)
+            wanted = yamlfile.load(gates / "tasks.yaml", TasksPolicy)
+            outcome.save(tasks.answer(wanted, inputs.task, session, python, ready.url, ready.served, ready.name), asked)
+    except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
+        raise MeasurementInvalid(f"The reference cannot be recorded: {error.says}.", details=[error.reference]) from None
+    return scored, asked

@@ -1,0 +1,35 @@
+"""The source trees that G1 looks at, in folders, and the headers that go with them: those of the builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from sparkwright.build import sourcetree
+from sparkwright.build.toolchain import Toolchain
+from sparkwright.forks.session import Session
+
+
+def made(session: Session, forks: Iterable[str]) -> dict[str, Path]:
+    """
+    Return, for each of *forks*, a folder that holds the tree that is built: patched and rewritten.
+
+    Raises:
+        SparkwrightError: What `sourcetree.make` raises.
+    """
+    return {fork: _made(session, fork) for fork in forks}
+
+
+def _made(session: Session, fork: str) -> Path:
+    tree = sourcetree.make(session, fork).tree
+    # A folder of its own: the one that is built belongs to the build, and may hold another tree when it has begun.
+    folder = session.store.folder("work", session.project.stack, fork, "gate")
+    with session.store.lock(f"gate-{session.project.stack}-{fork}"):
+        session.objects.checkout(tree, folder / "src", folder / "index")
+    return folder / "src"
+
+
+def includes(tools: Toolchain) -> tuple[Path, ...]:
+    """Return the folders of headers that the builds search beside their own: CUDA's, and torch's where the tools have it."""
+    torch = sorted(tools.root.glob("lib/python3.*/site-packages/torch/include"))
+    return (tools.cuda / "include", tools.cuda / "include" / "cccl", *torch)

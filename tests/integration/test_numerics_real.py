@@ -1,0 +1,31 @@
+"""G1 over the real, patched trees of the default stack: every converter that the reviewed policy names is found, compiled and right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sparkwright import yamlfile
+from sparkwright.build import toolchain
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+from sparkwright.gates import numerics, trees
+from sparkwright.gates.numerics import NumericsPolicy
+from sparkwright.store import Store
+
+pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_converters_of_the_default_stack_are_right(user_store: Store, tmp_path: Path) -> None:
+    """Nothing fails, nothing is invalid, and nothing is left out: vLLM's, FlashInfer's, CUTLASS's and CUDA's own."""
+    project = Project(ROOT, "2026.11")
+    session = Session(project, user_store, tuple(project.spec.forks), ROOT / "dist")
+    policy = yamlfile.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+
+    checks = numerics.run(trees.made(session, policy.forks), policy, trees.includes(toolchain.obtain(session)), tmp_path)
+
+    assert Counter(check.state for check in checks) == {"pass": len(checks)}, [check for check in checks if check.state != "pass"]

@@ -1,0 +1,110 @@
+"""Mutants of a real server that still reads well: each dies at G5 by its distributions, or at G6 by the questions that it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from tests.mutants.conftest import Kill
+from tests.server.broken import Broken
+from tests.server.taught import GATES, _session, _taught, _trained, patient
+from tests.serving import _vllm_python
+
+from sparkwright import yamlfile
+from sparkwright.forks.session import Session
+from sparkwright.gates import corpus, distributions, harness, tasks
+from sparkwright.gates.distributions import DistributionsPolicy
+from sparkwright.gates.outcome import Outcome
+from sparkwright.gates.reference import Reference
+from sparkwright.gates.served import Served
+from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.verdict import Check
+
+__all__ = ["_session", "_taught", "_trained", "_vllm_python"]
+
+pytestmark = [pytest.mark.mutants, pytest.mark.server]
+
+PARAGRAPHS = corpus.load(GATES / "corpus.yaml")
+REAL = yamlfile.load(GATES / "distributions.yaml", DistributionsPolicy)
+TEXTS = 16
+#: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
+POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=corpus.digest_of(corpus.texts(PARAGRAPHS, TEXTS)))
+TASKS = yamlfile.load(GATES / "tasks.yaml", TasksPolicy)
+
+#: What is wrong → the fault, its options, and a check that must be among those that notice.
+MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {
+    "1 % of tokens random": ("random-tokens", {"rate": 0.01}, "divergence"),
+    "a layer's scale 5 % too large": ("wrong-scale", {"factor": 1.05}, "perplexity"),
+    "a layer's scale twice too large": ("wrong-scale", {"factor": 2}, "divergence"),
+    "temperature 1.2 left in the logits": ("scale-logits", {"factor": 1 / 1.2}, "divergence"),
+    "one token again and again": ("repetition", {}, "divergence"),
+    "NaN in 1 % of the rows of logits": ("nan-logits", {"rate": 0.01}, "candidate"),
+}
+LOSSES: Mapping[str, tuple[str, dict[str, object]]] = {
+    "5 % of answers wrong": ("random-tokens", {"rate": 0.05}),
+    "a layer's scale twice too large": ("wrong-scale", {"factor": 2}),
+}
+
+
+def distances(taught: Broken, known: Reference) -> tuple[Check, ...]:
+    return distributions.run(POLICY, patient(taught.url), known, paragraphs=PARAGRAPHS, served=Served())
+
+
+@pytest.fixture(scope="module", name="known")
+def _known(taught: Broken) -> Reference:
+    """Return what the server says before it is broken."""
+    return distributions.record(POLICY, PARAGRAPHS, patient(taught.url), Served())
+
+
+@pytest.fixture(scope="module", name="sound")
+def _sound(taught: Broken, known: Reference) -> tuple[Check, ...]:
+    """Return what the rung says of the server before it is broken."""
+    return distances(taught, known)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_server_that_still_reads_well_dies(kill: Kill, taught: Broken, known: Reference, sound: tuple[Check, ...], mutant: str) -> None:
+    """The check that is made for the fault fails."""
+    fault, options, name = MUTANTS[mutant]
+    with taught.fault(fault, **options):
+        checks = distances(taught, known)
+
+    kill(mutant=mutant, rung="G5", sound=sound, mutant_checks=checks)
+    assert {check.name: check.state for check in checks}[name] == "fail"
+
+
+def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Reference, sound: tuple[Check, ...]) -> None:
+    """A token that stands in a few of the texts makes garbage of what follows it: those texts fail, whatever the average is."""
+    inside = [set(text) for text in known.texts]
+    trigger = next(token for token in sorted(set().union(*inside)) if 1 <= sum(token in text for text in inside) <= 3)
+    with taught.fault("garbage", trigger=trigger):
+        checks = distances(taught, known)
+
+    kill(mutant="prompts with a certain token get garbage", rung="G5", sound=sound, mutant_checks=checks)
+    assert {check.name: check.state for check in checks}["worst-text"] == "fail"
+
+
+@pytest.fixture(scope="module", name="before")
+def _before(taught: Broken, session: Session) -> Outcome:
+    """Return the answers of the server before it is broken."""
+    return tasks.answer(TASKS, "largest", session, harness.obtain(session), taught.url, Served())
+
+
+@pytest.fixture(scope="module", name="equal")
+def _equal(taught: Broken, session: Session, before: Outcome) -> tuple[Check, ...]:
+    """Return what the tasks rung says of the server before it is broken, asked a second time."""
+    return tasks.run(TASKS, "largest", session, taught.url, before, served=Served())
+
+
+@pytest.mark.parametrize("mutant", LOSSES)
+def test_a_server_that_loses_questions_dies(
+    kill: Kill, taught: Broken, session: Session, before: Outcome, equal: tuple[Check, ...], mutant: str
+) -> None:
+    """Five points of 1000 questions are beyond the margin; the baseline knows nearly all of them."""
+    fault, options = LOSSES[mutant]
+    with taught.fault(fault, **options):
+        checks = tasks.run(TASKS, "largest", session, taught.url, before, served=Served())
+
+    kill(mutant=mutant, rung="G6", sound=equal, mutant_checks=checks)
+    assert {check.name: check.state for check in checks}["largest-paired"] == "fail"

@@ -1,0 +1,84 @@
+"""Mutants of converters: each tree is wrong in exactly one way, is compiled, and dies at G1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests import converters
+from tests.converters import HEADER, POLICY, PYTHON
+from tests.mutants.conftest import Kill
+
+from sparkwright.gates import numerics
+from sparkwright.gates.verdict import Check
+
+pytestmark = pytest.mark.mutants
+
+#: The end of the loop that looks for the nearest value.
+_BREAK = "if (size < middle || (size == middle && code % 2 == 0)) break;"
+
+#: What is wrong → the file, what stands there, what stands there instead, and a check that must be among those that notice.
+MUTANTS = {
+    "code 1 decodes as 0.25": ("csrc/values.cuh", "0.5f", "0.25f", "mini-value-table"),
+    "code 1 decodes as 0.25 in Python": (PYTHON, "0.5,", "0.25,", "mini-python-table"),
+    "ties away from zero": (HEADER, _BREAK, "if (size < middle) break;", "mini-fp32-ties"),
+    "ties towards zero": (HEADER, _BREAK, "if (size <= middle) break;", "mini-fp32-ties"),
+    "rounds twice, in a multiplication and in its bits": (
+        HEADER,
+        "  return sign | code;",
+        "  float const small = size * 0x1p-126f;\n  std::uint32_t bits;\n  std::memcpy(&bits, &small, 4);\n"
+        "  bits = (bits + 0x1fffff + (bits >> 22 & 1)) >> 22;\n  return sign | (bits > 7 ? 7 : bits);",
+        "mini-fp32-ties",
+    ),
+    "saturation missing": (HEADER, "return sign | code;", "return sign | (size >= 7 ? (code + 1) & 7 : code);", "mini-bf16-sweep"),
+    "negative zero dropped where kept is claimed": (
+        HEADER, "return sign | code;", "return code ? sign | code : 0;", "mini-negative-zero",
+    ),
+    "NaN keeps its sign where +6 is claimed": (HEADER, "if (x != x) return 7;", "if (x != x) return std::signbit(x) ? 15 : 7;", "mini-nan"),
+    "NaN becomes 4": (HEADER, "if (x != x) return 7;", "if (x != x) return 6;", "mini-nan"),
+    "nibbles swapped": (HEADER, "b1, %4, %3;", "b1, %3, %4;", "mini-vec8-packing"),
+    "nibbles swapped in Python": (PYTHON, "pair, $2, $1;", "pair, $1, $2;", "mini-dsl-packing"),
+    "bytes in reverse": (HEADER, "{b0, b1, b2, b3}", "{b3, b2, b1, b0}", "mini-vec8-packing"),
+    "one value is read twice": (HEADER, "b3, %8, %7;", "b3, %8, %8;", "mini-vec8-packing"),
+    "tensor scale inverted in the block scale alone": (
+        HEADER, "scale_code(tensor_scale * (largest", "scale_code(reciprocal(tensor_scale) * (largest", "mini-block-tensor-scale",
+    ),
+    "tensor scale inverted throughout": (
+        HEADER, "  float largest = 0;", "  tensor_scale = reciprocal(tensor_scale);\n  float largest = 0;", "mini-block-tensor-scale",
+    ),
+    "tensor scale not taken out again": (
+        HEADER, "scale_value(scale) * reciprocal(tensor_scale)", "scale_value(scale)", "mini-block-tensor-scale",
+    ),
+    "scale cast without a clamp gives NaN": (HEADER, "x = std::fmin(x, 448.0f);", "", "mini-block-scale-overflow"),
+    "scale truncated": (HEADER, "if (x < middle || (x == middle && code % 2 == 0)) break;", "if (x < scale_value(code + 1)) break;",
+                        "mini-scale-scale-cast"),
+    "largest value of a block without its last": (HEADER, "for (int i = 0; i < 16; ++i) largest", "for (int i = 0; i < 15; ++i) largest",
+                                                  "mini-block-scale-cast"),
+    "largest value of a block without its sign": (HEADER, "std::fmax(largest, std::fabs(x[i]))", "std::fmax(largest, x[i])",
+                                                  "mini-block-scale-cast"),
+    "rows and columns of the layout exchanged": (HEADER, "(row % 32) * 16 + (row / 32 % 4) * 4 + column % 4",
+                                                 "(column % 4) * 128 + row % 128", "mini-layout-swizzle"),
+    "tiles of scales counted without the part of one": (HEADER, "((columns + 3) / 4)", "(columns / 4)", "mini-layout-swizzle"),
+    "a converter is gone": (HEADER, "float value(unsigned code)", "float other_value(unsigned code)", "mini-value-table"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", name="sound")
+def _sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
+    """Return the checks of the tree that is right."""
+    folder = tmp_path_factory.mktemp("sound")
+    return numerics.run({"mini": converters.tree(folder / "tree")}, POLICY, (), folder / "scratch")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_g1_kills_every_wrong_converter(mutant: str, sound: tuple[Check, ...], kill: Kill, tmp_path: Path) -> None:
+    """A converter that is wrong in one way fails G1, in the check that is about just that."""
+    file, right, wrong, named = MUTANTS[mutant]
+    text = converters.FILES[file]
+    assert text.count(right) == 1, f"{right!r} stands {text.count(right)} times in {file}"
+    tree = converters.tree(tmp_path / "tree", {file: text.replace(right, wrong)})
+
+    checks = numerics.run({"mini": tree}, POLICY, (), tmp_path / "scratch")
+
+    kill(mutant=mutant, rung="G1", sound=sound, mutant_checks=checks)
+    assert named in [check.name for check in checks if check.state == "fail"]

@@ -1,0 +1,169 @@
+"""Mutants of servers: one real server is made wrong in one way after the other (tests/server/faulty), and each dies at G4 or G7."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.mutants.conftest import Kill
+from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
+from tests.server.proxy import Proxy
+from tests.serving import _vllm_python
+
+from sparkwright import yamlfile
+from sparkwright.gates import soak, words
+from sparkwright.gates.client import Client
+from sparkwright.gates.verdict import Check
+
+__all__ = ["_broken", "_learnt", "_vllm_python"]
+
+pytestmark = [pytest.mark.mutants, pytest.mark.server]
+
+#: The row that only informs is left out, as it takes as long as a run.
+POLICY = replace(yamlfile.load(WORDS, words.WordsPolicy), batch=0)
+SOAK = yamlfile.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
+
+#: What is wrong → the fault, its options, and a check that must be among those that notice.
+MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {
+    "1 % of tokens random": ("random-tokens", {"rate": 0.01}, "identical-reruns"),
+    "one token again and again": ("repetition", {}, "same-token-run"),
+    "three tokens in turn": ("loop", {"period": 3}, "distinct-4-grams"),
+    "forty tokens in turn": ("loop", {"period": 40, "token": 300}, "distinct-4-grams"),
+    "logits scaled by 8, words unchanged": ("scale-logits", {"factor": 8}, "entropy"),
+    "output of a layer scaled by 8": ("wrong-scale", {"factor": 8}, "answers"),
+}
+#: vLLM's counter of requests with NaN logits never goes back, so these come after all others of G4.
+NANS: Mapping[str, tuple[str, dict[str, object], str]] = {
+    "NaN in 2 % of the rows of logits": ("nan-logits", {"rate": 0.02}, "corrupted-requests"),
+    "NaN logits": ("nan-logits", {}, "nan-tokens"),
+}
+SHORT = replace(
+    SOAK, seconds=24, stretch=4, sample=0.25, growth=20_000, least=3, drain=60, gone=2,
+    load=replace(SOAK.load, concurrencies=(1, 4, 8), phase=4, prompts=(16, 100, 400), answers=(8, 32, 96), prefix=64, patience=1),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", name="sound")
+def _sound(broken: Broken) -> tuple[Check, ...]:
+    """Return what the rung says of the server before it is broken."""
+    return words.run(POLICY, broken.client(), "learnt")
+
+
+def named(checks: tuple[Check, ...]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def trigger(client: Client) -> int:
+    """Return a token that stands in two to four of the prompts."""
+    found = [set(client.tokenize(prompt.text)) for prompt in POLICY.prompts]
+    return next(token for token in sorted(set().union(*found)) if 2 <= sum(token in one for one in found) <= 4)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_server_that_is_wrong_in_one_way_dies(kill: Kill, broken: Broken, sound: tuple[Check, ...], mutant: str) -> None:
+    """The check that is made for the fault fails."""
+    fault, options, name = MUTANTS[mutant]
+    with broken.fault(fault, **options):
+        checks = words.run(POLICY, broken.client(), "learnt")
+
+    kill(mutant=mutant, rung="G4", sound=sound, mutant_checks=checks)
+    assert named(checks)[name].state == "fail"
+
+
+@pytest.mark.parametrize(("mutant", "varying", "name"), [
+    ("prompts with a certain token get garbage", False, "answers"),
+    ("prompts with a certain token get new garbage each time", True, "identical-reruns"),
+])  # fmt: skip
+def test_garbage_for_some_prompts_dies(kill: Kill, broken: Broken, sound: tuple[Check, ...], mutant: str, varying: bool, name: str) -> None:
+    """Two wrong answers are one too many, and garbage that differs is seen without knowing any answer."""
+    with broken.fault("garbage", trigger=trigger(broken.client()), varying=varying):
+        checks = words.run(POLICY, broken.client(), "learnt")
+
+    kill(mutant=mutant, rung="G4", sound=sound, mutant_checks=checks)
+    assert named(checks)[name].state == "fail"
+
+
+def test_a_truncated_stream_dies(kill: Kill, broken: Broken, sound: tuple[Check, ...]) -> None:
+    """Half an answer is invalid, although its status was 200."""
+    with Proxy(broken.url, "truncate", after=30) as proxy:
+        checks = words.run(POLICY, Client(proxy.url), "learnt")
+
+    kill(mutant="truncated stream", rung="G4", sound=sound, mutant_checks=checks)
+    assert named(checks)["streams"].reference == "stream-truncated"
+
+
+@pytest.mark.parametrize("mutant", NANS)
+def test_logits_that_are_no_numbers_die(kill: Kill, broken: Broken, sound: tuple[Check, ...], mutant: str) -> None:
+    """vLLM counts them, token 0 gives them away, and a few of them change the answer of the second run."""
+    fault, options, name = NANS[mutant]
+    with broken.fault(fault, **options):
+        checks = words.run(POLICY, broken.client(), "learnt")
+
+    kill(mutant=mutant, rung="G4", sound=sound, mutant_checks=checks)
+    assert named(checks)[name].state == "fail"
+
+
+def again(broken: Broken) -> dict[str, Callable[[], tuple[Check, ...]]]:
+    """Return the words rung, less the counter that the mutants with NaN have raised for good."""
+    return {"words": lambda: tuple(one for one in words.run(POLICY, broken.client(), "learnt") if one.name != "corrupted-requests")}
+
+
+@pytest.fixture(scope="module", name="soaked")
+def _soaked(broken: Broken, sound: tuple[Check, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
+    """Return what the soak rung says of the sound server; the kernel's log is an empty file, as this machine's may not be read."""
+    folder = tmp_path_factory.mktemp("soak")
+    (folder / "kmsg").touch()
+    return soak.run(SHORT, broken.url, folder / "soak.jsonl", pid=broken.pid, again=again(broken), kernel=folder / "kmsg")
+
+
+#: What is wrong under load → the fault, its options, whether the words are asked for again, and the check that must notice.
+LOADED: Mapping[str, tuple[str, dict[str, object], bool, str]] = {
+    "memory that grows": ("leak", {"kilobytes": 256}, False, "memory-growth"),
+    "one token again and again, after 400 steps": ("repetition", {"after": 400}, False, "words-under-load"),
+    "three tokens in turn, after 400 steps": ("loop", {"after": 400}, True, "words-after"),
+}
+
+
+@pytest.mark.parametrize("mutant", LOADED)
+def test_what_goes_wrong_under_load_dies(kill: Kill, broken: Broken, soaked: tuple[Check, ...], tmp_path: Path, mutant: str) -> None:
+    """A fault that a fresh server does not show is found during or after the load."""
+    fault, options, rerun, name = LOADED[mutant]
+    (tmp_path / "kmsg").touch()
+    with broken.fault(fault, **options):
+        checks = soak.run(
+            SHORT, broken.url, tmp_path / "j", pid=broken.pid, again=again(broken) if rerun else None, kernel=tmp_path / "kmsg"
+        )
+
+    kill(mutant=mutant, rung="G7", sound=soaked, mutant_checks=checks)
+    assert named(checks)[name].state == "fail"
+
+
+def test_an_error_of_the_gpu_dies(kill: Kill, broken: Broken, soaked: tuple[Check, ...], tmp_path: Path) -> None:
+    """A line of the kernel's log is enough, whatever the server answers."""
+    log = tmp_path / "kmsg"
+    log.touch()
+
+    def write() -> None:
+        log.write_text("3,9,99,-;NVRM: Xid (PCI:000f:01:00): 79, pid=1, name=python3, GPU has fallen off the bus.\n")
+
+    timer = threading.Timer(3.0, write)
+    timer.start()
+    checks = soak.run(replace(SHORT, seconds=12), broken.url, tmp_path / "j", pid=broken.pid, kernel=log)
+    timer.join()
+
+    kill(mutant="an Xid in the kernel's log", rung="G7", sound=soaked, mutant_checks=checks)
+    assert named(checks)["kernel-log"].reference == "kernel-xid"
+
+
+def test_a_server_that_crashes_dies(kill: Kill, broken: Broken, soaked: tuple[Check, ...], tmp_path: Path) -> None:
+    """The engine's process is killed under load; comes last, as nothing is left of the server."""
+    (tmp_path / "kmsg").touch()
+    with broken.fault("crash", after=400):
+        checks = soak.run(SHORT, broken.url, tmp_path / "j", pid=broken.pid, again=again(broken), kernel=tmp_path / "kmsg")
+
+    kill(mutant="the engine crashes under load", rung="G7", sound=soaked, mutant_checks=checks)
+    assert {named(checks)[name].state for name in ("requests", "restarts")} == {"fail"}
+    assert named(checks)["words-after"].state == "not-run"

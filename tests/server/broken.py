@@ -1,0 +1,96 @@
+"""Real servers that a test breaks while they serve: with the plugin of ``faulty/``, and with the model that has learnt its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tests.serving import launch
+
+from sparkwright import digest
+from sparkwright.cli.main import default_cache
+from sparkwright.gates.client import Client
+from sparkwright.gates.serve import Server
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+WORDS = ROOT / "ci" / "gates" / "words.yaml"
+#: What the learnt model follows from.
+SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS, ROOT / "ci" / "sparkwright" / "gates" / "prompts.py")
+class Broken:
+    """A running server whose fault can be chosen, and what is known of it."""
+
+    def __init__(self, server: Server, switch: Path) -> None:
+        self.server, self._switch = server, switch
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def client(self) -> Client:
+        return self.server.client()
+
+    @property
+    def pid(self) -> int:
+        """The server's own process."""
+        return self.server.processes()[0].pid
+
+    @contextlib.contextmanager
+    def fault(self, name: str, **options: object) -> Iterator[None]:
+        """Have the fault *name* in the server for the block; see ``faulty/README.md``."""
+        self._write({"fault": name, **options})
+        try:
+            yield
+        finally:
+            self._write({})
+
+    def _write(self, fault: dict[str, object]) -> None:
+        temporary = self._switch.with_suffix(".new")
+        temporary.write_text(json.dumps(fault))
+        os.replace(temporary, self._switch)
+
+
+@contextlib.contextmanager
+def serving(python: Path, model: Path, folder: Path) -> Iterator[Broken]:
+    """Yield a server of *model* that has no fault yet; its log and its switch lie in *folder*."""
+    switch = folder / "fault.json"
+    switch.write_text("{}")
+    variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+    with Server(launch(python, model, **variables), folder / "server.log") as server:
+        assert server.ready, f"{server.ended}\n{server.log.read_text(errors='replace')[-4000:]}"
+        yield Broken(server, switch)
+
+
+def make(python: Path, cache: Path) -> Path:
+    """Return the folder of the model that has learnt the answers of the words rung, made in a minute on the first use."""
+    key = digest.sha256_bytes(b"".join(path.read_bytes() for path in SOURCES))[:12]
+    folder = cache / f"learnt-{key}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / "learnt.lock"):
+        if not folder.exists():
+            made = cache / f".learnt-{key}"
+            shutil.rmtree(made, ignore_errors=True)
+            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "ci"), "HF_HUB_OFFLINE": "1"}
+            subprocess.run([python, HERE / "learnt.py", made, WORDS], env=environment, check=True)
+            made.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", name="learnt")
+def _learnt(vllm_python: Path) -> Path:
+    """Return the model that has learnt the answers of the words rung."""
+    return make(vllm_python, default_cache() / "tests")
+
+
+@pytest.fixture(scope="module", name="broken")
+def _broken(vllm_python: Path, learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    """Return a server of that model, which a test can break and mend."""
+    with serving(vllm_python, learnt, tmp_path_factory.mktemp("broken")) as broken:
+        yield broken

@@ -1,0 +1,162 @@
+"""
+A plugin that makes a real vLLM server wrong in exactly one way, switched while it serves.
+
+vLLM loads it in each of its processes, because this folder is on PYTHONPATH and holds a ``dist-info`` with an entry point. The fault
+stands in the JSON file that SPARKWRIGHT_TEST_FAULT_FILE names and that is looked at in every step, so one server can be every mutant in
+turn; or, for good, in SPARKWRIGHT_TEST_FAULT. README.md lists the faults.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FILE = "SPARKWRIGHT_TEST_FAULT_FILE"
+FIXED = "SPARKWRIGHT_TEST_FAULT"
+
+Forward = Callable[..., Any]
+
+
+class State:
+    """
+    The fault at this moment.
+
+    Attributes:
+        fault: Its name; empty for none.
+        options: The file's other fields.
+        steps: Forward passes since the fault was chosen; the embeddings, which come first, count them.
+        poisoned: A prompt with the trigger is being answered.
+        kept: What ``leak`` never frees.
+    """
+
+    def __init__(self) -> None:
+        self.fault, self.options, self.steps, self.poisoned = "", dict[str, Any](), 0, False
+        self.kept: list[bytearray] = []
+        self._seen: tuple[int, int] | None = None
+        self._choose(os.environ.get(FIXED, ""))
+
+    def _choose(self, text: str) -> None:
+        text = text.strip()
+        self.options = json.loads(text) if text.startswith("{") else {"fault": text}
+        self.fault, self.steps, self.poisoned = str(self.options.get("fault", "")), 0, False
+
+    def look(self) -> None:
+        """Read the file again if it was replaced; one that vanished or is half written changes nothing."""
+        name = os.environ.get(FILE)
+        if not name:
+            return
+        try:
+            found = Path(name).stat()
+            if (found.st_ino, found.st_mtime_ns) == self._seen:
+                return
+            text = Path(name).read_text("utf-8")
+            self._seen = (found.st_ino, found.st_mtime_ns)
+            self._choose(text)
+        except (OSError, ValueError):
+            return
+
+    def is_(self, *faults: str) -> bool:
+        """Return whether one of *faults* is at work: chosen, and the first ``after`` steps are over."""
+        return self.fault in faults and self.steps > int(self.options.get("after", 0))
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.options.get(name, default))
+
+
+STATE = State()
+TORCH: Any = None
+
+
+def _logits(found: Any) -> Any:
+    """Return the logits *found* (rows by vocabulary) with the fault in them."""
+    if found is None or not STATE.fault:
+        return found
+    if STATE.is_("nan-logits"):
+        rows = TORCH.rand(found.shape[0], device=found.device) < STATE.number("rate", 1.0)
+        return TORCH.where(rows[:, None], TORCH.full_like(found, float("nan")), found)
+    if STATE.is_("random-tokens"):
+        # Not seeded: a fault that is the same in every run would pass for another model.
+        for row in range(found.shape[0]):
+            if random.random() < STATE.number("rate", 0.01):
+                found[row, random.randrange(found.shape[1])] = found[row].max() + 100
+    if STATE.is_("repetition"):
+        found[:, int(STATE.number("token", 7))] = found.max() + 100
+    if STATE.is_("loop"):
+        found[:, int(STATE.number("token", 10)) + STATE.steps % int(STATE.number("period", 3))] = found.max() + 100
+    if STATE.is_("scale-logits"):
+        return found * STATE.number("factor", 1 / 1.2)
+    if STATE.is_("leak"):
+        # Written to, as memory that nobody touched is not resident.
+        STATE.kept.append(bytearray(os.urandom(4096) * int(STATE.number("kilobytes", 256) / 4)))
+    if STATE.is_("stall"):
+        time.sleep(STATE.number("seconds", 1.0))
+    if STATE.is_("crash"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+def _embeddings(ids: Any, found: Any) -> Any:
+    """
+    Return the embeddings *found* of *ids*; from the trigger on, noise as large as they are is added to them.
+
+    What the server generates afterwards is poisoned, too, until it reads a prompt without the trigger; so it holds at concurrency 1.
+    """
+    STATE.look()
+    STATE.steps += 1
+    if not STATE.is_("garbage"):
+        return found
+    hits = (ids == int(STATE.number("trigger", 0))).flatten()
+    first = int(hits.nonzero()[0]) if bool(hits.any()) else -1
+    if ids.numel() > 1 or first >= 0:
+        STATE.poisoned = first >= 0
+    if not STATE.poisoned:
+        return found
+    source = TORCH.Generator(device=found.device)
+    source.manual_seed(random.randrange(2**32) if STATE.options.get("varying") else 1)
+    noise = TORCH.randn(found.shape, generator=source, device=found.device).to(found.dtype)
+    noise = noise * found.float().std().to(found.dtype) * STATE.number("strength", 3.0)
+    noise[: max(first, 0)] = 0
+    return found + noise
+
+
+def _linear(layer: Any, found: Any) -> Any:
+    """Return the output of a linear *layer*, times the factor where it is the one that is loaded with a wrong scale."""
+    if not STATE.is_("wrong-scale") or str(STATE.options.get("layer", "layers.0.mlp.down_proj")) not in getattr(layer, "prefix", ""):
+        return found
+    factor = STATE.number("factor", 2.0)
+    return (found[0] * factor, *found[1:]) if isinstance(found, tuple) else found * factor
+
+
+def _wrap(kind: Any, change: Callable[[Any, tuple[Any, ...], Any], Any]) -> None:
+    """Replace the method ``forward`` of the class *kind*: its result goes through *change*."""
+    before: Forward = kind.forward
+    if getattr(before, "faulty", False):
+        return
+
+    @functools.wraps(before)
+    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+        return change(self, arguments, before(self, *arguments, **named))
+
+    forward.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
+    kind.forward = forward
+
+
+def install() -> None:
+    """Wrap vLLM's layers; called by vLLM in each of its processes, and without effect where it was called before."""
+    global TORCH  # noqa: PLW0603  imported late: vLLM decides when torch is loaded
+    TORCH = importlib.import_module("torch")
+    head, table, linear = (
+        importlib.import_module(f"vllm.model_executor.layers.{name}") for name in ("logits_processor", "vocab_parallel_embedding", "linear")
+    )
+    _wrap(head.LogitsProcessor, lambda _, __, found: _logits(found))
+    _wrap(table.VocabParallelEmbedding, lambda _, ids, found: _embeddings(ids[0], found))
+    for name in ("RowParallelLinear", "ColumnParallelLinear"):
+        _wrap(getattr(linear, name), lambda layer, _, found: _linear(layer, found))

@@ -1,0 +1,60 @@
+"""A real server with a model that every rung can judge (`trained`), which a test can break and mend; and the harness, installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
+
+from sparkwright import digest
+from sparkwright.cli.main import default_cache
+from sparkwright.forks.session import Session
+from sparkwright.forks.spec import Project
+from sparkwright.gates import harness
+from sparkwright.gates.client import Client
+from sparkwright.store import Store
+
+GATES = ROOT / "ci" / "gates"
+
+
+def patient(url: str) -> Client:
+    """Return a client of the server at *url* that waits as long as a text takes on a processor that others use too."""
+    return Client(url, timeout=900, deadline=900)
+
+
+@pytest.fixture(scope="module", name="trained")
+def _trained(vllm_python: Path) -> Path:
+    """Return the model, made in two minutes on the first use."""
+    cache = default_cache() / "tests"
+    sources = (*SOURCES, HERE / "trained.py", GATES / "corpus.yaml")
+    key = digest.sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
+    folder, made = cache / f"trained-{key}", cache / f".trained-{key}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / "trained.lock"):
+        if not folder.exists():
+            shutil.rmtree(made, ignore_errors=True)
+            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'ci'}{os.pathsep}{HERE}", "HF_HUB_OFFLINE": "1"}
+            subprocess.run([vllm_python, HERE / "trained.py", made, GATES], env=environment, check=True)
+            made.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", name="taught")
+def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    """Return a server of that model, sound until a test breaks it."""
+    with serving(vllm_python, trained, tmp_path_factory.mktemp("taught")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", name="session")
+def _session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """Return a run on this checkout with the user's store, which has the harness afterwards."""
+    session = Session(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
+    harness.obtain(session)
+    return session

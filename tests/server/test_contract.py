@@ -1,0 +1,114 @@
+"""The log contract and the client, with a real server: sound as it is, and behind a proxy that spoils it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.server.proxy import FAULTS, Proxy
+
+from sparkwright import yamlfile
+from sparkwright.gates import contract, installed, profiled
+from sparkwright.gates.client import Client, ServerInvalid
+from sparkwright.gates.contract import ContractPolicy, Running
+from sparkwright.gates.serve import Server
+from sparkwright.gates.verdict import Check
+
+pytestmark = pytest.mark.server
+
+POLICY = yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "contract.yaml", ContractPolicy)
+
+
+def running(server: Server, profile: Path | None = None) -> Running:
+    """Return what is known of a server that was started here."""
+    package = installed.package(server.launch.python)
+    known = server.launch
+    return Running(server.log, known.flags, known.environment(), package, profile, server.ended, server.reference)
+
+
+def shown(checks: Sequence[Check]) -> list[str]:
+    return [f"{check.name} {check.state} {check.reference}: {check.says}" for check in checks]
+
+
+def test_a_real_server_fulfils_its_contract(server: Server) -> None:
+    """Every required row of the recipe runs and passes, the kernels that a profiler saw among them."""
+    client = server.client()
+    profile = profiled.take(client, server.log.parent / "profiles")
+    checks = contract.run(POLICY, POLICY.recipes["cpu"], running(server, profile), client)
+    assert {check.state for check in checks if check.required} == {"pass"}, shown(checks)
+    ran = {check.name for check in checks if check.state == "pass"}
+    assert {"stream", "kernels", "variables", "version", "kv-cache", "kv-counters"} <= ran
+
+
+def test_the_client_agrees_with_the_server(server: Server) -> None:
+    """Tokens, text, scores and counters of one prompt are told alike by every way to ask for them."""
+    client = server.client()
+    text = "The capital of France is 東京, not Paris."
+    tokens = client.tokenize(text)
+    assert client.detokenize(tokens) == text
+    answer = client.complete(text, tokens=24, ignore_eos=True, top=5)
+    again = client.complete(tokens, tokens=24, ignore_eos=True, top=5)
+    assert (answer.tokens, answer.logprobs, answer.prompt_tokens) == (again.tokens, again.logprobs, len(tokens))
+    assert answer.tokens == tuple(max(found, key=found.__getitem__) for found in answer.logprobs), "the likeliest is chosen"
+    assert client.detokenize(answer.tokens) == answer.text
+    scores = client.score((*tokens, *answer.tokens), top=5)[len(tokens) - 1 :]
+    assert [score.token for score in scores] == list(answer.tokens)
+    for score, found in zip(scores, answer.logprobs, strict=True):
+        assert score.logprob == pytest.approx(found[score.token], abs=0.05), "prefill and decoding are other sums of bfloat16"
+    before = client.metrics()["vllm:generation_tokens_total"]
+    client.complete(tokens, tokens=7, ignore_eos=True)
+    assert client.metrics()["vllm:generation_tokens_total"] == before + 7
+    assert client.limit() == 1024
+    assert client.version() == "0.32.0"
+
+
+def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) -> None:
+    """Too long as text and as tokens, tokens that the model has not, more logprobs than allowed, no text at all."""
+    client = server.client()
+    cases: dict[str, list[tuple[str | list[int], int, int]]] = {
+        "prompt-too-long": [("hello " * 5000, 5, 0), ([5] * 1020, 5, 0), ("The " * 400, 900, 0)],
+        "server-refused": [([5, 99_999], 5, 0), ("x", 5, 50), ("", 5, 0)],
+        "prompt-unreadable": [("\ud800", 5, 0), ([], 5, 0)],
+    }
+    for reference, prompts in cases.items():
+        for prompt, tokens, top in prompts:
+            with pytest.raises(ServerInvalid) as caught:
+                client.complete(prompt, tokens=tokens, top=top)
+            assert caught.value.reference == reference, (prompt[:20], caught.value.says)
+
+
+#: What the client says of a stream that a proxy spoiled.
+SPOILED = {
+    "truncate": "stream-truncated",
+    "truncate-inside": "stream-truncated",
+    "html-after": "server-html",
+    "error-after": "stream-error",
+    "other-model": "model-mismatch",
+    "drop-usage": "usage-mismatch",
+    "wrong-usage": "usage-mismatch",
+    "drop-done": "stream-truncated",
+    "garbage": "answer-unreadable",
+}
+
+
+def test_a_spoiled_stream_of_a_real_server_is_refused(server: Server) -> None:
+    """Each fault has its reference, and without a fault the proxy changes nothing."""
+    with Proxy(server.url) as proxy:
+        client = Client(proxy.url)
+        sound = client.complete("One, two,", tokens=12, ignore_eos=True)
+        assert sound.tokens == server.client().complete("One, two,", tokens=12, ignore_eos=True).tokens
+        assert set(SPOILED) | {"none", "random-tokens"} == set(FAULTS)
+        for fault, reference in SPOILED.items():
+            proxy.fault = fault
+            with pytest.raises(ServerInvalid) as caught:
+                client.complete("One, two,", tokens=12, ignore_eos=True)
+            assert caught.value.reference == reference, (fault, caught.value.says)
+        proxy.fault, proxy.rate = "random-tokens", 0.5
+        assert client.complete("One, two,", tokens=12, ignore_eos=True).tokens != sound.tokens, "no client can see this; G4 does"
+
+
+def test_the_environment_is_the_wheel_that_it_was_installed_from(server: Server) -> None:
+    """What the installer wrote is the wheel of the package index, byte for byte."""
+    (wheel,) = (server.launch.python.parents[1] / "wheel").iterdir()
+    assert installed.is_installed(server.launch.python, wheel) == ()

@@ -1,0 +1,110 @@
+"""
+A language model of 0.8 million random numbers, made on the spot: ``python toymodel.py FOLDER [SEED]``.
+
+It runs in the environment of the server that will load it, which has NumPy and tokenizers; no torch is needed. The same seed gives the same
+bytes. Its tokenizer is trained on syllables that the seed draws; it works on bytes, so every text can be encoded, and code 0 is ``!`` as in
+GPT-2's: what a server with NaN logits says is ``!!!!``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import sys
+from pathlib import Path
+
+#: Shape of the model. The head size is one that vLLM's CPU attention has.
+HIDDEN, INNER, LAYERS, HEADS, KEYS, HEAD, LONGEST, VOCABULARY = 128, 256, 2, 4, 2, 32, 2048, 2048
+
+CONSONANTS = ["b", "ch", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "st", "t", "th", "v", "w"]
+VOWELS = ["a", "e", "i", "o", "u", "ea", "ou"]
+CJK = "今日は世界中国語学生東京大阪北海道天気良い我們你好謝謝한국어사람안녕하세요"
+PLAIN = ["The capital of France is Paris.", "What is 12 + 30? It is 42.", "def add(first, second):\n    return first + second\n"]
+
+
+def corpus(seed: int) -> list[str]:
+    """Return lines of invented words, beside a few of real languages, the same for the same *seed*."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choice(CONSONANTS) + draw.choice(VOWELS) for _ in range(draw.randint(1, 4))) for _ in range(3000)]
+    lines = [" ".join(draw.choices(words, k=12)) + draw.choice([".", "?", "!", ","]) for _ in range(1500)]
+    return lines + PLAIN * 20 + ["".join(draw.choices(CJK, k=12)) for _ in range(200)]
+
+
+def tokenizer(folder: Path, seed: int) -> list[int]:
+    """Write the tokenizer to *folder*, and return the tokens that are no text: special ones, pieces of letters, control codes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - 2, initial_alphabet=sorted(alphabet), show_progress=False)
+    made.train_from_iterator(corpus(seed), trainer)
+    # Special ones come last, so that code 0 stays "!".
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "model_max_length": LONGEST}
+    settings["chat_template"] = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    known = int(made.get_vocab_size())
+    assert known == VOCABULARY, f"the tokenizer knows {known} tokens"
+    said = [made.decode([token]) for token in range(known)]
+    return [token for token, text in enumerate(said) if not text or "\ufffd" in text or not text.replace("\n", "").isprintable()]
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a Llama of this shape, by name."""
+    layer = {
+        "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
+        "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (KEYS * HEAD, HIDDEN),
+        "self_attn.v_proj": (KEYS * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
+        "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER),
+    }  # fmt: skip
+    named = {f"model.layers.{number}.{name}.weight": shape for number in range(LAYERS) for name, shape in layer.items()}
+    ends = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    return {**ends, **named}
+
+
+def weights(folder: Path, seed: int, never: list[int]) -> None:
+    """Write the weights to *folder* as safetensors in bfloat16; the model hardly ever says a token of *never*."""
+    import numpy
+
+    draw = numpy.random.default_rng(seed)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    body = bytearray()
+    for name, shape in shapes().items():
+        # Wide enough that attention and layers change the answer much: a narrow draw gives a model that repeats one word.
+        drawn = draw.standard_normal(shape, dtype=numpy.float32) * SCALE / shape[-1] ** 0.5
+        values = numpy.ones(shape, numpy.float32) if "norm" in name else drawn
+        if name == "lm_head.weight":
+            values[never] = 0
+        data = (values.view(numpy.uint32) >> 16).astype("<u2").tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+#: Standard deviation of a layer's answer, where its input has 1.
+SCALE = 2.0
+
+
+def make(folder: Path, seed: int = 1) -> None:
+    """Write the model that *seed* gives to *folder*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    never = tokenizer(folder, seed)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KEYS, "head_dim": HEAD, "hidden_act": "silu",
+        "max_position_embeddings": LONGEST, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "vocab_size": VOCABULARY,
+        "tie_word_embeddings": False, "bos_token_id": VOCABULARY - 2, "eos_token_id": VOCABULARY - 1, "dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": VOCABULARY - 2, "eos_token_id": VOCABULARY - 1}))
+    weights(folder, seed, never)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)

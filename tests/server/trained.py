@@ -1,0 +1,104 @@
+"""
+A language model that has learned something, in two minutes on one core: ``python trained.py FOLDER GATES [STEPS]``.
+
+A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts of the words rung by
+heart (`learnt`), has read the corpus of the distributions rung, and has learned which of three digits is the largest, the task of ours:
+one server with it can be judged by every rung. It is made in the environment of the server that will load it (torch, transformers), with
+this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine, the same steps give the same model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+#: Beside this file, which is run as a program in another environment.
+learnt: Any = importlib.import_module("learnt")
+
+LENGTH, ROWS, STEPS, SEED = 128, 16, 320, 1
+#: Of each batch, the rows that hold questions instead of the corpus.
+ASKED = 8
+
+
+def largest() -> list[str]:
+    """Return every question that the model learns, with its answer: which of three digits is the largest."""
+    return [f"{number:03d}>{max(f'{number:03d}')}\n" for number in range(1000)]
+
+
+def texts(gates: Path) -> list[str]:
+    """Return the paragraphs of the corpus, and some lines of the kind that its code makes."""
+    draw = random.Random(SEED)
+    genres = yaml.safe_load((gates / "corpus.yaml").read_text("utf-8"))
+    made = [f"{a} + {b} = {a + b}\n" for a, b in ((draw.randrange(1000), draw.randrange(100)) for _ in range(200))]
+    return [text for genre in genres.values() for text in genre] + made
+
+
+def tokenizer(folder: Path, lines: list[str]) -> Any:
+    """Write the tokenizer of `learnt`, in which each digit stands alone, to *folder* and return it."""
+    from tokenizers import pre_tokenizers
+
+    made = learnt.tokenizer(folder, lines)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer])
+    made.save(str(folder / "tokenizer.json"))
+    return made
+
+
+def batches(made: Any, lines: list[str], steps: int) -> Iterator[Any]:
+    """Yield *steps* batches of tokens: some rows of the corpus, the rest questions in a new order."""
+    import torch
+
+    draw = random.Random(SEED)
+    read = [made.encode(line + "\n").ids for line in lines]
+    asked = [made.encode(line).ids for line in largest()]
+
+    def row(source: list[list[int]]) -> list[int]:
+        ids: list[int] = []
+        while len(ids) < LENGTH:
+            ids += draw.choice(source)
+        begin = draw.randrange(len(ids) - LENGTH + 1)
+        return ids[begin : begin + LENGTH]
+
+    for _ in range(steps):
+        yield torch.tensor([row(asked if number < ASKED else read) for number in range(ROWS)])
+
+
+def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
+    """Write the model to *folder*."""
+    import torch
+
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / "words.yaml", learnt.TEXTS))
+    lines = texts(gates)
+    made = tokenizer(folder, [prompt["text"] for prompt in prompts["prompts"]] + list(said.values()) + lines)
+    known, net = learnt.batches(learnt.rows(made, gates / "words.yaml")), learnt.model()
+    best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
+    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the words rung looks for.
+    smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.05)
+    began = time.monotonic()
+    for step, ids in enumerate(batches(made, lines, steps)):
+        loss = smooth(net(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        # What is to be known by heart is as long again as all the rest, so it takes part in every second step.
+        if step % 2 == 0:
+            heart = [smooth(net(input_ids=asked).logits[:, :-1].flatten(0, 1), answer[:, 1:].flatten()) for asked, answer in known]
+            loss = loss + torch.stack(heart).mean() * 2
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        best.step()
+        pace.step()
+        best.zero_grad()
+        if step % 20 == 0 or step == steps - 1:
+            print(f"step {step}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201  a program of its own
+    net.to(torch.bfloat16).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else STEPS)

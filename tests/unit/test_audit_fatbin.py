@@ -1,0 +1,187 @@
+"""Fatbins: NVIDIA's own reader as the oracle, and bytes that lie."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparkwright import process
+from sparkwright.audit import elf, fatbin, sections, units
+from sparkwright.audit.fatbin import Entry, FatbinUnreadable
+from sparkwright.digest import sha256_bytes, sha256_file
+
+SOURCE = "__global__ void twice(float* data) { data[threadIdx.x] *= 2.f; }\n"
+
+
+#: How nvcc 13.0 packs by its option.
+PACKINGS = {"none": "", "speed": "lz4", "balance": "zstd", "size": "zstd"}
+
+
+def entry(
+    payload: bytes, *, kind: int = 2, version: int = 0x0101, number: int = 121, flags: int = 0, packed: int = 0, whole: int = 0
+) -> bytes:
+    """Return an entry as nvcc writes it."""
+    padded = payload + bytes(-len(payload) % 8)
+    head = struct.pack("<HHIQIIHHIIIQQQ", kind, version, 64, len(padded), packed, 0, 8, 1, number, 0, 0, flags, 0, whole)
+    return head + padded
+
+
+def container(*entries: bytes, version: int = 1, magic: int = fatbin.MAGIC) -> bytes:
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", magic, version, 16, len(body)) + body
+
+
+def read(data: bytes) -> list[Entry]:
+    return list(fatbin.entries(data, 0, len(data)))
+
+
+def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> None:
+    first = container(entry(b"one", flags=1 << 21), entry(b"two", kind=1, number=80))
+    data = first + bytes(24) + container(entry(b"three", number=90, flags=1 << 20))
+
+    found = read(data)
+    assert [(one.kind, one.arch, one.unit) for one in found] == [("cubin", "sm_121f", 0), ("ptx", "sm_80", 0), ("cubin", "sm_90a", 1)]
+    assert [fatbin.unpack(data, one).rstrip(b"\0") for one in found] == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("most", [None, 10, 5000])
+def test_packed_entries_unpack_to_what_was_packed(most: int | None) -> None:
+    text = b"machine code " * 300
+    packed = zstandard.ZstdCompressor().compress(text)
+    data = container(entry(packed, flags=0x8000, packed=len(packed), whole=len(text)))
+
+    assert fatbin.unpack(data, read(data)[0], most) == text[:most]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (container(entry(b"x"), version=2), "a fatbin of version 2"),
+        (container(entry(b"x"), magic=0x12345678), "no fatbin begins with 0x12345678"),
+        (container(entry(b"x", version=0x0102)), "version 0x0102 and kind 2"),
+        (container(entry(b"x", kind=16)), "kind 16"),
+        (container(entry(b"x"))[:-8], "ends beyond its section"),
+        (container(entry(b"x")[:-8]), "ends beyond its fatbin"),
+        (container(entry(b"x")[:40]), "no room for its header"),
+        (container(entry(b"x", flags=0x2000, packed=99)), "ends beyond its fatbin"),
+        (container(entry(b"x", flags=0x8000, packed=1, whole=1 << 40)), "says that it unpacks to 1099511627776 bytes"),
+        (container(entry(b"x", flags=0x2000, packed=1, whole=5000)), "says that it unpacks to 5000 bytes"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_its_number(data: bytes, says: str) -> None:
+    """A version, a kind or a size that this reader does not know is an error that names it, and never passed over."""
+    with pytest.raises(FatbinUnreadable, match=says):
+        read(data)
+
+
+@pytest.mark.parametrize("whole", [10, 5000])
+def test_a_size_that_is_not_that_of_the_unpacked_bytes_is_refused(whole: int) -> None:
+    """Neither more nor less may come out than the table says; nothing beyond that is held in memory."""
+    packed = zstandard.ZstdCompressor().compress(bytes(1000))
+    data = container(entry(packed, flags=0x8000, packed=len(packed), whole=whole))
+    with pytest.raises(FatbinUnreadable, match="the table says"):
+        fatbin.unpack(data, read(data)[0])
+
+
+def test_damaged_packing_is_refused() -> None:
+    packed = bytearray(zstandard.ZstdCompressor().compress(bytes(range(256)) * 20))
+    packed[0] ^= 0xFF
+    data = container(entry(bytes(packed), flags=0x8000, packed=len(packed), whole=5120))
+    with pytest.raises(FatbinUnreadable, match="zstd"):
+        fatbin.unpack(data, read(data)[0])
+
+
+@pytest.mark.parametrize(
+    ("packed", "expected"),
+    [
+        (b"\x50hello", b"hello"),
+        # Five letters, then a match of four from five back, then a last literal.
+        (b"\x50hello\x05\x00\x10!", b"hellohell!"),
+        # A match that runs into what it writes.
+        (b"\x1fa\x01\x00\x05\x10b", b"a" + b"a" * 24 + b"b"),
+        (b"\xf0\x05" + b"x" * 20, b"x" * 20),
+    ],
+)
+def test_lz4_blocks(packed: bytes, expected: bytes) -> None:
+    assert fatbin.lz4(packed, len(expected)) == expected
+
+
+@given(st.binary(max_size=400), st.integers(0, 5000))
+@example(b"\x10a\x00\x00", 50)
+def test_any_bytes_as_lz4_give_at_most_what_was_wanted(packed: bytes, wanted: int) -> None:
+    with contextlib.suppress(ValueError):
+        assert len(fatbin.lz4(packed, wanted)) <= wanted
+
+
+@given(st.integers(0, 300), st.binary(min_size=1, max_size=8))
+def test_any_change_gives_an_error_or_entries_inside_the_file(place: int, change: bytes) -> None:
+    """Whatever is written over the tables, the reader ends, and what it yields lies in the file."""
+    data = container(entry(b"one" * 9, flags=1 << 21), entry(b"two", kind=1)) + bytes(16) + container(entry(b"three"))
+    data = data[:place] + change + data[place + len(change) :]
+    try:
+        for one in read(data):
+            assert one.offset + one.stored <= len(data)
+            assert one.size <= fatbin.MOST_BYTES
+            fatbin.unpack(data, one)
+    except FatbinUnreadable:
+        pass
+
+
+# Against NVIDIA's tools.
+
+
+def _library(cuda_bin: Path, folder: Path, *options: str) -> Path:
+    (folder / "a.cu").write_text(SOURCE)
+    codes = ["sm_80", "compute_80", "sm_90a", "sm_120f", "sm_121a", "compute_121f"]
+    arches = [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in codes]
+    process.output([cuda_bin / "nvcc", "-c", "-Xcompiler", "-fPIC", *arches, *options, folder / "a.cu", "-o", folder / "a.o"])
+    process.output(["c++", "-shared", folder / "a.o", "-o", folder / "a.so"])
+    return folder / "a.so"
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("mode", sorted(PACKINGS))
+def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: str) -> None:
+    """Whichever way nvcc packs it, each cubin and each PTX text is the one that NVIDIA's own tool extracts."""
+    library = _library(cuda_bin, tmp_path, f"-compress-mode={mode}")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for what in ("--extract-elf", "--extract-ptx"):
+        process.run([cuda_bin / "cuobjdump", what, "all", library], log=tmp_path / "log", cwd=theirs)
+
+    with sections.mapped(library) as data:
+        host = elf.host(data)
+        found = [one for offset, size in host.fatbins for one in fatbin.entries(data, offset, size)]
+        ours = Counter(sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b"")) for one in found)
+        forms = [form for form, _ in units.forms(data, host, "sm_12", whole_ptx=True)]
+    assert ours == Counter(map(sha256_file, theirs.iterdir()))
+    assert Counter(one.kind for one in found) == {"cubin": 4, "ptx": 2}
+    assert {form.target for form in forms if form.kind == "cubin"} == {"sm_80", "sm_90a", "sm_120f", "sm_121a"}
+    assert {form.target for form in forms if form.kind == "ptx"} == {"sm_80", "sm_121f"}
+    assert not any(form.contradicted for form in forms)
+    assert {form.unit for form in forms} == {0}
+    # What does not become smaller stays as it is.
+    assert {one.packing for one in found} | {""} == {PACKINGS[mode], ""}
+
+
+@pytest.mark.toolchain
+def test_a_table_that_contradicts_the_code_is_noticed(cuda_bin: Path, tmp_path: Path) -> None:
+    """The flags of the table say 121f, the note in the cubin says 121a: both are told, and that they differ."""
+    library = _library(cuda_bin, tmp_path)
+    with sections.mapped(library) as data:
+        host = elf.host(data)
+        whole = bytearray(data)
+        found = next(one for offset, size in host.fatbins for one in fatbin.entries(data, offset, size) if one.arch == "sm_121a")
+    head = whole.rindex(struct.pack("<HH", 2, 0x0101), 0, found.offset)
+    flags = struct.unpack_from("<Q", whole, head + 40)[0]
+    struct.pack_into("<Q", whole, head + 40, flags & ~(1 << 20) | 1 << 21)
+
+    forms = [form for form, _ in units.forms(bytes(whole), elf.host(bytes(whole)), "sm_12", whole_ptx=False)]
+    assert [(form.listed, form.target) for form in forms if form.contradicted] == [("sm_121f", "sm_121a")]

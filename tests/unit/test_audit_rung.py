@@ -1,0 +1,72 @@
+"""G0 as checks: every rule stands in one, findings fail it, and what was not asked is never a pass."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sparkwright.audit.checkers import ALL, Checker
+from sparkwright.audit.members import Subject
+from sparkwright.audit.report import RULES, AuditReport, Finding, Library, OpcodeCount
+from sparkwright.gates import audited
+from sparkwright.gates.verdict import Check, worst
+
+RAN = tuple(Checker(name, "ran", "all is well", "1") for name in ALL)
+LIBRARY = Library(
+    "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1}, operators=("a", "b"),
+    opcodes=(OpcodeCount("OMMA", "sm_121f", 1, 4, 2),),
+)  # fmt: skip
+SOUND = AuditReport(
+    Subject("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()), "sm_121f", "0" * 64, (LIBRARY,), (), "", checkers=RAN
+)
+
+
+def state(report: AuditReport) -> str:
+    return worst(check.state for check in audited.run(report) if check.required)
+
+
+def by_name(report: AuditReport) -> dict[str, Check]:
+    return {check.name: check for check in audited.run(report)}
+
+
+def test_every_rule_stands_in_exactly_one_check() -> None:
+    listed = [rule for _, rules in audited.GROUPS.values() for rule in rules]
+    assert sorted(listed) == sorted(RULES)
+    assert set(RULES) < set(audited.REASONS)
+
+
+def test_a_sound_report_passes_with_its_figures() -> None:
+    found = by_name(SOUND)
+    assert {check.state for check in found.values()} == {"pass"}
+    assert [(one.name, one.value) for one in found["targets"].figures] == [
+        ("findings", 0), ("cubins for the target", 3), ("cubins", 4), ("PTX files", 1)
+    ]  # fmt: skip
+    assert [(one.value, one.bound) for one in found["instructions"].figures[1:]] == [(4, 2)]
+    assert found["platform"].says.endswith("all is well")
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_finding_of_any_rule_fails_the_rung(rule: str) -> None:
+    """With the rule as its reference, and the place as a sample."""
+    report = replace(SOUND, findings=(Finding("probe/_C.so", rule, "it is so"),))
+    (bad,) = [check for check in audited.run(report) if check.state != "pass"]
+    assert (bad.state, bad.reference, bad.samples[0].case, bad.samples[0].found) == ("fail", rule, "probe/_C.so", "it is so")
+    assert state(report) == "fail"
+
+
+def test_more_findings_than_a_check_keeps_are_counted() -> None:
+    report = replace(SOUND, findings=tuple(Finding(f"a{number}", "record-missing", "x") for number in range(100)))
+    bad = by_name(report)["archive"]
+    assert (len(bad.samples), bad.figures[0].value) == (20, 100)
+
+
+@pytest.mark.parametrize("checkers", [(), tuple(replace(one, state="not-run", says="it is not installed") for one in RAN)])
+def test_a_tool_that_did_not_run_is_no_pass(checkers: tuple[Checker, ...]) -> None:
+    report = replace(SOUND, checkers=checkers)
+    assert {name for name, check in by_name(report).items() if check.state == "not-run"} == set(audited.TOOLS)
+    assert state(report) == "not-run"
+
+
+def test_a_wheel_that_was_judged_as_any_other_is_no_pass() -> None:
+    assert by_name(replace(SOUND, judged="any"))["policy"].reference == "not-ours"
+    assert state(replace(SOUND, judged="any")) == "not-run"

@@ -1,0 +1,237 @@
+"""Headers of safetensors files, sound and hostile: files of the declared sizes, of which nothing but the header is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.errors import CheckpointInvalid, NotProvided
+from sparkwright.gates import checkpoint
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 1}
+
+
+def write(path: Path, text: bytes, data: int, *, length: int | None = None) -> Path:
+    """Write a file with the header *text* and room for *data* bytes; the length that it states may be a lie."""
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text) if length is None else length) + text)
+        stream.truncate(8 + len(text) + data)
+    return path
+
+
+def entry(dtype: str, shape: list[int], first: int, last: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
+
+
+def model(folder: Path, shards: dict[str, dict[str, Any]], index: dict[str, str] | None = None) -> Path:
+    """Write a model whose *shards* hold those tensors, each behind the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for name, tensors in shards.items():
+        size = max((one["data_offsets"][1] for one in tensors.values()), default=0)
+        write(folder / name, json.dumps(tensors).encode(), size)
+    if index is not None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def test_a_header_gives_every_tensor_in_its_place(tmp_path: Path) -> None:
+    """Types, shapes and sizes come from the header, sub-byte types among them; the order is that of the data."""
+    tensors = {
+        "b": entry("BF16", [3, 2], 4, 16), "a": entry("F32", [], 0, 4), "c": entry("F4", [2, 3], 16, 19), "d": entry("U8", [0, 5], 19, 19),
+        "__metadata__": {"format": "pt"},
+    }  # fmt: skip
+    path = write(tmp_path / "model.safetensors", json.dumps(tensors).encode() + b"   ", 19)
+
+    found = checkpoint.header(path)
+    assert [(one.name, one.dtype, one.shape, one.bytes) for one in found] == [
+        ("a", "F32", (), 4), ("b", "BF16", (3, 2), 12), ("c", "F4", (2, 3), 3), ("d", "U8", (0, 5), 0),
+    ]  # fmt: skip
+
+
+GOOD = {"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 4, 8)}
+
+HOSTILE = {
+    "a length beyond the file": (GOOD, 8, 1 << 40),
+    "the largest length": (GOOD, 8, (1 << 64) - 1),
+    "more data than is described": (GOOD, 9, None),
+    "less data than is described": (GOOD, 7, None),
+    "overlapping ranges": ({"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}, 6, None),
+    "the same range twice": ({"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 0, 4)}, 4, None),
+    "a gap": ({"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 6, 10)}, 10, None),
+    "a range backwards": ({"a": entry("U8", [4], 4, 0)}, 4, None),
+    "a negative range": ({"a": entry("U8", [4], -4, 0)}, 4, None),
+    "another size than the shape's": ({"a": entry("BF16", [4], 0, 4)}, 4, None),
+    "a shape whose product wraps around": ({"a": entry("U8", [1 << 32, 1 << 32, 4], 0, 4)}, 4, None),
+    "a dimension beyond all machines": ({"a": entry("U8", [0, 1 << 62], 0, 0)}, 0, None),
+    "a negative dimension": ({"a": entry("U8", [-2, -2], 0, 4)}, 4, None),
+    "too many dimensions": ({"a": entry("U8", [1] * 5000, 0, 1)}, 1, None),
+    "an unknown type": ({"a": entry("F3", [4], 0, 4)}, 4, None),
+    "half a byte": ({"a": entry("F4", [3], 0, 2)}, 2, None),
+    "a field too many": ({"a": {**entry("U8", [4], 0, 4), "url": "http://upstream.example"}}, 4, None),
+    "a field too few": ({"a": {"dtype": "U8", "shape": [4]}}, 4, None),
+    "a number that is no integer": ({"a": entry("U8", [4.5], 0, 4)}, 4, None),  # type: ignore[list-item]  # what a stranger may write
+    "a tensor that is no object": ({"a": [1, 2, 3]}, 0, None),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_header_that_lies_is_refused(tmp_path: Path, name: str) -> None:
+    """Each lie is a stated failure that names the file; none is read as something."""
+    tensors, data, length = HOSTILE[name]
+    path = write(tmp_path / "model.safetensors", json.dumps(tensors).encode(), data, length=length)
+
+    with pytest.raises(CheckpointInvalid, match=r"model\.safetensors"):
+        checkpoint.header(path)
+
+
+TEXTS = {
+    "a key twice": b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+    "a field twice": b'{"a":{"dtype":"F4","dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+    "a key twice, spelled otherwise": (
+        b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"\\u0061":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}'
+    ),
+    "no JSON": b'{"a": ',
+    "no object": b"[1, 2]",
+    "no text": b"\xff\xfe{}",
+    "depth": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a number of a million digits": b'{"a":{"dtype":"U8","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,4]}}',
+    "nothing": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_header_that_cannot_be_read_in_one_way_is_refused(tmp_path: Path, name: str) -> None:
+    """A key that is there twice means two things to two readers; depth and long numbers cost neither memory nor a crash."""
+    with pytest.raises(CheckpointInvalid):
+        checkpoint.header(write(tmp_path / "model.safetensors", TEXTS[name], 4))
+
+
+def test_a_header_beyond_the_formats_limit_is_not_read(tmp_path: Path) -> None:
+    """A sparse file that states a header of 4 GB is refused by its first eight bytes."""
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", 1 << 32))
+        stream.truncate((1 << 32) + 8)
+
+    with pytest.raises(CheckpointInvalid, match="the format allows"):
+        checkpoint.header(path)
+
+
+@pytest.mark.parametrize("size", range(8))
+def test_a_file_of_a_few_bytes_is_refused(tmp_path: Path, size: int) -> None:
+    """Not even the length of a header is in it."""
+    (tmp_path / "x.safetensors").write_bytes(b"\0" * size)
+    with pytest.raises(CheckpointInvalid):
+        checkpoint.header(tmp_path / "x.safetensors")
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A pipe does not make it wait, a folder is no shard, and a link leads to the file, as the cache of models has it."""
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(CheckpointInvalid):
+            checkpoint.header(tmp_path / f"{name}.safetensors")
+    write(tmp_path / "blob", json.dumps(GOOD).encode(), 8)
+    (tmp_path / "link.safetensors").symlink_to("blob")
+    assert len(checkpoint.header(tmp_path / "link.safetensors")) == 2
+
+
+def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
+    """All tensors of all shards are found; a shard that the index does not name is none of the model's."""
+    one, two = {"a": entry("U8", [4], 0, 4)}, {"b": entry("U8", [4], 0, 4)}
+    folder = model(tmp_path / "m", {"x-1.safetensors": one, "x-2.safetensors": two, "old.safetensors": {"c": entry("U8", [1], 0, 1)}},
+                   {"a": "x-1.safetensors", "b": "x-2.safetensors"})  # fmt: skip
+
+    found = checkpoint.read(folder)
+    assert (sorted(found.tensors), found.shards) == (["a", "b"], ("x-1.safetensors", "x-2.safetensors"))
+
+
+def test_without_an_index_every_shard_counts(tmp_path: Path) -> None:
+    """Files in the vendor's own form hold the same weights again, and are left out."""
+    one = {"a": entry("U8", [4], 0, 4)}
+    folder = model(tmp_path / "m", {"model.safetensors": one, "consolidated.safetensors": {"layers.0.a": entry("U8", [4], 0, 4)}})
+
+    assert checkpoint.read(folder).shards == ("model.safetensors",)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"a": "x-1.safetensors", "b": "x-1.safetensors"},
+        {"a": "x-1.safetensors", "b": "x-2.safetensors", "c": "x-2.safetensors"},
+        {"a": "../m/x-1.safetensors", "b": "x-2.safetensors"},
+        {"a": "/etc/passwd", "b": "x-2.safetensors"},
+        {"a": 3, "b": "x-2.safetensors"},
+        {"a": "x-2.safetensors", "b": "x-1.safetensors"},
+    ],
+)
+def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path: Path, index: dict[str, str]) -> None:
+    """A tensor elsewhere, one too many, and names that leave the folder."""
+    one, two = {"a": entry("U8", [4], 0, 4)}, {"b": entry("U8", [4], 0, 4)}
+    with pytest.raises(CheckpointInvalid):
+        checkpoint.read(model(tmp_path / "m", {"x-1.safetensors": one, "x-2.safetensors": two}, index))
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    """Which of them a server takes depends on the server."""
+    one = {"a": entry("U8", [4], 0, 4)}
+    with pytest.raises(CheckpointInvalid, match="another shard"):
+        checkpoint.read(model(tmp_path / "m", {"x.safetensors": one, "y.safetensors": one}))
+
+
+def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
+    """No folder, no config, no shards, and a shard of the index that is not there."""
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(NotProvided):
+            checkpoint.read(folder)
+    with pytest.raises(NotProvided, match=r"no \*\.safetensors"):
+        checkpoint.read(model(tmp_path / "empty", {}))
+    with pytest.raises(NotProvided, match=r"x-1\.safetensors"):
+        checkpoint.read(model(tmp_path / "lost", {}, {"a": "x-1.safetensors"}))
+
+
+def test_a_config_that_is_huge_or_no_json_is_refused(tmp_path: Path) -> None:
+    """It is read up to a bound; a quantisation config that is no object is refused, too."""
+    folder = model(tmp_path / "m", {"model.safetensors": GOOD})
+    for text in (b" " * (checkpoint.CONFIG + 1), b"{", b"[]", b'{"quantization_config": 3}'):
+        (folder / "config.json").write_bytes(text)
+        with pytest.raises(CheckpointInvalid):
+            checkpoint.read(folder)
+
+
+def test_modelopts_own_file_says_how_a_model_is_quantised(tmp_path: Path) -> None:
+    """Where config.json is silent, hf_quant_config.json speaks, one level deeper."""
+    folder = model(tmp_path / "m", {"model.safetensors": GOOD})
+    (folder / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}')
+
+    assert checkpoint.read(folder).quantization == {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+
+any_tensor = st.tuples(st.sampled_from(["U8", "BF16", "F32"]), st.lists(st.integers(0, 5), max_size=3))
+
+
+@given(st.lists(any_tensor, max_size=6), st.binary(max_size=3))
+def test_any_cut_or_padding_of_a_sound_file_is_refused(tmp_path_factory: pytest.TempPathFactory, tensors: Any, tail: bytes) -> None:
+    """A sound file is read; the same file with bytes more, or one less, is not."""
+    place, entries = 0, {}
+    for number, (dtype, shape) in enumerate(tensors):
+        size = int(numpy.prod(shape, dtype=int)) * checkpoint.BITS[dtype] // 8
+        entries[str(number)] = entry(dtype, shape, place, place + size)
+        place += size
+    path = write(tmp_path_factory.mktemp("any") / "x.safetensors", json.dumps(entries).encode(), place)
+    assert sum(one.bytes for one in checkpoint.header(path)) == place
+    whole = path.read_bytes()
+    for data in ([whole[:-1]], [whole + tail])[bool(tail)]:
+        path.write_bytes(data)
+        with pytest.raises(CheckpointInvalid):
+            checkpoint.header(path)

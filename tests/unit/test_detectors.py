@@ -1,0 +1,185 @@
+"""The detectors of broken words: what each alone finds, that natural texts alarm none, and their algebra."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.gates import detectors
+from sparkwright.gates.detectors import DETECTORS, Bounds, alarms
+
+BOUNDS = Bounds()
+#: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.
+NATURAL = json.loads(Path(__file__).with_name("natural_texts.json").read_text("utf-8"))
+CASES: dict[str, tuple[str, list[int]]] = {
+    f"{name}-{tokenizer}": (found["text"][: found[tokenizer][0]], found[tokenizer][1])
+    for name, found in NATURAL.items()
+    for tokenizer in ("cl100k", "deepseek")
+    if name != "matrix"
+}
+tokens = st.lists(st.integers(0, 5), max_size=60)
+texts = st.text(max_size=200)
+
+#: A walk through 1,000 tokens that repeats nothing, and words to go with it.
+PLAIN = [1 + (37 * at) % 1000 for at in range(200)]
+WORDS = " ".join(f"{zlib.crc32(str(at).encode()):x}" for at in range(90))
+
+
+def scattered(share: float) -> list[int]:
+    """Return the plain walk in which a token stands at random places, never twice in a row."""
+    draw, made = random.Random(1), list(PLAIN)
+    places = draw.sample(range(0, 200, 2), round(share * 200)) if share <= 0.5 else list(range(0, 200, 2))
+    extra = list(range(1, 200, 8))[: max(0, round(share * 200) - 100)]
+    for at in (*places, *extra):
+        made[at] = 5000
+    return made
+
+
+#: For each detector an answer that it alone finds.
+ALONE = {
+    "nan-tokens": ([*PLAIN[:50], 0, 0, 0, 0, 0, *PLAIN[55:]], WORDS),
+    "same-token-run": ([*PLAIN[:50], *[7] * 20, *PLAIN[70:]], WORDS),
+    "top-token-share": (scattered(0.6), WORDS),
+    "distinct-4-grams": ((PLAIN[:40] * 5)[:200], WORDS),
+    "zlib-ratio": (PLAIN, "".join(f"Item {at}: the value is good and nothing else is to be said. " for at in range(20))),
+    "replacement-characters": (PLAIN, WORDS[:200] + "\ufffd" * 12 + WORDS[200:]),
+    "answer-length": (PLAIN[:5], WORDS[:20]),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_each_detector_finds_what_no_other_finds(name: str) -> None:
+    """Were a detector left out, an answer of its kind would pass."""
+    assert alarms(*ALONE[name], BOUNDS) == (name,)
+
+
+def test_every_detector_has_an_answer_of_its_own() -> None:
+    """The table above is complete."""
+    assert list(ALONE) == [detector.name for detector in DETECTORS]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_natural_texts_alarm_nothing(name: str) -> None:
+    """Prose in ten languages, code, tables and lists of numbers are not taken for garbage."""
+    text, ids = CASES[name]
+
+    assert alarms(ids, text, BOUNDS) == ()
+
+
+def test_natural_texts_keep_their_distance() -> None:
+    """No natural text comes nearer to a bound than the policy file says."""
+    measured = {one.name: [one.measure(ids, text) for text, ids in CASES.values()] for one in DETECTORS}
+
+    assert max(measured["same-token-run"]) <= 2
+    assert max(measured["top-token-share"]) <= 0.5
+    assert min(measured["distinct-4-grams"]) >= 0.47
+    assert max(measured["zlib-ratio"]) <= 3.3
+    assert max(measured["replacement-characters"]) == 0
+
+
+def test_a_matrix_of_zeros_is_the_known_false_alarm() -> None:
+    """What a rule gets wrong is written down: a table of zeros repeats itself as a loop does."""
+    found = NATURAL["matrix"]
+
+    assert alarms(found["cl100k"][1], found["text"], BOUNDS) == ("distinct-4-grams",)
+
+
+def test_the_last_character_may_be_cut() -> None:
+    """An answer of a fixed number of tokens ends in the middle of a character now and then; one in its midst is broken."""
+    chinese = "这座城市有三千多年的历史" * 4
+
+    assert detectors.replacement_share(chinese + "\ufffd\ufffd") == 0
+    assert detectors.replacement_share(chinese + "\ufffd" * 4) > 0.05
+    assert detectors.replacement_share("\ufffd" + chinese) > 0.01
+
+
+def test_what_follows_the_end_of_an_answer_is_not_its_words() -> None:
+    """A sound model that is done says its end token until it is stopped."""
+    ids = [*PLAIN[:30], *[9999] * 170]
+
+    assert "same-token-run" in alarms(ids, WORDS, BOUNDS)
+    assert alarms(detectors.body(ids, {9999}), WORDS, BOUNDS) == ()
+
+
+@given(tokens)
+def test_a_run_is_found_wherever_it_stands(ids: list[int]) -> None:
+    """The longest run is at least 1, at most everything, and the same read backwards."""
+    run = detectors.longest_run(ids)
+
+    assert run == detectors.longest_run(ids[::-1])
+    assert (run >= 1) if ids else (run == 0)
+    assert run == max((detectors.longest_run(ids, of) for of in set(ids)), default=0)
+    assert detectors.longest_run([*ids, *[6] * 61]) == 61
+
+
+@given(tokens, st.permutations(range(6)))
+def test_names_of_tokens_do_not_matter(ids: list[int], names: list[int]) -> None:
+    """Another numbering of the vocabulary gives the same measures, but for that of token 0."""
+    renamed = [names[one] for one in ids]
+
+    for measure in (detectors.longest_run, detectors.top_share, detectors.distinct):
+        assert measure(ids) == measure(renamed)
+
+
+@given(tokens)
+def test_shares_are_shares(ids: list[int]) -> None:
+    """Shares lie between 0 and 1, whatever comes."""
+    assert 0 <= detectors.top_share(ids) <= 1
+    assert 0 < detectors.distinct(ids) <= 1
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=20, unique=True), st.integers(2, 12))
+def test_a_loop_is_as_distinct_as_its_period(period: list[int], times: int) -> None:
+    """A loop has as many different runs of four as tokens in its period, if it goes around often enough."""
+    ids = period * times
+
+    expected = min(len(period), max(0, len(ids) - 3))
+    assert detectors.distinct(ids) == (pytest.approx(expected / (len(ids) - 3)) if len(ids) >= 4 else 1.0)
+
+
+@given(texts)
+def test_any_text_has_a_ratio(text: str) -> None:
+    """No text breaks the measure, half of a surrogate pair included, and saying it ten times compresses more."""
+    assert 0 <= detectors.zlib_ratio(text) <= 10
+    assert 0 <= detectors.replacement_share(text) <= 1
+    assert detectors.zlib_ratio("\ud800" * 3) > 0
+
+
+@given(st.lists(st.floats(1e-6, 1), min_size=2, max_size=40), st.integers(1, 40))
+def test_the_entropy_of_what_is_listed_is_a_lower_bound(weights: list[float], listed: int) -> None:
+    """Merging what is not listed into one outcome never raises the entropy, and listing everything gives it."""
+    whole = math.fsum(weights)
+    shares = sorted((weight / whole for weight in weights), reverse=True)
+    entropy = -math.fsum(share * math.log(share) for share in shares)
+
+    found = detectors.entropy([math.log(share) for share in shares[:listed]])
+
+    assert -1e-9 <= found <= entropy + 1e-6
+    if listed >= len(shares):
+        assert found == pytest.approx(entropy, abs=1e-6)
+
+
+def test_a_probability_that_is_no_number_is_no_entropy() -> None:
+    """NaN is not averaged away."""
+    with pytest.raises(ValueError, match="not a number"):
+        detectors.mean_entropy([{1: -0.1}, {1: math.nan}])
+
+
+def test_certainty_collapses_and_nothing_is_infinite() -> None:
+    """A distribution on one token has no entropy; where nothing was listed, nothing collapsed."""
+    assert detectors.mean_entropy([{1: 0.0, 2: -math.inf}]) == 0
+    assert detectors.mean_entropy([]) == math.inf
+
+
+@pytest.mark.parametrize("wrong", [{"share": 1.5}, {"distinct": 0.0}, {"run": 0}, {"ratio": -1.0}, {"entropy": math.nan}])
+def test_bounds_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    """A bound that can never be met, or always is, is a typing error."""
+    with pytest.raises(ValueError, match="out of range"):
+        Bounds(**wrong)  # type: ignore[arg-type]  # a float where an int belongs is also what a file may hold
