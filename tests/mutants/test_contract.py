@@ -111,7 +111,7 @@ def test_a_line_that_no_sound_server_prints(
     known = running(server, profile_of(server))
     changed = Running(log, known.flags, known.variables, known.package, known.profile)
     checks = contract.run(POLICY, CPU, changed, server.client())
-    assert len(named(checks, "fail")) == 1
+    assert set() < named(checks, "fail") <= {"no-emulation", "no-refusal", "no-fallback"}
     kill(mutant=mutant, rung="G3", sound=sound, mutant_checks=checks)
 
 

@@ -95,7 +95,7 @@ def test_a_candidate_at_the_limit_hardly_ever_fails(changes: float) -> None:
 def test_an_equal_candidate_passes_and_five_points_fail() -> None:
     """With GSM8K's 1319 questions and 4 % of answers changed by chance, equal wheels pass and a loss of 5 points fails, nearly always."""
     assert chance_of("pass", 1319, 0.02, 0.02) > 0.88
-    assert chance_of("fail", 1319, 0.06, 0.01) > 0.98
+    assert chance_of("fail", 1319, 0.06, 0.01) > 0.97
 
 
 def test_uneven_changes_are_less_likely_by_chance() -> None:
