@@ -22,13 +22,14 @@ from sparkwright.build import toolchain
 from sparkwright.digest import canonical, sha256_bytes, sha256_file
 from sparkwright.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
 from sparkwright.forks.session import Session
-from sparkwright.gates import audited, contract, corpus, device, distributions, installed, numerics, soak, tasks, trees, words
-from sparkwright.gates.client import Client
+from sparkwright.gates import audited, contract, corpus, device, distributions, installed, numerics, profiled, soak, tasks, trees, words
+from sparkwright.gates.client import Client, ServerInvalid
 from sparkwright.gates.contract import ContractPolicy, Running
 from sparkwright.gates.device import DevicePolicy
 from sparkwright.gates.distributions import DistributionsPolicy
 from sparkwright.gates.ladder import Rung
 from sparkwright.gates.numerics import NumericsPolicy
+from sparkwright.gates.profiled import ProfileInvalid
 from sparkwright.gates.serve import Launch, Server
 from sparkwright.gates.served import Served
 from sparkwright.gates.soak import SoakPolicy
@@ -189,8 +190,13 @@ class Ready:
         one = self._inputs
         assert one.serve is not None
         assert one.python is not None
-        launch = Launch(one.python, one.serve, one.flags, dict(one.variables), one.model or "model", reserve=one.reserve)
+        flags = (*one.flags, *profiled.flags(self._profiles))
+        launch = Launch(one.python, one.serve, flags, dict(one.variables), one.model or "model", reserve=one.reserve)
         return self._stack.enter_context(Server(launch, self._scratch / "server.log"))
+
+    @cached_property
+    def _profiles(self) -> Path:
+        return self._folder("profiles")
 
     @property
     def url(self) -> str:
@@ -199,7 +205,7 @@ class Ready:
 
     def client(self) -> Client:
         """Return a client of the server."""
-        return Client(self.url, self.name)
+        return self._launched.client() if self._inputs.serve else Client(self.url, self.name)
 
     @property
     def name(self) -> str:
@@ -222,9 +228,8 @@ class Ready:
             raise UsageError(f"contract.yaml has no recipe {one.recipe!r}.", todo=f"Choose one with --recipe: {', '.join(policy.recipes)}.")
 
         def run() -> tuple[Check, ...]:
-            running, client = self._running(), None
-            if not running.ended:
-                client = self.client()
+            running = self._running()
+            client = None if running.ended else self.client()
             return (*contract.run(policy, policy.recipes[one.recipe], running, client), self._same_wheel())
 
         return Rung("G3", sha256, run)
@@ -234,12 +239,20 @@ class Ready:
         package = installed.package(one.python) if one.python else None
         if one.serve:
             server = self._launched
+            trace = one.trace or self._profile(server)
             return Running(
-                server.log, one.flags, server.launch.environment(), package, one.trace,
+                server.log, server.launch.flags, server.launch.environment(), package, trace,
                 "" if server.ready else server.ended, server.reference,
             )  # fmt: skip
         assert one.log is not None
         return Running(one.log, package=package, profile=one.trace)
+
+    def _profile(self, server: Server) -> Path | None:
+        """Return a profile of one answer; none where the server makes none, which the rung then says."""
+        if server.ready:
+            with contextlib.suppress(ServerInvalid, ProfileInvalid):
+                return profiled.take(server.client(), self._profiles)
+        return None
 
     def _same_wheel(self) -> Check:
         """Return whether the environment that serves holds the wheel's files and no others."""
