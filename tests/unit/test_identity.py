@@ -184,14 +184,14 @@ def test_flags_are_added_to_those_of_the_fork() -> None:
         "X": "1",
         "CMAKE_C_FLAGS": host,
         "CMAKE_CXX_FLAGS": f'-D"X=a b" {host}',
-        "CMAKE_CUDA_FLAGS": "--objdir-as-tempdir -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
+        "CMAKE_CUDA_FLAGS": "--objdir-as-tempdir --frandom-seed=sparkwright -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
     }
-    assert identity.flags({}, {}) == {"CMAKE_CUDA_FLAGS": "--objdir-as-tempdir"}
+    assert identity.flags({}, {}) == {"CMAKE_CUDA_FLAGS": "--objdir-as-tempdir --frandom-seed=sparkwright"}
 
 
 def test_a_folder_that_no_flag_can_name_is_left_out() -> None:
     """A comma or a blank would end the option halfway, and the compiler would refuse the rest."""
-    assert identity.flags({}, {Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}) == {"CMAKE_CUDA_FLAGS": "--objdir-as-tempdir"}
+    assert identity.flags({}, {Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}) == {"CMAKE_CUDA_FLAGS": "--objdir-as-tempdir --frandom-seed=sparkwright"}
 
 
 UNIT = """\
@@ -201,6 +201,26 @@ namespace { __global__ void hidden(float* x, int n) { assert(n > 0); x[threadIdx
 template <typename T> __global__ void seen(T* x) { printf("%s\\n", __FILE__); x[threadIdx.x] += T(1); }
 void run(float* x, int n) { hidden<<<1, 32>>>(x, n); seen<<<1, 32>>>(x); std::printf("%s %s\\n", __FILE__, __DATE__); }
 """
+
+
+#: A unit that no other could call: nvcc finds no name in it to make its own from.
+ALONE = "namespace { __global__ void k(int *p) { *p = 1; } struct R { R() { k<<<1, 1>>>(nullptr); } } r; }\n"
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_unit_that_defines_nothing_for_others_is_the_same_on_every_run(tools: Toolchain, tmp_path: Path, seeded: bool) -> None:
+    """Without a seed nvcc puts its process id into the names of such a unit's kernels; our flags keep it out."""
+    source, made = tmp_path / "unit.cu", tmp_path / "unit.cu.o"
+    source.write_text(ALONE)
+    flags = [flag for flag in identity.flags({}, {})["CMAKE_CUDA_FLAGS"].split() if seeded or "seed" not in flag]
+    found = set()
+    for _ in range(2):
+        command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
+        subprocess.run(command, check=True, env=tools.environment())
+        found.add(made.read_bytes())
+
+    assert len(found) == (1 if seeded else 2)
 
 
 @pytest.mark.toolchain

@@ -101,6 +101,19 @@ def test_going_on_does_not_make_it_better() -> None:
     assert made.state == "fail"
 
 
+def test_what_was_measured_outlives_a_fault() -> None:
+    """After each rung the verdicts so far are handed out, so that a crash in the next loses none."""
+    kept: list[Ladder] = []
+
+    def breaks() -> tuple[Check, ...]:
+        raise RuntimeError("the disk is on fire")
+
+    with pytest.raises(RuntimeError):
+        climb([rung("G0", MAKERS["pass"]), Rung("G1", "", breaks)], stack="2026.11", wheel=WHEEL, keep=kept.append)
+
+    assert [states_of(one) for one in kept] == [{"G0": "pass"}]
+
+
 def test_complete_means_every_rung_about_a_wheel() -> None:
     """Neither a ladder of some rungs nor one about no wheel is complete."""
     rungs = [rung(name, MAKERS["pass"]) for name in RUNGS]
@@ -154,7 +167,7 @@ def test_what_is_no_document_is_refused(text: str) -> None:
 
 def test_the_schema_is_the_published_one() -> None:
     """`docs/verdict.schema.json` is what `ladder.schema` says; `python tests/unit/gates_page.py` writes it."""
-    assert json.loads(page.SCHEMA.read_text("utf-8")) == ladder.schema()
+    assert json.loads(page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(ladder.schema()))
 
 
 def test_the_page_of_reasons_is_up_to_date() -> None:

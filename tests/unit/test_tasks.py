@@ -16,7 +16,7 @@ from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.gates import harness, outcome, tasks
+from sparkwright.gates import asking, harness, outcome, tasks
 from sparkwright.gates.harness import HarnessFailed
 from sparkwright.gates.outcome import Outcome, OutcomeInvalid
 from sparkwright.gates.served import Served
@@ -144,7 +144,7 @@ def test_every_question_is_judged_in_its_order(policy: TasksPolicy, tmp_path: Pa
     """The harness writes answers in any order, once for each way of reading them; one way counts."""
     settings = msgspec.structs.replace(policy.tasks["largest"], questions=400)
     lines = [line(number, number % 2) for number in reversed(range(400))] + [line(number, filter="other") for number in range(400)]
-    found = tasks._judged(settings, written(tmp_path / "a.jsonl", lines))
+    found = asking.judged(settings, written(tmp_path / "a.jsonl", lines))
 
     assert [question.doc_id for question in found] == list(range(400))
     assert [question.exact_match for question in found] == [number % 2 for number in range(400)]
@@ -170,7 +170,7 @@ def test_answers_that_do_not_count_are_refused(policy: TasksPolicy, tmp_path: Pa
     settings = msgspec.structs.replace(policy.tasks["largest"], questions=400)
     path = written(tmp_path / "a.jsonl", change([line(number) for number in range(400)]))
     with pytest.raises(HarnessFailed) as caught:
-        tasks._judged(settings, path)
+        asking.judged(settings, path)
     assert caught.value.reference == expected
     assert expected in tasks.REASONS
 
@@ -236,7 +236,7 @@ def test_a_server_that_is_none_is_seen_before_the_harness_starts(policy: TasksPo
 def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPolicy, session: Session, tmp_path: Path) -> None:
     """The file that the harness loads is the reviewed one with the path of our questions in it; a file that names code is refused."""
     settings = policy.tasks["largest"]
-    task = Path(tasks._own(session, settings, tmp_path))
+    task = Path(asking.own_task(session, settings, tmp_path))
     read = yaml.safe_load(task.read_text("utf-8"))
     questions = Path(read["dataset_kwargs"]["data_files"]["test"]).read_bytes().splitlines()
 
@@ -248,7 +248,7 @@ def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPol
     (root / "forks" / "2026.11" / "stack.yaml").write_text((ROOT / "forks" / "2026.11" / "stack.yaml").read_text())
     (root / "ci" / "gates" / "tasks" / settings.file).write_text("doc_to_text: !function here.there\n")
     with pytest.raises(FileInvalid, match="code"):
-        tasks._own(Session(Project(root, "2026.11"), session.store, (), tmp_path), settings, tmp_path)
+        asking.own_task(Session(Project(root, "2026.11"), session.store, (), tmp_path), settings, tmp_path)
 
 
 @pytest.mark.parametrize(

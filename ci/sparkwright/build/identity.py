@@ -86,13 +86,18 @@ def cuda(project: Project) -> str:
     return "".join(f"cu{release}" for release in found)
 
 
+#: nvcc's options for names that are the same in every run.
+NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
+
+
 def flags(defines: Mapping[str, str], places: Mapping[Path, Path]) -> dict[str, str]:
     """
     Return the CMake entries *defines* with the compiler flags that keep folders and process ids out of objects.
 
     With nvcc 13.0.88 and GCC 12 (measured): without a flag, two objects of one unit differ in the process id that nvcc gives its
-    intermediate files, and ``--frandom-seed`` changes nothing about it. With ``--objdir-as-tempdir`` they are equal; these files then
-    lie beside the object, named after it. ``__FILE__`` follows ``-ffile-prefix-map``, in device code, too. What no flag changes: the
+    intermediate files; with ``--objdir-as-tempdir`` these lie beside the object, named after it. A unit that defines nothing for others
+    (it registers its operators by itself; three units of vLLM 0.33.0) also has the process id in the names of its kernels, unless there
+    is a seed; one seed does for all, as these names hold a hash of the source's path besides. ``__FILE__`` follows ``-ffile-prefix-map``, in device code, too. What no flag changes: the
     names of device functions and variables with internal linkage hold a hash of their source's real path, so cubins of such units are
     equal only in folders of equal name, which is what `isolation.room` gives.
 
@@ -105,7 +110,7 @@ def flags(defines: Mapping[str, str], places: Mapping[Path, Path]) -> dict[str, 
     added = {
         "CMAKE_C_FLAGS": host,
         "CMAKE_CXX_FLAGS": host,
-        "CMAKE_CUDA_FLAGS": ["--objdir-as-tempdir", *(f"-Xcompiler={flag}" for flag in host)],
+        "CMAKE_CUDA_FLAGS": [*NAMES, *(f"-Xcompiler={flag}" for flag in host)],
     }
     return {**defines, **{name: " ".join([defines.get(name, ""), *more]).strip() for name, more in added.items() if more}}
 

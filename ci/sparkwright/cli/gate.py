@@ -36,24 +36,24 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             device_code=ready.device_code if "G0" in asked else str,
             host=facts,
             keep_going=arguments.keep_going,
+            keep=lambda so_far: _keep(session, so_far),
         )
     show.show(result)
-    document = ladder.document(result)
-    if path := _kept(session, result, document):
+    if path := _keep(session, result):
         console.note(f"verdicts: {path}")
-    console.document({"ladder": document})
+    console.document({"ladder": ladder.document(result)})
     show.raise_for_state(result)
     return 0
 
 
-def _kept(session: Session, result: Ladder, document: dict[str, object]) -> Path | None:
+def _keep(session: Session, result: Ladder) -> Path | None:
     """Write the verdicts beside where wheels go, under the wheel's name, and return the file; none where no wheel was judged."""
     if result.wheel is None:
         return None
     path = session.output / f"{result.wheel.file.removesuffix('.whl')}.verdicts.json"
     session.output.mkdir(parents=True, exist_ok=True)
     with session.store.replacing(path) as unfinished:
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n")
     return path
 
 

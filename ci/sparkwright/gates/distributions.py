@@ -9,20 +9,20 @@ is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from sparkwright.console import console
-from sparkwright.errors import FileInvalid
-from sparkwright.gates import answers, corpus, divergence, reference
+from sparkwright.gates import answers, divergence, reference
 from sparkwright.gates.client import Client, ServerInvalid
-from sparkwright.gates.divergence import Floats, Scores
+from sparkwright.gates.distances import DistributionsPolicy, compare, spread
 from sparkwright.gates.reference import Reference, ReferenceInvalid
-from sparkwright.gates.served import Served, same_model
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.scoring import candidate_scores, made_texts, record
+from sparkwright.gates.served import Served
+from sparkwright.gates.verdict import Check, Figure, invalid, not_run, passed
+
+__all__ = ["COMPARED", "REASONS", "TITLE", "DistributionsPolicy", "record", "run"]
 
 TITLE = "distributions against a reference"
 
@@ -49,82 +49,6 @@ REASONS: Mapping[str, str] = {
 
 #: What follows the two checks of the measurement itself, in order.
 COMPARED = ("divergence", "worst-text", "best-token", "perplexity", "tails")
-
-#: What vLLM answers when a logarithm that it was asked for is not a number (seen with 0.32.0).
-NOT_A_NUMBER = "Out of range float values"
-
-#: Texts below which a bootstrap over texts means nothing.
-FEWEST_TEXTS = 8
-
-
-class DistributionsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    ``ci/gates/distributions.yaml``, which says where each number comes from.
-
-    Attributes:
-        texts, tokens, top: Texts scored, tokens of each, and logarithms per position.
-        corpus: The sha256 of the texts that the corpus gives.
-        kl_most, kl_floors: The mean lower bound of KL is at most the larger of *kl_most* nat and *kl_floors* times the A/A floor.
-        text_most: The largest mean of one text, likewise.
-        floor_most: The floor above which a reference counts as unstable, in nat.
-        agreement_least, agreement_drop: The part of positions with the same best token is at least the larger of *agreement_least* and the
-            reference's own less *agreement_drop*.
-        perplexity_most: The difference of ln perplexity, either way.
-        confidence: Of each one-sided limit.
-    """
-
-    texts: int
-    tokens: int
-    top: int
-    corpus: str
-    kl_most: float
-    kl_floors: float
-    text_most: float
-    floor_most: float
-    agreement_least: float
-    agreement_drop: float
-    perplexity_most: float
-    confidence: float
-
-    def __post_init__(self) -> None:
-        if self.texts < FEWEST_TEXTS:
-            raise ValueError(f"{self.texts} texts: a bootstrap over fewer than {FEWEST_TEXTS} means nothing")
-        if self.tokens < 2 or not 1 <= self.top <= 1000:
-            raise ValueError("tokens must be at least 2 and top from 1 to 1000")
-        if self.texts * self.tokens * (self.top + 1) > reference.MOST_ENTRIES:
-            raise ValueError(f"more than {reference.MOST_ENTRIES} logarithms would be kept")
-        if not (min(self.kl_most, self.text_most, self.floor_most, self.perplexity_most) > 0 and self.kl_floors >= 1):
-            raise ValueError("kl_most, text_most, floor_most and perplexity_most must be above 0, kl_floors at least 1")
-        if not (0 < self.agreement_least <= 1 and 0 <= self.agreement_drop < 1 and 0.5 < self.confidence < 1):
-            raise ValueError("agreement_least, agreement_drop and confidence are parts of 1, confidence above 0.5")
-
-
-def record(
-    policy: DistributionsPolicy, paragraphs: Mapping[str, tuple[str, ...]], server: Client, served: Served, again: Client | None = None
-) -> Reference:
-    """
-    Return what *server* says of the corpus, with its floor from a second pass.
-
-    Args:
-        again: A second launch of the same reference, for the second pass; *server* itself without one.
-
-    Raises:
-        ServerInvalid: The server does not answer as it should.
-        ReferenceInvalid: What it says is sound for nobody, or a text is too short for its tokenizer.
-        FileInvalid: The corpus is not the one that the policy names.
-    """
-    made = _texts(policy, paragraphs)
-    tokens = _tokens(policy, made, server)
-    first = _score(policy, tokens, server, "reference")
-    second = _score(policy, tokens, again or server, "reference, again")
-    for scores in (first, second):
-        wrong, above, few = divergence.unsound(scores, policy.top)
-        if few.any():
-            raise ReferenceInvalid("too-few-logprobs", f"the reference gives fewer than {policy.top} logarithms at {few.sum()} positions")
-        if wrong.any() or above.any():
-            raise ReferenceInvalid("reference-unsound", f"{(wrong | above).sum()} positions of the reference are no distribution")
-    floor = _by_text(_columns(first, second, policy.top), policy.texts)
-    return Reference(served, server.model(), server.version(), policy.corpus, policy.top, tokens, first, floor)
 
 
 def run(
@@ -156,11 +80,11 @@ def run(
     stable = _reference_check(policy, known)
     if stable.state != "pass":
         return _ended(stable)
-    measured = _candidate(policy, candidate, known, served, _texts(policy, paragraphs))
+    measured = candidate_scores(policy, candidate, known, served, made_texts(policy, paragraphs))
     if isinstance(measured, Check):
         return _ended(stable, measured)
     sound = passed("candidate", f"The candidate scored {len(measured)} positions of {policy.texts} texts; each is a distribution.")
-    return (stable, sound, *_compare(policy, known, measured, same_host=known.served.host == served.host))
+    return (stable, sound, *compare(policy, known, measured, same_host=known.served.host == served.host))
 
 
 def _ended(*done: Check) -> tuple[Check, ...]:
@@ -169,96 +93,6 @@ def _ended(*done: Check) -> tuple[Check, ...]:
         *done,
         *(not_run(name, f"{done[-1].name} ended the rung.", "not-measured", required=name != "tails") for name in missing),
     )
-
-
-def _texts(policy: DistributionsPolicy, paragraphs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    made = corpus.texts(paragraphs, policy.texts)
-    if corpus.digest_of(made) != policy.corpus:
-        raise FileInvalid(
-            "The corpus is not the one that the policy of the distributions names.",
-            details=[f"policy: {policy.corpus}", f"corpus: {corpus.digest_of(made)}"],
-        )
-    return made
-
-
-def _tokens(policy: DistributionsPolicy, made: tuple[str, ...], server: Client) -> tuple[tuple[int, ...], ...]:
-    """Return the first tokens of each text; raise `ReferenceInvalid` where one has too few, `ServerInvalid` where they do not fit."""
-    if server.limit() <= policy.tokens:
-        raise ServerInvalid("prompt-too-long", f"its context holds {server.limit()} tokens; {policy.tokens} and one to write are needed")
-    tokens = tuple(server.tokenize(text)[: policy.tokens] for text in made)
-    short = [number for number, text in enumerate(tokens) if len(text) < policy.tokens]
-    if short:
-        raise ReferenceInvalid("corpus-too-short", f"text {short[0]} has {len(tokens[short[0]])} tokens instead of {policy.tokens}")
-    return tokens
-
-
-def _score(policy: DistributionsPolicy, tokens: Sequence[Sequence[int]], server: Client, who: str) -> Scores:
-    """Return what *server* says of *tokens*, one text at a time: batches would bring differences that no candidate is to blame for."""
-    rows: list[tuple[int, float, Mapping[int, float]]] = []
-    with console.progress(f"scores of the {who}", len(tokens), "texts") as line:
-        for number, text in enumerate(tokens):
-            positions = server.score(text, top=policy.top)
-            if [position.token for position in positions] != list(text[1:]):
-                raise ServerInvalid("answer-unreadable", f"text {number}: it scored other tokens than it was sent")
-            if widest := max((len(position.top) for position in positions), default=0) > policy.top + 1:
-                raise ServerInvalid("answer-unreadable", f"text {number}: it gave {widest} logarithms where {policy.top} were asked")
-            rows += [(position.token, position.logprob, position.top) for position in positions]
-            line.update(number + 1)
-    return divergence.scores(rows, policy.top + 1)
-
-
-def _candidate(
-    policy: DistributionsPolicy, server: Client, known: Reference, served: Served, made: tuple[str, ...]
-) -> Scores | Check:
-    """Return the candidate's scores, or the check that says why there are none that count."""
-    try:
-        name = server.model()
-        if not same_model(served, name, known.served, known.name):
-            return invalid("candidate", f"The candidate serves {name!r}, the reference is of {known.name!r}.", "reference-other-model")
-        if _tokens(policy, made, server) != known.texts:
-            says = "The candidate's tokenizer gives other tokens for the corpus than the reference's."
-            return invalid("candidate", says, "reference-other-model")
-        scores = _score(policy, known.texts, server, "candidate")
-    except ServerInvalid as error:
-        if NOT_A_NUMBER in error.says:
-            return failed("candidate", f"The candidate's server cannot write its own logarithms: {error.says}.", "not-a-number")
-        return invalid("candidate", f"The candidate's server: {error.says}.", error.reference)
-    except ReferenceInvalid as error:
-        return invalid("candidate", f"The candidate: {error.says}.", error.reference)
-    wrong, above, few = divergence.unsound(scores, policy.top)
-    if wrong.any():
-        says = f"{wrong.sum()} of {len(scores)} positions hold a logarithm that is not a number or minus infinity."
-        return failed("candidate", says, "not-a-number", samples=_where(wrong, scores, policy))
-    if above.any():
-        says = f"The probabilities of {above.sum()} of {len(scores)} positions add up to more than 1."
-        return failed("candidate", says, "not-a-distribution", samples=_where(above, scores, policy))
-    if few.any():
-        says = f"{few.sum()} positions have fewer than {policy.top} logarithms."
-        return invalid("candidate", says, "too-few-logprobs")
-    return scores
-
-
-def _where(marked: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], scores: Scores, policy: DistributionsPolicy) -> list[Sample]:
-    return [
-        Sample(_place(int(index), policy), found=f"token {scores.tokens[index]}: {scores.logprobs[index]}, best {scores.tops[index, 0]}")
-        for index in np.flatnonzero(marked)[:5]
-    ]
-
-
-def _place(position: int, policy: DistributionsPolicy) -> str:
-    text, token = divmod(position, policy.tokens - 1)
-    return f"text {text}, token {token + 1}"
-
-
-def _columns(one: Scores, other: Scores, top: int) -> Floats:
-    """Return per position: lower bound of KL(one ‖ other), same best token, and ln p(one) − ln p(other) of the token that is there."""
-    same = divergence.agreement(one, other).astype(np.float64)
-    return np.stack([divergence.lower_bound(one, other, top), same, one.logprobs - other.logprobs], axis=1)
-
-
-def _by_text(columns: Floats, texts: int) -> Floats:
-    means: Floats = columns.reshape(texts, -1, columns.shape[1]).mean(axis=1)
-    return means
 
 
 def _reference_check(policy: DistributionsPolicy, known: Reference) -> Check:
@@ -271,111 +105,13 @@ def _reference_check(policy: DistributionsPolicy, known: Reference) -> Check:
     if (wrong | above | few).any():
         return invalid("reference", "The reference's logarithms are those of no distribution.", "reference-unsound")
     floor, same, _ = known.floor.mean(axis=0)
-    spread = [_spread(known.floor[:, column]) for column in (0, 1)]
+    apart = [spread(known.floor[:, column]) for column in (0, 1)]
     figures = [
-        Figure("A/A floor of the mean KL", float(floor), "nat", policy.texts, spread[0], policy.floor_most),
-        Figure("A/A best tokens the same", 100 * float(same), "%", policy.texts, 100 * spread[1], 100 * policy.agreement_least),
+        Figure("A/A floor of the mean KL", float(floor), "nat", policy.texts, apart[0], policy.floor_most),
+        Figure("A/A best tokens the same", 100 * float(same), "%", policy.texts, 100 * apart[1], 100 * policy.agreement_least),
     ]
     if floor > policy.floor_most or same < policy.agreement_least:
         says = f"The reference differs from itself by {floor:.4f} nat and agrees with itself on {same:.1%} of the best tokens."
         return invalid("reference", says, "reference-unstable", figures=figures)
     says = f"The reference differs from itself by {floor:.2g} nat and agrees with itself on {same:.2%} of the best tokens."
     return passed("reference", says, figures=figures)
-
-
-def _spread(values: Floats) -> float:
-    return float(values.std(ddof=1))
-
-
-def _compare(policy: DistributionsPolicy, known: Reference, measured: Scores, *, same_host: bool) -> tuple[Check, ...]:
-    columns = _columns(known.scores, measured, policy.top)
-    # The floor of another machine says nothing about this one; then the limits stand alone.
-    floor = known.floor if same_host else np.tile([0.0, 1.0, 0.0], (policy.texts, 1))
-    blocks = np.concatenate([_by_text(columns, policy.texts), floor], axis=1)
-    worst = [_sample(int(index), known.scores, measured, columns, policy) for index in np.argsort(-columns[:, 0])[:5]]
-    return (
-        _divergence(policy, blocks, worst),
-        _worst_text(policy, blocks),
-        _best_token(policy, blocks),
-        _perplexity(policy, blocks),
-        _tails(columns),
-    )
-
-
-def _sample(position: int, known: Scores, measured: Scores, columns: Floats, policy: DistributionsPolicy) -> Sample:
-    expected, found = (f"token {scores.ids[position, 0]} at {np.exp(scores.tops[position, 0]):.3f}" for scores in (known, measured))
-    return Sample(_place(position, policy), expected, f"{found}; KL at least {columns[position, 0]:.3f} nat")
-
-
-def _divergence(policy: DistributionsPolicy, blocks: Floats, worst: Sequence[Sample]) -> Check:
-    limit = max(policy.kl_floors * float(blocks[:, 3].mean()), policy.kl_most)
-    mean = float(blocks[:, 0].mean())
-    figure = Figure("mean KL, lower bound", mean, "nat", policy.texts, _spread(blocks[:, 0]), limit)
-
-    def excess(means: Floats) -> Floats:
-        return np.asarray(means[:, 0] - np.maximum(policy.kl_floors * means[:, 3], policy.kl_most))
-
-    says = f"KL is at least {mean:.4g} nat on average; the limit is {limit:.4g}."
-    return _decided("divergence", says, "distribution-differs", _limits(policy, excess, blocks), figure, worst)
-
-
-def _worst_text(policy: DistributionsPolicy, blocks: Floats) -> Check:
-    """Return whether each text is near; one that is not is no accident of the choice of texts, so there is no interval."""
-    limit, text = max(policy.kl_floors * float(blocks[:, 3].max()), policy.text_most), int(blocks[:, 0].argmax())
-    most, beyond = float(blocks[text, 0]), int((blocks[:, 0] > limit).sum())
-    figures = [Figure("largest mean KL of a text", most, "nat", policy.texts, bound=limit), Figure("texts beyond the limit", beyond)]
-    says = f"The furthest text is at least {most:.4g} nat away on average; the limit is {limit:.4g}."
-    if not beyond:
-        return passed("worst-text", says, figures=figures)
-    samples = [Sample(f"text {index}", found=f"KL at least {blocks[index, 0]:.4g} nat") for index in np.argsort(-blocks[:, 0])[:beyond]]
-    return failed("worst-text", says, "text-differs", figures=figures, samples=samples)
-
-
-def _best_token(policy: DistributionsPolicy, blocks: Floats) -> Check:
-    limit = max(float(blocks[:, 4].mean()) - policy.agreement_drop, policy.agreement_least)
-    mean = float(blocks[:, 1].mean())
-    figure = Figure("best tokens the same", 100 * mean, "%", policy.texts, 100 * _spread(blocks[:, 1]), 100 * limit)
-
-    def excess(means: Floats) -> Floats:
-        return np.asarray(np.maximum(means[:, 4] - policy.agreement_drop, policy.agreement_least) - means[:, 1])
-
-    says = f"The best token is the same at {mean:.2%} of the positions; the limit is {limit:.2%}."
-    return _decided("best-token", says, "best-token-differs", _limits(policy, excess, blocks), figure)
-
-
-def _perplexity(policy: DistributionsPolicy, blocks: Floats) -> Check:
-    mean = float(blocks[:, 2].mean())
-    figure = Figure("ln perplexity, candidate less reference", mean, "", policy.texts, _spread(blocks[:, 2]), policy.perplexity_most)
-    low, high = _limits(policy, lambda means: np.asarray(means[:, 2]), blocks)
-    # Beyond the limit on either side fails; an interval within both passes.
-    excess = (max(low, -high) - policy.perplexity_most, max(high, -low) - policy.perplexity_most)
-    says = f"ln perplexity differs by {mean:+.5f}; the limit is ±{policy.perplexity_most:g}."
-    return _decided("perplexity", says, "perplexity-differs", excess, figure)
-
-
-def _limits(policy: DistributionsPolicy, statistic: Callable[[Floats], Floats], blocks: Floats) -> tuple[float, float]:
-    return divergence.bootstrap(statistic, blocks, confidence=policy.confidence)
-
-
-def _decided(
-    name: str, says: str, reference: str, excess: tuple[float, float], figure: Figure, samples: Sequence[Sample] = ()
-) -> Check:
-    """Return the check whose excess over its limit lies in the interval *excess*."""
-    low, high = excess
-    if high <= 0:
-        return passed(name, says, figures=[figure], samples=samples)
-    if low > 0:
-        return failed(name, says, reference, figures=[figure], samples=samples)
-    return inconclusive(name, f"{says} The texts do not decide.", "texts-do-not-decide", figures=[figure], samples=samples)
-
-
-def _tails(columns: Floats) -> Check:
-    high, most = (float(value) for value in np.quantile(columns[:, 0], [0.999, 1]))
-    worst = float(np.abs(columns[:, 2]).max())
-    figures = [
-        Figure("KL, 99.9 % of positions below", high, "nat", len(columns)),
-        Figure("KL, largest", most, "nat", len(columns)),
-        Figure("largest difference of one logarithm", worst, "nat", len(columns)),
-    ]
-    says = f"99.9 % of the positions are below {high:.3g} nat, the largest is {most:.3g}; it only informs."
-    return passed("tails", says, figures=figures, required=False)

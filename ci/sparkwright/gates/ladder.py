@@ -93,12 +93,14 @@ def climb(
     device_code: Callable[[], str] = str,
     host: Mapping[str, str] | None = None,
     keep_going: bool = False,
+    keep: Callable[[Ladder], None] | None = None,
 ) -> Ladder:
     """
     Run *rungs* in order and return their verdicts.
 
     Args:
         device_code: Asked after the rungs, as the first of them computes it.
+        keep: Called with what there is after each rung, so that hours of measuring outlive a fault of the next rung.
         keep_going: Also run what comes after a failure; its verdicts do not make the ladder better.
 
     Raises:
@@ -117,9 +119,13 @@ def climb(
         made = replace(_verdict(rung, checks, wheel, host), began=began, seconds=time.monotonic() - clock)
         console.note(f"{rung.name}: {made.state} after {duration(made.seconds)}")
         verdicts.append(made)
-    code = device_code()
-    bound = tuple(replace(verdict, device_code=code) for verdict in verdicts)
-    return Ladder(stack, wheel, bound, code, dict(host or {}))
+        if keep:
+            keep(_bound(stack, wheel, verdicts, device_code(), host))
+    return _bound(stack, wheel, verdicts, device_code(), host)
+
+
+def _bound(stack: str, wheel: Subject | None, verdicts: Sequence[Verdict], code: str, host: Mapping[str, str] | None) -> Ladder:
+    return Ladder(stack, wheel, tuple(replace(verdict, device_code=code) for verdict in verdicts), code, dict(host or {}))
 
 
 def _verdict(rung: Rung, checks: tuple[Check, ...], wheel: Subject | None, host: Mapping[str, str] | None) -> Verdict:
