@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.gates.limited import Limits
-from sparkwright.gates.numerics import NumericsPolicy
-from sparkwright.gates.pythonsource import Table, Template
-from sparkwright.gates.units import Converter, Unit
+from sparkwright.gates.numerics.pythonsource import Table, Template
+from sparkwright.gates.numerics.rung import NumericsPolicy
+from sparkwright.gates.numerics.units import Converter, Unit
 
 HEADER = "csrc/converters.cuh"
 PYTHON = "kernels.py"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkwright import yamlfile
-from sparkwright.gates.device import Backend, DevicePolicy, FuzzPolicy, fuzzed
-from sparkwright.gates.probe import SOURCES
+from sparkwright.gates.device.probe import SOURCES
+from sparkwright.gates.device.rung import Backend, DevicePolicy, FuzzPolicy, fuzzed
 from sparkwright.gates.verdict import Check
 
 ROOT = Path(__file__).parents[1]

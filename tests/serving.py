@@ -21,8 +21,8 @@ import pytest
 from uv import find_uv_bin
 
 from sparkwright.cli.main import default_cache
-from sparkwright.gates import profiled
-from sparkwright.gates.serve import Launch, Server
+from sparkwright.gates.server import profiled
+from sparkwright.gates.server.serve import Launch, Server
 
 HERE = Path(__file__).parent / "server"
 VLLM, TORCH = "0.32.0", "2.13.0"

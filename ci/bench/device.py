@@ -12,9 +12,9 @@ import msgspec
 
 from sparkwright.console import console
 from sparkwright.errors import GateNotRun, SparkwrightError, ToolMissing
-from sparkwright.gates import gpu
-from sparkwright.gates.gpu import Absent, Gpu
-from sparkwright.gates.probe import SOURCES
+from sparkwright.gates.device import gpu
+from sparkwright.gates.device.gpu import Absent, Gpu
+from sparkwright.gates.device.probe import SOURCES
 
 #: What the project has promised: the share of the copy's bandwidth, and the milliseconds of a sweep over 2^32 inputs.
 SHARE, SWEEP = 0.95, 50.0

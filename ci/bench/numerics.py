@@ -23,8 +23,9 @@ from sparkwright import yamlfile
 from sparkwright.build import toolchain
 from sparkwright.console import console
 from sparkwright.forks.session import Session
-from sparkwright.gates import e2m1, numerics, trees, values
-from sparkwright.gates.numerics import NumericsPolicy
+from sparkwright.gates.numerics import e2m1, trees, values
+from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics.rung import NumericsPolicy
 
 BUDGET = 20.0
 

@@ -478,7 +478,7 @@ class CheckpointInvalid(SparkwrightError):
 class ModulesUnexpected(SparkwrightError):
     reference = "modules-unexpected"
     means = "Weights of the model are not as its own quantisation config says: it is slower than its format, or it is read wrongly."
-    todo = "Look at the modules named above. Ask the model's publisher for a checkpoint that agrees with its config, or list them as ignored."
+    todo = "Look at the modules named above. Ask the model's publisher for a checkpoint that agrees with its config."
 
 
 class NotProvided(SparkwrightError):

@@ -15,10 +15,11 @@ from sparkwright import yamlfile
 from sparkwright.cli.main import default_cache
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.gates import harness, tasks
-from sparkwright.gates.outcome import Outcome
 from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.tasks import harness
+from sparkwright.gates.tasks import rung as tasks
+from sparkwright.gates.tasks.outcome import Outcome
+from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
 from sparkwright.store import Store
 

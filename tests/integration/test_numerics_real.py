@@ -11,8 +11,9 @@ from sparkwright import yamlfile
 from sparkwright.build import toolchain
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.gates import numerics, trees
-from sparkwright.gates.numerics import NumericsPolicy
+from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics import trees
+from sparkwright.gates.numerics.rung import NumericsPolicy
 from sparkwright.store import Store
 
 pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]

@@ -12,10 +12,10 @@ from tests.server.proxy import Proxy
 from tests.server.test_contract import POLICY, SPOILED, running
 from tests.serving import _server, _toy, _vllm_python
 
-from sparkwright.gates import contract, profiled
-from sparkwright.gates.client import Client
-from sparkwright.gates.contract import Running
-from sparkwright.gates.serve import Server
+from sparkwright.gates.server import contract, profiled
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.server.contract import Running
+from sparkwright.gates.server.serve import Server
 from sparkwright.gates.verdict import Check
 
 __all__ = ["_server", "_toy", "_vllm_python"]

@@ -13,10 +13,11 @@ from tests import devicehost
 from tests.devicehost import POLICY
 from tests.mutants.conftest import Kill
 
-from sparkwright.gates import device, gpu, probe
-from sparkwright.gates.device import Backend
-from sparkwright.gates.gpu import Absent, Gpu
-from sparkwright.gates.probe import Toolkit
+from sparkwright.gates.device import gpu, probe
+from sparkwright.gates.device import rung as device
+from sparkwright.gates.device.gpu import Absent, Gpu
+from sparkwright.gates.device.probe import Toolkit
+from sparkwright.gates.device.rung import Backend
 from sparkwright.gates.verdict import Check
 
 pytestmark = pytest.mark.mutants

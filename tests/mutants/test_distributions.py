@@ -13,12 +13,15 @@ from tests.serving import _vllm_python
 
 from sparkwright import yamlfile
 from sparkwright.forks.session import Session
-from sparkwright.gates import corpus, distributions, harness, tasks
-from sparkwright.gates.distributions import DistributionsPolicy
-from sparkwright.gates.outcome import Outcome
-from sparkwright.gates.reference import Reference
+from sparkwright.gates.distributions import corpus
+from sparkwright.gates.distributions import rung as distributions
+from sparkwright.gates.distributions.reference import Reference
+from sparkwright.gates.distributions.rung import DistributionsPolicy
 from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.tasks import harness
+from sparkwright.gates.tasks import rung as tasks
+from sparkwright.gates.tasks.outcome import Outcome
+from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
 
 __all__ = ["_session", "_taught", "_trained", "_vllm_python"]

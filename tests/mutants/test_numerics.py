@@ -9,7 +9,7 @@ from tests import converters
 from tests.converters import HEADER, POLICY, PYTHON
 from tests.mutants.conftest import Kill
 
-from sparkwright.gates import numerics
+from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.verdict import Check
 
 pytestmark = pytest.mark.mutants

@@ -14,9 +14,10 @@ from tests.server.proxy import Proxy
 from tests.serving import _vllm_python
 
 from sparkwright import yamlfile
-from sparkwright.gates import soak, words
-from sparkwright.gates.client import Client
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.soak import rung as soak
 from sparkwright.gates.verdict import Check
+from sparkwright.gates.words import rung as words
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 

@@ -16,14 +16,14 @@ from tests.serving import launch
 
 from sparkwright import digest
 from sparkwright.cli.main import default_cache
-from sparkwright.gates.client import Client
-from sparkwright.gates.serve import Server
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.server.serve import Server
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WORDS = ROOT / "ci" / "gates" / "words.yaml"
 #: What the learnt model follows from.
-SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS, ROOT / "ci" / "sparkwright" / "gates" / "prompts.py")
+SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS, ROOT / "ci" / "sparkwright" / "gates" / "words" / "prompts.py")
 class Broken:
     """A running server whose fault can be chosen, and what is known of it."""
 

@@ -16,8 +16,8 @@ from sparkwright import digest
 from sparkwright.cli.main import default_cache
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.gates import harness
-from sparkwright.gates.client import Client
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.tasks import harness
 from sparkwright.store import Store
 
 GATES = ROOT / "ci" / "gates"

@@ -9,10 +9,10 @@ import pytest
 from tests.server.proxy import FAULTS, Proxy
 
 from sparkwright import yamlfile
-from sparkwright.gates import contract, installed, profiled
-from sparkwright.gates.client import Client, ServerInvalid
-from sparkwright.gates.contract import ContractPolicy, Running
-from sparkwright.gates.serve import Server
+from sparkwright.gates.server import contract, installed, profiled
+from sparkwright.gates.server.client import Client, ServerInvalid
+from sparkwright.gates.server.contract import ContractPolicy, Running
+from sparkwright.gates.server.serve import Server
 from sparkwright.gates.verdict import Check
 
 pytestmark = pytest.mark.server

@@ -11,12 +11,13 @@ from tests.server.taught import GATES, _taught, _trained, patient
 from tests.serving import _server, _toy, _vllm_python
 
 from sparkwright import yamlfile
-from sparkwright.gates import corpus, distributions, reference
-from sparkwright.gates.client import Client
-from sparkwright.gates.distributions import DistributionsPolicy
-from sparkwright.gates.reference import Reference
-from sparkwright.gates.serve import Server
+from sparkwright.gates.distributions import corpus, reference
+from sparkwright.gates.distributions import rung as distributions
+from sparkwright.gates.distributions.reference import Reference
+from sparkwright.gates.distributions.rung import DistributionsPolicy
 from sparkwright.gates.served import Served
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.server.serve import Server
 from sparkwright.gates.verdict import Check, worst
 
 __all__ = ["_server", "_taught", "_toy", "_trained", "_vllm_python"]

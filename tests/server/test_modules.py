@@ -14,11 +14,11 @@ import pytest
 
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.gates import checkpoint, loaded, modules
+from sparkwright.gates.model import checkpoint, loaded, modules
 from sparkwright.store import Store
 
 if TYPE_CHECKING:
-    from sparkwright.gates.serve import Server
+    from sparkwright.gates.server.serve import Server
 
 pytestmark = pytest.mark.server
 

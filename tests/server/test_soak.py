@@ -16,8 +16,10 @@ from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
 from tests.serving import _vllm_python
 
 from sparkwright import yamlfile
-from sparkwright.gates import soak, soakjournal, words
+from sparkwright.gates.soak import journal as soakjournal
+from sparkwright.gates.soak import rung as soak
 from sparkwright.gates.verdict import Check
+from sparkwright.gates.words import rung as words
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 

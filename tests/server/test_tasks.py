@@ -13,10 +13,11 @@ from tests.serving import _vllm_python
 
 from sparkwright import yamlfile
 from sparkwright.forks.session import Session
-from sparkwright.gates import harness, outcome, tasks
-from sparkwright.gates.outcome import Outcome
 from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.tasks import harness, outcome
+from sparkwright.gates.tasks import rung as tasks
+from sparkwright.gates.tasks.outcome import Outcome
+from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check, worst
 
 __all__ = ["_session", "_taught", "_trained", "_vllm_python"]

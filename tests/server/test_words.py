@@ -10,10 +10,11 @@ from tests.serving import _vllm_python
 
 from sparkwright import yamlfile
 from sparkwright.console import console
-from sparkwright.gates import prompts, words
-from sparkwright.gates.client import Client
-from sparkwright.gates.saidwords import Said
+from sparkwright.gates.server.client import Client
 from sparkwright.gates.verdict import Check, worst
+from sparkwright.gates.words import prompts
+from sparkwright.gates.words import rung as words
+from sparkwright.gates.words.judged import Said
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 

@@ -32,10 +32,14 @@ from release to release. A rung is as good as its worst required check, a ladder
 def reasons() -> dict[str, Mapping[str, str]]:
     """Return the reasons of every module of the gates that has some, by its title."""
     found: dict[str, Mapping[str, str]] = {}
-    for module in sorted(module.name for module in pkgutil.iter_modules(sparkwright.gates.__path__)):
-        loaded = importlib.import_module(f"sparkwright.gates.{module}")
+    for module in pkgutil.walk_packages(sparkwright.gates.__path__, "sparkwright.gates."):
+        # What runs in another environment is no module of this one.
+        if "inside" in module.name.split("."):
+            continue
+        loaded = importlib.import_module(module.name)
         if hasattr(loaded, "REASONS"):
-            found[getattr(loaded, "TITLE", "the ladder itself")] = loaded.REASONS
+            title = getattr(loaded, "TITLE", "") or str(loaded.__doc__).strip().splitlines()[0].rstrip(".")
+            found[title] = {**found.get(title, {}), **loaded.REASONS}
     return found
 
 

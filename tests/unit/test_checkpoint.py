@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.errors import CheckpointInvalid, NotProvided
-from sparkwright.gates import checkpoint
+from sparkwright.gates.model import checkpoint
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}
 

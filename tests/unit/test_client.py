@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.badserver import MODELS, SOUND, USAGE, Listener, Say, completing, endless, event, head, silent, stream, trickling, whole
 
 from sparkwright.errors import UsageError
-from sparkwright.gates import answers
-from sparkwright.gates.client import Client, ServerInvalid
+from sparkwright.gates.server import answers
+from sparkwright.gates.server.client import Client, ServerInvalid
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tests.badserver import SOUND, Listener, Say, completing, endless, head, sil
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
-from sparkwright.gates import contract, envvars, profiled
-from sparkwright.gates.client import Client
-from sparkwright.gates.contract import ContractPolicy, Recipe, Running
+from sparkwright.gates.server import contract, envvars, profiled
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.server.contract import ContractPolicy, Recipe, Running
 from sparkwright.gates.verdict import Check, State
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,12 @@ from tests import converters
 from tests.converters import HEADER
 
 from sparkwright.errors import ToolMissing
-from sparkwright.gates import e2m1, inlineasm, limited, numerics
-from sparkwright.gates.converter import Program
+from sparkwright.gates import limited
 from sparkwright.gates.limited import Limits
-from sparkwright.gates.units import Converter, Unit, dtypes
+from sparkwright.gates.numerics import e2m1, inlineasm
+from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics.converter import Program
+from sparkwright.gates.numerics.units import Converter, Unit, dtypes
 from sparkwright.gates.verdict import Check
 
 PATIENT = Limits(seconds=240, memory=4096, written=64)

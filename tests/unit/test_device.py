@@ -19,9 +19,11 @@ from tests.devicehost import POLICY
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
-from sparkwright.gates import device, e2m1, gpu, nvfp4, ops
-from sparkwright.gates.device import Backend, DevicePolicy, FuzzPolicy
-from sparkwright.gates.gpu import Absent
+from sparkwright.gates.device import gpu, ops
+from sparkwright.gates.device import rung as device
+from sparkwright.gates.device.gpu import Absent
+from sparkwright.gates.device.rung import Backend, DevicePolicy, FuzzPolicy
+from sparkwright.gates.numerics import e2m1, nvfp4
 from sparkwright.gates.verdict import Check
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +82,7 @@ def quantised(host: Path, matrix: NDArray[np.float32], scale: float, scratch: Pa
 
 @pytest.mark.parametrize("scale", [1.0, 37.25, 2688 / 0.0173, 0.0003, 2.0**-100, 1e30])
 def test_the_quantiser_gives_the_bits_of_the_reference(host: Path, tmp_path: Path, scale: float) -> None:
-    """Scales and codes are those of gates/nvfp4.py for blocks of every size, with zeros, infinities and NaNs in them."""
+    """Scales and codes are those of gates/numerics/nvfp4.py for blocks of every size, with zeros, infinities and NaNs in them."""
     random = np.random.default_rng(int(scale * 8) % 1000)
     matrix = random.normal(0, 1, (256, 64)) * 10.0 ** random.integers(-30, 30, (256, 4)).repeat(16, axis=1)
     matrix[3:6] = [[0.0], [np.inf], [np.nan]]
@@ -226,8 +228,8 @@ def test_a_code_beside_a_tie_is_counted_and_not_failed() -> None:
 
 def test_every_reference_is_explained() -> None:
     """Whatever reference stands in these modules is in REASONS, and none there is without a use."""
-    folder = ROOT / "ci" / "sparkwright" / "gates"
-    text = "".join((folder / f"{name}.py").read_text("utf-8") for name in ("device", "probe", "kernels", "ops", "fuzz"))
+    folder = ROOT / "ci" / "sparkwright" / "gates" / "device"
+    text = "".join((folder / f"{name}.py").read_text("utf-8") for name in ("rung", "probe", "kernels", "ops", "fuzz"))
     for reference in device.REASONS:
         assert text.count(f'"{reference}"') >= 2, reference
 

@@ -17,12 +17,13 @@ import pytest
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
-from sparkwright.gates import corpus, distributions, reference
-from sparkwright.gates.client import Client
-from sparkwright.gates.distributions import DistributionsPolicy
-from sparkwright.gates.divergence import Floats
-from sparkwright.gates.reference import Reference, ReferenceInvalid
+from sparkwright.gates.distributions import corpus, reference
+from sparkwright.gates.distributions import rung as distributions
+from sparkwright.gates.distributions.divergence import Floats
+from sparkwright.gates.distributions.reference import Reference, ReferenceInvalid
+from sparkwright.gates.distributions.rung import DistributionsPolicy
 from sparkwright.gates.served import Served
+from sparkwright.gates.server.client import Client
 from sparkwright.gates.verdict import Check, worst
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"

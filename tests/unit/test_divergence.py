@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.gates import divergence
-from sparkwright.gates.divergence import Floats, Scores
+from sparkwright.gates.distributions import divergence
+from sparkwright.gates.distributions.divergence import Floats, Scores
 
 #: What `ROUNDING` may take from the bound of one position.
 SLACK = 1e-9

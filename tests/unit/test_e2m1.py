@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparkwright.gates import e2m1, values
-from sparkwright.gates.units import Format
+from sparkwright.gates.numerics import e2m1, values
+from sparkwright.gates.numerics.units import Format
 
 BITS = hnp.arrays(np.uint32, st.integers(1, 64), elements=st.integers(0, 2**32 - 1))
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates import fuzz, nvfp4
-from sparkwright.gates.fuzz import GUARD, POISON, Case, Words
+from sparkwright.gates.device import fuzz
+from sparkwright.gates.device.fuzz import GUARD, POISON, Case, Words
+from sparkwright.gates.numerics import nvfp4
 
 KINDS = ("gemm", "moe", "rounded", "op")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.errors import CheckpointInvalid, CommandFailed, ToolMissing
-from sparkwright.gates import loaded
-from sparkwright.gates.loaded import Loaded, LoadedModule, LoadedTensor
-from sparkwright.gates.modules import Audit, Reading, Row
+from sparkwright.gates.model import loaded
+from sparkwright.gates.model.loaded import Loaded, LoadedModule, LoadedTensor
+from sparkwright.gates.model.modules import Audit, Reading, Row
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini

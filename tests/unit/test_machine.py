@@ -85,7 +85,7 @@ def test_a_spark_with_its_network_is_ready(project: Project) -> None:
 
     assert {"ready"} == found["lock"] == found["fetch"] == found["apply"] == found["plan"] == found["audit"] == found["demo"]
     assert {"ready", "look"} == found["build"]
-    assert {"look"} == found["gates"]
+    assert {"look"} == found["gate"]
 
 
 def test_jobs_are_limited_by_memory_as_well_as_cores(project: Project) -> None:
@@ -165,7 +165,7 @@ def test_a_machine_without_a_base_wheel_cannot_graft(project: Project, change: d
 )
 def test_gates_run_only_on_the_right_gpu(project: Project, gpus: tuple[Gpu, ...], state: str, words: str) -> None:
     """Without a GPU, or with another one, gates are not-run, never passed."""
-    (found,) = of(advice(msgspec.structs.replace(SPARK, gpus=gpus), project), "gates")
+    (found,) = of(advice(msgspec.structs.replace(SPARK, gpus=gpus), project), "gate")
 
     assert (state, True) == (found.state, words in found.says)
 

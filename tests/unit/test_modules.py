@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.errors import CheckpointInvalid
-from sparkwright.gates import checkpoint, modules, roofline, schemes
-from sparkwright.gates.checkpoint import BITS, Tensor
 from sparkwright.gates.limited import Limits
-from sparkwright.gates.modules import Audit
-from sparkwright.gates.roofline import GB10, Bandwidth
+from sparkwright.gates.model import checkpoint, modules, roofline, schemes
+from sparkwright.gates.model.checkpoint import BITS, Tensor
+from sparkwright.gates.model.modules import Audit
+from sparkwright.gates.model.roofline import GB10, Bandwidth
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini

@@ -13,8 +13,9 @@ from tests.converters import POLICY, PYTHON
 from sparkwright import yamlfile
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.errors import FileInvalid
-from sparkwright.gates import differences, numerics, trees
-from sparkwright.gates.numerics import REASONS, NumericsPolicy
+from sparkwright.gates.numerics import differences, trees
+from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics.rung import REASONS, NumericsPolicy
 from sparkwright.gates.verdict import Check
 
 ROOT = Path(__file__).parents[2]
@@ -144,8 +145,8 @@ def test_a_policy_that_makes_no_sense_is_refused(change: dict[str, object], says
 
 def test_every_reference_is_explained() -> None:
     """Each reference that the source of G1 gives a check has its line in REASONS, and REASONS has no other."""
-    gates = ROOT / "ci" / "sparkwright" / "gates"
-    names = ("numerics", "converter", "coding", "blocks", "differences", "pythonsource", "sweeps")
+    gates = ROOT / "ci" / "sparkwright" / "gates" / "numerics"
+    names = ("rung", "converter", "coding", "blocks", "differences", "pythonsource", "sweeps")
     text = "".join((gates / f"{name}.py").read_text("utf-8") for name in names)
     # REASONS itself spells each once, with a colon behind it; two names of checks look like references.
     given = set(re.findall(r'"((?:converter|policy|reference|headers|tree)-[a-z]+)"(?!:)', text)) - {"reference-scale", "reference-swizzle"}

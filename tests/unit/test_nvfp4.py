@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparkwright.gates import e2m1, nvfp4, values
-from sparkwright.gates.units import Format
+from sparkwright.gates.numerics import e2m1, nvfp4, values
+from sparkwright.gates.numerics.units import Format
 
 SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 20))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates import paired
-from sparkwright.gates.paired import Pairs
+from sparkwright.gates.tasks import paired
+from sparkwright.gates.tasks.paired import Pairs
 
 Z, MARGIN = 2.33, 0.02
 

@@ -16,11 +16,11 @@ from tests.devicehost import POLICY
 from sparkwright.audit.sections import ElfUnreadable
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.errors import ToolMissing
-from sparkwright.gates import gpu as gpus
-from sparkwright.gates import kernels, probe
-from sparkwright.gates.gpu import Gpu
-from sparkwright.gates.kernels import Cubin, Line
-from sparkwright.gates.probe import SOURCES, Probe, Toolkit, Uncompilable
+from sparkwright.gates.device import gpu as gpus
+from sparkwright.gates.device import kernels, probe
+from sparkwright.gates.device.gpu import Gpu
+from sparkwright.gates.device.kernels import Cubin, Line
+from sparkwright.gates.device.probe import SOURCES, Probe, Toolkit, Uncompilable
 from sparkwright.gates.verdict import Check
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates import roofline
-from sparkwright.gates.roofline import GB10, Bandwidth
+from sparkwright.gates.model import roofline
+from sparkwright.gates.model.roofline import GB10, Bandwidth
 from sparkwright.store import Store
 
 experts = st.integers(1, 1024).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))

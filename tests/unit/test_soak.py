@@ -17,12 +17,15 @@ from msgspec.structs import replace
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
-from sparkwright.gates import growth, kernellog, load, soak, soaked, soakjournal
-from sparkwright.gates.client import Client
-from sparkwright.gates.kernellog import Finding, KernelLog
-from sparkwright.gates.load import Fault, Stretch
-from sparkwright.gates.processes import Processes
-from sparkwright.gates.soakjournal import Begun, Ended, Journal, Observed, Record
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.soak import growth, kernellog, load
+from sparkwright.gates.soak import journal as soakjournal
+from sparkwright.gates.soak import judged as soaked
+from sparkwright.gates.soak import rung as soak
+from sparkwright.gates.soak.journal import Begun, Ended, Journal, Observed, Record
+from sparkwright.gates.soak.kernellog import Finding, KernelLog
+from sparkwright.gates.soak.load import Fault, Stretch
+from sparkwright.gates.soak.processes import Processes
 from sparkwright.gates.verdict import Check, failed, not_run, passed
 
 ROOT = Path(__file__).parents[2]
@@ -344,7 +347,8 @@ def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
     """A process that is killed while it writes leaves whole lines: every one that it had said was written."""
     path = tmp_path / "soak.jsonl"
     program = (
-        "import sys; from pathlib import Path; from sparkwright.gates.soakjournal import *; from sparkwright.gates.load import Stretch\n"
+        "import sys; from pathlib import Path; from sparkwright.gates.soak.journal import *\n"
+        "from sparkwright.gates.soak.load import Stretch\n"
         "journal = Journal(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
         "while True:\n  at += 1; journal.add(Observed(at, Stretch(asked=at))); print(at, flush=True)\n"
     )

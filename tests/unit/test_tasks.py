@@ -16,11 +16,12 @@ from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
-from sparkwright.gates import asking, harness, outcome, tasks
-from sparkwright.gates.harness import HarnessFailed
-from sparkwright.gates.outcome import Outcome, OutcomeInvalid
 from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.tasks import asking, harness, outcome
+from sparkwright.gates.tasks import rung as tasks
+from sparkwright.gates.tasks.harness import HarnessFailed
+from sparkwright.gates.tasks.outcome import Outcome, OutcomeInvalid
+from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
 from sparkwright.store import Store
 

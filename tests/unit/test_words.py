@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
-from sparkwright.gates import detectors, prompts, saidwords, words
-from sparkwright.gates.answers import Answer
-from sparkwright.gates.prompts import Fitted, Long, Prompt
-from sparkwright.gates.saidwords import Said
+from sparkwright.gates.server.answers import Answer
 from sparkwright.gates.verdict import Check
+from sparkwright.gates.words import detectors, prompts
+from sparkwright.gates.words import judged as saidwords
+from sparkwright.gates.words import rung as words
+from sparkwright.gates.words.judged import Said
+from sparkwright.gates.words.prompts import Fitted, Long, Prompt
 
 ROOT = Path(__file__).parents[2]
 POLICY_FILE = ROOT / "ci" / "gates" / "words.yaml"

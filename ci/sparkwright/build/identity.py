@@ -97,9 +97,10 @@ def flags(defines: Mapping[str, str], places: Mapping[Path, Path]) -> dict[str, 
     With nvcc 13.0.88 and GCC 12 (measured): without a flag, two objects of one unit differ in the process id that nvcc gives its
     intermediate files; with ``--objdir-as-tempdir`` these lie beside the object, named after it. A unit that defines nothing for others
     (it registers its operators by itself; three units of vLLM 0.33.0) also has the process id in the names of its kernels, unless there
-    is a seed; one seed does for all, as these names hold a hash of the source's path besides. ``__FILE__`` follows ``-ffile-prefix-map``, in device code, too. What no flag changes: the
-    names of device functions and variables with internal linkage hold a hash of their source's real path, so cubins of such units are
-    equal only in folders of equal name, which is what `isolation.room` gives.
+    is a seed; one seed does for all, as these names hold a hash of the source's path besides. ``__FILE__`` follows
+    ``-ffile-prefix-map``, in device code, too. What no flag changes: the names of device functions and variables with internal linkage
+    hold a hash of their source's real path, so cubins of such units are equal only in folders of equal name, which is what
+    `isolation.room` gives.
 
     Args:
         places: Folder → the name that it is to have in objects, where programs see it by another one; empty in a room with fixed names.

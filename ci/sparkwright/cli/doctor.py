@@ -192,11 +192,11 @@ def _demo(machine: Machine) -> Advice:
 def _gates(machine: Machine, project: Project) -> Iterator[Advice]:
     wanted = project.spec.arch.rstrip("af")
     if not machine.gpus:
-        yield Advice("gates", "not-run", f"no GPU here: the wheels can be built and audited, but not run; they are for SM {wanted}")
+        yield Advice("gate", "not-run", f"no GPU here: of the rungs, only G0 and G1 say something of the wheels, which are for SM {wanted}")
     for gpu in machine.gpus:
         if gpu.capability != wanted:
-            yield Advice("gates", "not-run", f"{gpu.name} is SM {gpu.capability}; the wheels hold code for SM {wanted} only")
+            yield Advice("gate", "not-run", f"{gpu.name} is SM {gpu.capability}; the wheels are for SM {wanted}, so G2 is not whole here")
         elif int(gpu.driver.partition(".")[0] or 0) < CUDA13_DRIVER:
-            yield Advice("gates", "look", f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}", "sudo ubuntu-drivers install")
+            yield Advice("gate", "look", f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}", "sudo ubuntu-drivers install")
         else:
-            yield Advice("gates", "look", f"{gpu.name} is what the wheels are for; this release has no gates yet")
+            yield Advice("gate", "look", f"{gpu.name} is what the wheels are for; no gate was ever run on one, so look at each row")

@@ -7,9 +7,9 @@ import argparse
 from sparkwright.console import console, size
 from sparkwright.errors import ModulesUnexpected
 from sparkwright.forks.session import Session
-from sparkwright.gates import checkpoint, loaded, modules, roofline
-from sparkwright.gates.modules import Audit, Row
-from sparkwright.gates.roofline import GB10, Bandwidth
+from sparkwright.gates.model import checkpoint, loaded, modules, roofline
+from sparkwright.gates.model.modules import Audit, Row
+from sparkwright.gates.model.roofline import GB10, Bandwidth
 
 #: Rows beyond these are those that a token reads least of.
 SHOWN = 24

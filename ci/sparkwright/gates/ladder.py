@@ -30,6 +30,8 @@ RUNGS: Mapping[str, str] = {
     "G7": "hours of mixed load",
 }
 
+TITLE = "the ladder itself"
+
 #: References that the ladder itself gives to a check that did not run.
 REASONS: Mapping[str, str] = {
     "earlier-failed": "An earlier rung failed or was invalid, and the ladder stops there. Mend that first, or go on with --keep-going.",
@@ -93,7 +95,7 @@ def climb(
     device_code: Callable[[], str] = str,
     host: Mapping[str, str] | None = None,
     keep_going: bool = False,
-    keep: Callable[[Ladder], None] | None = None,
+    keep: Callable[[Ladder], object] | None = None,
 ) -> Ladder:
     """
     Run *rungs* in order and return their verdicts.

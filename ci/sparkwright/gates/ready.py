@@ -22,20 +22,29 @@ from sparkwright.build import toolchain
 from sparkwright.digest import canonical, sha256_bytes, sha256_file
 from sparkwright.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
 from sparkwright.forks.session import Session
-from sparkwright.gates import audited, contract, corpus, device, distributions, installed, numerics, profiled, soak, tasks, trees, words
-from sparkwright.gates.client import Client, ServerInvalid
-from sparkwright.gates.contract import ContractPolicy, Running
-from sparkwright.gates.device import DevicePolicy
-from sparkwright.gates.distributions import DistributionsPolicy
+from sparkwright.gates import audited
+from sparkwright.gates.device import rung as device
+from sparkwright.gates.device.rung import DevicePolicy
+from sparkwright.gates.distributions import corpus
+from sparkwright.gates.distributions import rung as distributions
+from sparkwright.gates.distributions.rung import DistributionsPolicy
 from sparkwright.gates.ladder import Rung
-from sparkwright.gates.numerics import NumericsPolicy
-from sparkwright.gates.profiled import ProfileInvalid
-from sparkwright.gates.serve import Launch, Server
+from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics import trees
+from sparkwright.gates.numerics.rung import NumericsPolicy
 from sparkwright.gates.served import Served
-from sparkwright.gates.soak import SoakPolicy
-from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.server import contract, installed, profiled
+from sparkwright.gates.server.client import Client, ServerInvalid
+from sparkwright.gates.server.contract import ContractPolicy, Running
+from sparkwright.gates.server.profiled import ProfileInvalid
+from sparkwright.gates.server.serve import Launch, Server
+from sparkwright.gates.soak import rung as soak
+from sparkwright.gates.soak.rung import SoakPolicy
+from sparkwright.gates.tasks import rung as tasks
+from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check, Sample, failed, not_run, passed
-from sparkwright.gates.words import WordsPolicy
+from sparkwright.gates.words import rung as words
+from sparkwright.gates.words.rung import WordsPolicy
 
 TITLE = "what a rung was given"
 
@@ -45,6 +54,9 @@ REASONS: Mapping[str, str] = {
     "wheel into a fresh environment.",
     "source-not-here": "The source tree cannot be made here, as its source is not reachable or not locked.",
 }
+
+#: Seconds between two bytes of a server that somebody else started; the first question for logarithms compiles for a minute on a CPU.
+PATIENCE = 600.0
 
 Policy = TypeVar("Policy")
 
@@ -205,7 +217,7 @@ class Ready:
 
     def client(self) -> Client:
         """Return a client of the server."""
-        return self._launched.client() if self._inputs.serve else Client(self.url, self.name)
+        return self._launched.client() if self._inputs.serve else Client(self.url, self.name, timeout=PATIENCE)
 
     @property
     def name(self) -> str:
@@ -280,7 +292,7 @@ class Ready:
 
         def run() -> tuple[Check, ...]:
             return distributions.run(
-                policy, self.client(), self._against("distributions.json", Client), paragraphs=self.paragraphs(), served=self.served
+                policy, self.client(), self._against("distributions.json", _patient), paragraphs=self.paragraphs(), served=self.served
             )
 
         return Rung("G5", sha256, run)
@@ -331,6 +343,10 @@ class Ready:
             listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
             return next((one.pid for one in listening if one.laddr and str(one.laddr.port) == port), None)
         return None
+
+
+def _patient(url: str) -> Client:
+    return Client(url, timeout=PATIENCE)
 
 
 def _unasked(name: str, check: str, wants: str) -> Rung:

@@ -8,13 +8,16 @@ from sparkwright import yamlfile
 from sparkwright.console import console
 from sparkwright.errors import MeasurementInvalid
 from sparkwright.forks.session import Session
-from sparkwright.gates import distributions, harness, outcome, reference, tasks
-from sparkwright.gates.client import ServerInvalid
-from sparkwright.gates.distributions import DistributionsPolicy
-from sparkwright.gates.harness import HarnessFailed
+from sparkwright.gates.distributions import reference
+from sparkwright.gates.distributions import rung as distributions
+from sparkwright.gates.distributions.reference import ReferenceInvalid
+from sparkwright.gates.distributions.rung import DistributionsPolicy
 from sparkwright.gates.ready import Inputs, Ready
-from sparkwright.gates.reference import ReferenceInvalid
-from sparkwright.gates.tasks import TasksPolicy
+from sparkwright.gates.server.client import ServerInvalid
+from sparkwright.gates.tasks import harness, outcome
+from sparkwright.gates.tasks import rung as tasks
+from sparkwright.gates.tasks.harness import HarnessFailed
+from sparkwright.gates.tasks.rung import TasksPolicy
 
 
 def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tuple[Path, ...]:

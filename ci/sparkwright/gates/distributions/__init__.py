@@ -1,0 +1,1 @@
+"""G5: the distributions behind the words, against a reference."""

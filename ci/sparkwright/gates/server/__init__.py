@@ -1,0 +1,1 @@
+"""G3: a server that serves a model, what it says of itself, and the client that asks it."""

@@ -1,0 +1,1 @@
+"""G7: hours of mixed load."""

@@ -1,0 +1,1 @@
+"""G6: tasks, paired question by question with a baseline."""

@@ -1,0 +1,1 @@
+"""G4: the words that a served model says."""
