@@ -25,7 +25,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     wheels = arguments.wheels or [path for fork in session.forks for path in _last(session, fork)]
     if not wheels:
         raise NotProvided("There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
-    reports = [audited(session, path, _judged(path, arguments.judge)) for path in wheels]
+    reports = [audited(session, path, judged_as(path, arguments.judge)) for path in wheels]
     if arguments.compare:
         sidebyside.show(reports)
     else:
@@ -37,7 +37,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(path: Path, asked: Literal["auto", "stack", "any"]) -> Literal["stack", "any"]:
+def judged_as(path: Path, asked: Literal["auto", "stack", "any"]) -> Literal["stack", "any"]:
+    """Return by what the wheel at *path* is judged; where nobody says, the stack's policy is for wheels with our record in them."""
     if asked != "auto":
         return asked
     return "stack" if members.contents(path, members.subject(path)).ours else "any"

@@ -23,7 +23,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Run the rungs that were asked for, print and keep their verdicts; fail unless all of them pass."""
     facts = host.facts()
     inputs = _inputs(session, arguments)
-    with Ready(session, inputs, lambda path: audit.audited(session, path), facts) as ready:
+    with Ready(session, inputs, lambda path: audit.audited(session, path, audit.judged_as(path, "auto")), facts) as ready:
         if arguments.record:
             made = recording.record(session, ready, inputs, arguments.record)
             console.document({"recorded": [str(path) for path in made]})
