@@ -82,6 +82,15 @@ def test_one_fault_in_hours_fails_its_check_alone(fields: dict[str, object], nam
     assert {state for state, _ in found.values()} == {"pass"}
 
 
+@pytest.mark.parametrize(("alone", "state"), [((True, True), "pass"), ((True, False), "fail"), ((), "fail")])
+def test_what_a_model_repeats_alone_is_its_own_way(alone: tuple[bool, ...], state: str) -> None:
+    """Only answers that load made repeat fail; a small model repeats in long answers by itself, which the words rung judges."""
+    odd = Stretch(asked=2, whole=2, odd=2, oddities=(Fault("token-run", "64 times"), Fault("token-run", "32 times", 1, 7)))
+    record = replace(changed(sound(), load=odd), ended=Ended(7200, "time", 0.0, alone))
+
+    assert states(record)["words-under-load"][0] == state
+
+
 def test_requests_that_the_server_still_works_on_fail() -> None:
     """A client that goes away must leave nothing behind."""
     record = sound()

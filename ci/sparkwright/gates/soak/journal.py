@@ -68,11 +68,13 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     Attributes:
         why: ``time`` when it took as long as it should, ``gone`` when the server gave no more answers.
         running: Requests that the server still worked on afterwards; None where it did not say.
+        alone: For each of the oddities that were kept, whether the same request is answered so when nothing else is asked.
     """
 
     at: float
     why: Literal["time", "gone"]
     running: float | None = None
+    alone: tuple[bool, ...] = ()
 
 
 Line = Begun | Observed | Ended

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sparkwright.gates.soak import growth
-from sparkwright.gates.soak.journal import Record
+from sparkwright.gates.soak.journal import Observed, Record
 from sparkwright.gates.soak.load import MOST_KEPT, Stretch
 from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed, worst
 
@@ -19,7 +19,7 @@ MEANINGS: Mapping[str, str] = {
     "server-gone": "The server gave no more answers. Look at the end of its log, and at the kernel's.",
     "requests-failed": "Requests that nobody cancelled went wrong under load. The first ones are listed with their reasons.",
     "load-too-small": "Fewer answers came at a concurrency than the policy needs for a load. Make the soak longer, or the machine freer.",
-    "token-run": "Under load, answers said one token again and again: the KV cache or the logits of a batch are broken.",
+    "token-run": "Answers said one token again and again under load, and not alone: the KV cache or the logits of a batch are broken.",
     "memory-grows": "The memory of the server's processes grows by more than the policy allows. On unified memory this ends in a hang.",
     "growth-undecided": "The memory's noise is larger than the growth that is looked for. Make the soak longer.",
     "too-few-samples": "The memory was looked at too seldom to say whether it grows. Make the soak longer.",
@@ -34,12 +34,18 @@ MEANINGS: Mapping[str, str] = {
 
 def checks(policy: SoakPolicy, record: Record) -> tuple[Check, ...]:
     """Return the checks of the load itself."""
-    load = Stretch()
-    for observed in record.observed:
-        load = load.with_(observed.load)
-    loaded = (_requests(policy, record, load), _odd(load), _memory(policy, record))
+    load = total(record.observed)
+    loaded = (_requests(policy, record, load), _odd(record, load), _memory(policy, record))
     watched = (_restarts(record), _kernel(record), _drained(record))
     return (_duration(policy, record), *(_unproven(record, check) for check in (*loaded, *watched)))
+
+
+def total(observed: Iterable[Observed]) -> Stretch:
+    """Return all of the load as one stretch."""
+    load = Stretch()
+    for one in observed:
+        load = load.with_(one.load)
+    return load
 
 
 def _unproven(record: Record, check: Check) -> Check:
@@ -77,8 +83,12 @@ def _requests(policy: SoakPolicy, record: Record, load: Stretch) -> Check:
     return passed("requests", f"{load.whole} whole answers, {load.cancelled} cancelled, none went wrong", figures=figures)
 
 
-def _odd(load: Stretch) -> Check:
+def _odd(record: Record, load: Stretch) -> Check:
+    """Does load make answers repeat one token? What the model says so alone, too, is its own way, which the words rung judges."""
     figures = [Figure("answers with a run of one token", load.odd, times=load.whole, bound=0)]
+    if load.odd and record.ended and record.ended.alone and all(record.ended.alone):
+        says = f"{load.odd} of {load.whole} answers repeat one token; the {len(record.ended.alone)} that were asked again alone do so, too"
+        return passed("words-under-load", says, figures=figures)
     if load.odd:
         samples = [Sample("answer under load", "", fault.says) for fault in load.oddities[:MOST_KEPT]]
         says = f"{load.odd} of {load.whole} answers under load repeat one token"

@@ -59,10 +59,12 @@ class LoadPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A request that went wrong: the reference of the reason and what was seen."""
+    """A request that went wrong: the reference of the reason, what was seen, and which request of which worker it was, where it matters."""
 
     reference: str
     says: str
+    worker: int = 0
+    number: int = 0
 
 
 class Stretch(msgspec.Struct, frozen=True):
@@ -174,7 +176,7 @@ class Load:
                 if self._stopped:
                     return
                 concurrency = self._concurrency
-            made = self._ask(client, request(self._policy, self._text, self._limit, worker, number), concurrency)
+            made = self._ask(client, worker, number, concurrency)
             number += 1
             with self._lock:
                 self._stretch = self._stretch.with_(made)
@@ -183,7 +185,17 @@ class Load:
                 with self._change:
                     self._change.wait_for(lambda: self._stopped, timeout=1.0)
 
-    def _ask(self, client: Client, made: Request, concurrency: int) -> Stretch:
+    def repeats_alone(self, fault: Fault) -> bool:
+        """Return whether the request behind *fault* is answered by one token again and again also when nothing else is asked."""
+        made = request(self._policy, self._text, self._limit, fault.worker, fault.number)
+        try:
+            answer = Client(self._url, self._model).complete(made.prompt, tokens=made.tokens, ignore_eos=True)
+        except ServerInvalid:
+            return False
+        return longest_run(answer.tokens) >= self._run
+
+    def _ask(self, client: Client, worker: int, number: int, concurrency: int) -> Stretch:
+        made = request(self._policy, self._text, self._limit, worker, number)
         if made.patience is not None:
             client = Client(self._url, client.model() if self._model == "" else self._model, deadline=made.patience)
         try:
@@ -194,5 +206,5 @@ class Load:
             return Stretch(asked=1, failed=1, faults=(Fault(error.reference, error.says),))
         found, count = longest_run(answer.tokens), len(answer.tokens)
         says = f"{found} times the same token in {count}, after a prompt of {len(made.prompt)}"
-        odd = (Fault("token-run", says),) if found >= self._run else ()
+        odd = (Fault("token-run", says, worker, number),) if found >= self._run else ()
         return Stretch(asked=1, whole=1, tokens=count, odd=len(odd), oddities=odd, by_concurrency={str(concurrency): 1})

@@ -180,7 +180,8 @@ def _watched(policy: SoakPolicy, client: Client, load: Load, path: Path, pid: in
         running = load.stop(policy.drain) or _running(client, policy.drain)
         # What the workers still had in hand when the time was over.
         last = watch.observed(time.monotonic() - began, load.taken())
-        ended = Ended(last.at, "gone" if gone else "time", running)
+        odd = soaked.total((*record.observed, last)).oddities
+        ended = Ended(last.at, "gone" if gone else "time", running, tuple(load.repeats_alone(fault) for fault in odd))
         journal.add(last)
         journal.add(ended)
         return msgspec.structs.replace(record, observed=(*record.observed, last), ended=ended)
