@@ -13,8 +13,8 @@ import pytest
 from sparkwright.cli import gateoptions
 from sparkwright.digest import sha256_file
 from sparkwright.gates import ladder
+from sparkwright.gates.athand import model_digest
 from sparkwright.gates.ladder import RUNGS
-from sparkwright.gates.ready import model_digest
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli

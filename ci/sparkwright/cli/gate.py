@@ -15,8 +15,9 @@ from sparkwright.console import console
 from sparkwright.errors import UsageError
 from sparkwright.forks.session import Session
 from sparkwright.gates import host, ladder, recording, show
+from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ladder import RUNGS, Ladder
-from sparkwright.gates.ready import Inputs, Ready
+from sparkwright.gates.ready import Ready
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:

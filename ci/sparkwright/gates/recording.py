@@ -8,11 +8,12 @@ from sparkwright import yamlfile
 from sparkwright.console import console
 from sparkwright.errors import MeasurementInvalid
 from sparkwright.forks.session import Session
+from sparkwright.gates.athand import Inputs
 from sparkwright.gates.distributions import reference
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.reference import ReferenceInvalid
 from sparkwright.gates.distributions.rung import DistributionsPolicy
-from sparkwright.gates.ready import Inputs, Ready
+from sparkwright.gates.ready import Ready
 from sparkwright.gates.server.client import ServerInvalid
 from sparkwright.gates.tasks import harness, outcome
 from sparkwright.gates.tasks import rung as tasks
@@ -34,11 +35,12 @@ def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tupl
     try:
         with console.step("record the distributions"):
             policy = yamlfile.load(gates / "distributions.yaml", DistributionsPolicy)
-            reference.save(distributions.record(policy, ready.paragraphs(), ready.client(), ready.served), scored)
+            reference.save(distributions.record(policy, ready.paragraphs(), ready.server.client(), ready.server.served), scored)
         with console.step(f"record the answers to {inputs.task}"):
             python = harness.obtain(session)
             wanted = yamlfile.load(gates / "tasks.yaml", TasksPolicy)
-            outcome.save(tasks.answer(wanted, inputs.task, session, python, ready.url, ready.served, ready.name), asked)
+            here = ready.server
+            outcome.save(tasks.answer(wanted, inputs.task, session, python, here.url, here.served, here.name), asked)
     except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
         raise MeasurementInvalid(f"The reference cannot be recorded: {error.says}.", details=[error.reference]) from None
     return scored, asked

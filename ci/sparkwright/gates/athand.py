@@ -1,0 +1,181 @@
+"""
+What a run was given: the wheel, the environment, and the server that serves it.
+
+A server that we start runs from the first question to the end of the run, so that all rungs speak of one launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from sparkwright.digest import canonical, sha256_bytes, sha256_file
+from sparkwright.errors import UsageError
+from sparkwright.gates.served import Served
+from sparkwright.gates.server import installed, profiled
+from sparkwright.gates.server.client import Client, ServerInvalid
+from sparkwright.gates.server.contract import Running
+from sparkwright.gates.server.profiled import ProfileInvalid
+from sparkwright.gates.server.serve import Launch, Server
+from sparkwright.gates.verdict import Check, Sample, failed, not_run, passed
+
+#: Seconds between two bytes of a server that somebody else started; the first question for logarithms compiles for a minute on a CPU.
+PATIENCE = 600.0
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """
+    What the command line names.
+
+    Attributes:
+        wheel: The wheel in question.
+        python: The Python of an environment that the wheel is installed in.
+        serve: Folder of the model that is to be served from there.
+        flags, variables: Of the server that is started.
+        server: URL of a server that runs already, and *log* what it prints.
+        model: The name under which it serves; empty for the only one.
+        model_folder: Its files, where they are not *serve*; their digest names the model.
+        recipe: Of G3.
+        profile: Of G4: what kind of model it is.
+        trace: A profiler's file, for G3.
+        against: The reference: the URL of its server, or a folder that ``--record`` wrote.
+        task: Of G6.
+        minutes: Of G7; 0 for what its policy says.
+        reserve: Megabytes that must stay free on the machine while we serve.
+    """
+
+    wheel: Path | None = None
+    python: Path | None = None
+    serve: Path | None = None
+    flags: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    server: str = ""
+    log: Path | None = None
+    model: str = ""
+    model_folder: Path | None = None
+    recipe: str = ""
+    profile: str = "default"
+    trace: Path | None = None
+    against: str = ""
+    task: str = "gsm8k"
+    minutes: float = 0
+    reserve: int = 0
+
+    @property
+    def serves(self) -> bool:
+        """Is there a server, or will there be one?"""
+        return bool(self.server or self.serve)
+
+
+class AtHand:
+    """
+    The server of a run, ours or somebody's.
+
+    Args:
+        host: Facts of the machine, for references that are bound to it.
+        folder: An empty one, for the server's log and profiles.
+        stack: Ends the server that was started, when it is left.
+    """
+
+    def __init__(self, inputs: Inputs, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack) -> None:
+        if inputs.serve and not inputs.python:
+            raise UsageError("--serve wants the environment that vLLM is installed in.", todo="Name its interpreter with --python.")
+        if inputs.serve and inputs.server:
+            raise UsageError("--serve starts a server and --server names one that runs; give one of them.")
+        self._inputs, self._host, self._folder, self._stack = inputs, dict(host), folder, stack
+
+    @cached_property
+    def _launched(self) -> Server:
+        """The server that we start, once, for all rungs."""
+        one = self._inputs
+        assert one.serve is not None
+        assert one.python is not None
+        flags = (*one.flags, *profiled.flags(self._folder / "profiles"))
+        launch = Launch(one.python, one.serve, flags, dict(one.variables), one.model or "model", reserve=one.reserve)
+        return self._stack.enter_context(Server(launch, self._folder / "server.log"))
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return self._launched.url if self._inputs.serve else self._inputs.server
+
+    def client(self) -> Client:
+        """Return a client of the server."""
+        return self._launched.client() if self._inputs.serve else Client(self.url, self.name, timeout=PATIENCE)
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served; empty for the only one."""
+        return self._launched.launch.name if self._inputs.serve else self._inputs.model
+
+    @property
+    def served(self) -> Served:
+        """What is known of the server from outside."""
+        folder = self._inputs.serve or self._inputs.model_folder
+        wheel = sha256_file(self._inputs.wheel) if self._inputs.wheel else ""
+        return Served(wheel, model_digest(folder) if folder else "", self._host)
+
+    def running(self) -> Running:
+        """Return what G3 judges: the log, and what is known of the server."""
+        one = self._inputs
+        package = installed.package(one.python) if one.python else None
+        if one.serve:
+            server = self._launched
+            trace = one.trace or self._profile(server)
+            return Running(
+                server.log, server.launch.flags, server.launch.environment(), package, trace,
+                "" if server.ready else server.ended, server.reference,
+            )  # fmt: skip
+        assert one.log is not None
+        return Running(one.log, package=package, profile=one.trace)
+
+    def _profile(self, server: Server) -> Path | None:
+        """Return a profile of one answer; none where the server makes none, which the rung then says."""
+        if server.ready:
+            with contextlib.suppress(ServerInvalid, ProfileInvalid):
+                return profiled.take(server.client(), self._folder / "profiles")
+        return None
+
+    def same_wheel(self) -> Check:
+        """Return whether the environment that serves holds the wheel's files and no others."""
+        one = self._inputs
+        if not one.wheel or not one.python:
+            return not_run("wheel-served", "name the WHEEL and the --python that serves, to know that it is this wheel", "not-asked")
+        if found := installed.is_installed(one.python, one.wheel):
+            samples = [Sample(mismatch.name, "the wheel's bytes", mismatch.how) for mismatch in found]
+            says = f"{len(found)} file(s) of the environment are not the wheel's"
+            return failed("wheel-served", says, "wheel-not-served", samples=samples)
+        return passed("wheel-served", f"the environment holds every file of {one.wheel.name}, byte by byte")
+
+    def pid(self) -> int | None:
+        """Return the server's process; None where it is not on this machine or cannot be found."""
+        if self._inputs.serve:
+            return next((process.pid for process in self._launched.processes()), None)
+        port = self._inputs.server.rpartition(":")[2].partition("/")[0]
+        with contextlib.suppress(psutil.Error):
+            listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            return next((one.pid for one in listening if one.laddr and str(one.laddr.port) == port), None)
+        return None
+
+
+def patient(url: str) -> Client:
+    """Return a client of the server at *url* that waits as long as its first question may take."""
+    return Client(url, timeout=PATIENCE)
+
+
+def model_digest(folder: Path) -> str:
+    """
+    Return a digest over the files of the model in *folder*: its weights by name and size and their headers, everything small by its bytes.
+
+    Hundreds of gigabytes are not read again for each run; a shard of the same size with other numbers and the same header is not noticed.
+    """
+    parts = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as stream:
+            parts.append((path.name, path.stat().st_size, sha256_bytes(stream.read(16 * 1024**2))))
+    return sha256_bytes(canonical(parts))
