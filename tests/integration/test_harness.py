@@ -23,7 +23,8 @@ from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
 from sparkwright.store import Store
 
-pytestmark = pytest.mark.network
+# It installs lm-evaluation-harness (66 wheels) and asks it thousands of questions.
+pytestmark = [pytest.mark.network, pytest.mark.server]
 
 ROOT = Path(__file__).parents[2]
 POLICY = yamlfile.load(ROOT / "ci" / "gates" / "tasks.yaml", TasksPolicy)
