@@ -29,6 +29,13 @@ def groups(*names: str) -> list[str]:
     return list(nox.project.dependency_groups(PYPROJECT, *names))
 
 
+def pytest(session: nox.Session, marks: str, *options: str, seconds: int = 300, env: dict[str, str] | None = None) -> None:
+    """Run the tests with *marks*; one that takes longer than *seconds* fails, and one that nothing can end takes its process with it."""
+    session.install("--editable", ".", *groups("test"))
+    last = ("-o", f"faulthandler_timeout={seconds + 60}", "-o", "faulthandler_exit_on_timeout=true")
+    session.run("pytest", "-m", marks, "--timeout", str(seconds), *last, *options, *session.posargs, env=env)
+
+
 def verb(session: nox.Session) -> None:
     """Run the verb that the session is named after."""
     session.install("--editable", ".")
@@ -167,51 +174,44 @@ def typecheck(session: nox.Session) -> None:
 @nox.session(tags=["check"])
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network (minutes)."""
-    session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", FAST, "--numprocesses", "auto", *session.posargs)
+    pytest(session, FAST, "--numprocesses", "auto")
 
 
 @nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
     """Run the tests that fetch, apply and rewrite the real sources, and those that compile (long on the first run)."""
-    session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", f"(network or toolchain) and not ({SLOW})", "--timeout", "900", *session.posargs)
+    pytest(session, f"(network or toolchain) and not ({SLOW})", seconds=900)
 
 
 @nox.session(default=False, tags=["check"])
 def long(session: nox.Session) -> None:
     """Run the tests that compile parts of the default stack with its whole toolchain (5.5 GB; half an hour)."""
-    session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "long", "--timeout", "1800", *session.posargs)
+    pytest(session, "long", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def tests_server(session: nox.Session) -> None:
     """Run the tests that ask a real vLLM server, on the CPU, with a small model made on the spot (quarter of an hour)."""
-    session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "server and not mutants", "--timeout", "1800", *session.posargs)
+    pytest(session, "server and not mutants", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def mutants(session: nox.Session) -> None:
     """Break wheels, converters, kernels and servers in one way each, and print which gate kills which (half an hour)."""
-    session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "mutants", "--timeout", "1800", *session.posargs)
+    pytest(session, "mutants", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def emulation(session: nox.Session) -> None:
     """Run the tests that load cross-built libraries as the other machine would (root, qemu-user-static, debootstrap; minutes)."""
-    session.install("--editable", ".", *groups("test"))
-    session.run("pytest", "-m", "emulation", "--timeout", "1800", *session.posargs)
+    pytest(session, "emulation", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def containers(session: nox.Session) -> None:
     """Run the tests that start a container engine and build in it, for both kinds of processor (root; half an hour)."""
-    session.install("--editable", ".", *groups("test"))
     # What is asked for by name and cannot run is a failure, not a skip.
-    session.run("pytest", "-m", "containers", "--timeout", "3600", *session.posargs, env={"SPARKWRIGHT_CONTAINERS": "required"})
+    pytest(session, "containers", seconds=3600, env={"SPARKWRIGHT_CONTAINERS": "required"})
 
 
 if __name__ == "__main__":
