@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparkwright.errors import CommandFailed, DiskFull, ToolMissing
-from sparkwright.process import die_with_parent
+from sparkwright.process import leashed
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
 _KEPT = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_NO_VERIFY", "GIT_ASKPASS", "GIT_HTTP_PROXY_AUTHMETHOD"})
@@ -102,22 +102,22 @@ def run(
         if isinstance(stdin, bytes):
             spool.write(stdin)
             spool.seek(0)
-        dying = {} if arguments[0] in _HARMLESS else {"preexec_fn": die_with_parent}
         try:
+            if arguments[0] not in _HARMLESS:
+                command = leashed(command)
             source = spool if stdin is None or isinstance(stdin, bytes) else stdin
             layer = _command()(str(cwd))
             if on_progress:
-                child = layer.execute(command, istream=source, env=environment, as_process=True, **dying)
+                child = layer.execute(command, istream=source, env=environment, as_process=True)
                 err = _watched(child.proc, on_progress)
                 status, out = child.proc.wait(), b""
             else:
                 status, out, err = layer.execute(
                     command, istream=source, env=environment, with_extended_output=True, with_exceptions=False,
                     stdout_as_string=False, strip_newline_in_stdout=False, kill_after_timeout=timeout,
-                    **dying,
                 )  # fmt: skip
         except Exception as error:
-            if type(error).__name__ == "GitCommandNotFound":
+            if isinstance(error, FileNotFoundError) or type(error).__name__ == "GitCommandNotFound":
                 raise ToolMissing("git is not installed.") from error
             raise
     if status and any(words in str(err) for words in ("No space left on device", "Disk quota exceeded")):

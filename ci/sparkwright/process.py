@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +21,48 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(by: int = signal.SIGTERM) -> None:
-    """Ask, in a child before it runs its program, for the signal *by* when the parent dies."""
+    """Ask for the signal *by* when the parent of this process dies; for programs of ours, which call it first."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, by)
+
+
+def leashed(
+    command: Sequence[str | os.PathLike[str]], *, by: int = signal.SIGTERM, memory: int = 0, written: int = 0, path: str | None = None
+) -> list[str]:
+    """
+    Return *command* as a program that gets the signal *by* when the thread that starts it dies, and that may use so much and no more.
+
+    It is run through util-linux's setpriv and prlimit, which become the program. Python's ``preexec_fn`` could do the same, but it runs the
+    handlers of `os.register_at_fork` in the parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
+
+    Args:
+        memory: Bytes of address space; *written*: bytes of a file; 0 for no limit. With either there is no core dump.
+        path: Where programs are looked for; the PATH of this process where it is not given.
+
+    Raises:
+        FileNotFoundError: There is no such program.
+        ToolMissing: A limit is asked for, and there is no prlimit.
+    """
+    words = [os.fspath(word) for word in command]
+    found = shutil.which(words[0], path=path)
+    if found is None:
+        raise FileNotFoundError(words[0])
+    if memory or written:
+        words = [_prlimit(), *([f"--as={memory}"] if memory else []), *([f"--fsize={written}"] if written else []), "--core=0", *words]
+    # A program that is not there (a bare container) is done without: then an orphan merely ends later.
+    return [setpriv, "--pdeathsig", signal.Signals(by).name[3:], *words] if (setpriv := _util("setpriv")) else words
+
+
+@functools.cache
+def _util(name: str) -> str | None:
+    """Return the path of a program of util-linux, if it is here."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
+
+
+def _prlimit() -> str:
+    if found := _util("prlimit"):
+        return found
+    raise ToolMissing("prlimit is not installed; it is part of util-linux.")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -65,16 +105,16 @@ def run(
     """
     arguments = [os.fspath(part) for part in command]
     known = [os.fspath(part) for part in shown] or arguments
+    variables = dict(env) if env is not None else clean_environment()
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: list[str] = []
     with log.open("w", encoding="utf-8") as sink:
         sink.write("$ " + " ".join(known) + "\n")
         sink.flush()
         try:
-            dying = functools.partial(die_with_parent, end_by)
             child = subprocess.Popen(
-                arguments, cwd=cwd, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=dying,  # noqa: PLW1509  runs one prctl, takes no lock
+                leashed(arguments, by=end_by, path=variables.get("PATH")), cwd=cwd, env=variables, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             )  # fmt: skip
         except FileNotFoundError as error:
             raise ToolMissing(f"{arguments[0]} is not installed.") from error

@@ -110,3 +110,21 @@ def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0], 0)
+
+
+def test_starting_a_program_runs_no_code_of_ours_in_between(tmp_path: Path) -> None:
+    """No handler of `os.register_at_fork` runs: a Ctrl-C that came in one was lost, and with it the lock that it held, so that a build hung."""
+    script = (
+        "import os, sys, pathlib\nfrom sparkwright import process\n"
+        "os.register_at_fork(before=lambda: print('before', flush=True), after_in_parent=lambda: print('after', flush=True))\n"
+        "process.run([sys.executable, '-c', 'pass'], log=pathlib.Path(sys.argv[1]), what='python')\nprint('done')\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script, str(tmp_path / "log")], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["done"]
+
+
+def test_a_limit_of_memory_holds(tmp_path: Path) -> None:
+    """A program that asks for more memory than it may have does not get it, and one of that size that asks for less ends well."""
+    for wanted, status in ((400, 1), (10, 0)):
+        done = subprocess.run(process.leashed(python(f"bytearray({wanted} << 20)"), memory=300 << 20), check=False, capture_output=True)
+        assert done.returncode == status

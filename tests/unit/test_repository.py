@@ -142,3 +142,9 @@ def test_every_session_of_the_noxfile_says_what_it_does() -> None:
     tree = ast.parse((ROOT / "noxfile.py").read_bytes())
 
     assert all(ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_forks_through_python(path: Path) -> None:
+    """``preexec_fn`` runs our code between fork and exec, and loses a Ctrl-C with its lock; `process.leashed` does what it is wanted for."""
+    assert "preexec_fn=" not in path.read_text("utf-8")

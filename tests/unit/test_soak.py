@@ -19,10 +19,11 @@ from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.soak import growth, kernellog, load
+from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.soak import journal as soakjournal
 from sparkwright.gates.soak import judged as soaked
 from sparkwright.gates.soak import rung as soak
-from sparkwright.gates.soak.journal import Begun, Ended, Journal, Observed, Record
+from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
 from sparkwright.gates.soak.kernellog import Finding, KernelLog
 from sparkwright.gates.soak.load import Fault, Stretch
 from sparkwright.gates.soak.processes import Processes
@@ -315,7 +316,7 @@ def test_a_journal_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "soak.jsonl"
     path.write_text("an earlier one")
     record = sound(seconds=600)
-    journal = Journal(path)
+    journal = Writer(path)
     for line in (record.begun, *record.observed, record.ended):
         assert line
         journal.add(line)
@@ -357,8 +358,9 @@ def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "soak.jsonl"
     program = (
         "import sys; from pathlib import Path; from sparkwright.gates.soak.journal import *\n"
+        "from sparkwright.gates.jsonlines import Writer\n"
         "from sparkwright.gates.soak.load import Stretch\n"
-        "journal = Journal(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
+        "journal = Writer(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
         "while True:\n  at += 1; journal.add(Observed(at, Stretch(asked=at))); print(at, flush=True)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)

@@ -8,7 +8,6 @@ installed, does not end, or answers something else than expected is reported as 
 from __future__ import annotations
 
 import importlib.metadata
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -82,11 +81,6 @@ def half(data: Buffer, fatbins: Sequence[tuple[int, int]], target: Path) -> Path
     return target
 
 
-def _bound() -> None:
-    process.die_with_parent()
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-
-
 def answer(name: str, words: Sequence[str | Path], scratch: Path, kind: type[T], patience: float) -> T:
     """Return what the console script of the distribution *name* answers to *words* as JSON; its status may be 0 or 1."""
     found = [entry for entry in importlib.metadata.entry_points(group="console_scripts") if entry.name == name]
@@ -100,8 +94,8 @@ def answer(name: str, words: Sequence[str | Path], scratch: Path, kind: type[T],
     with place.open("wb") as out:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=environment, cwd=scratch, timeout=patience,
-                check=False, preexec_fn=_bound,
+                process.leashed(command, memory=MOST_MEMORY), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
+                env=environment, cwd=scratch, timeout=patience, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise NotRun(f"{name} did not end within {patience:g} s") from error

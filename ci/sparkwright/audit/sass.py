@@ -82,8 +82,8 @@ def opcodes(cubin: Path, tools: CudaTools, patience: float = PATIENCE) -> dict[s
     command = [str(tools.program("nvdisasm")), "--print-code", str(cubin)]
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=process.clean_environment(),
-            text=True, errors="replace", preexec_fn=process.die_with_parent,  # noqa: PLW1509  runs one prctl, takes no lock
+            process.leashed(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=process.clean_environment(),
+            text=True, errors="replace",
         )  # fmt: skip
         assert child.stdout is not None
         late = threading.Event()

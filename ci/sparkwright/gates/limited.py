@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -55,17 +54,12 @@ def run(command: Sequence[str], limits: Limits, log: Path) -> Ended:
         ToolMissing: The program does not exist.
     """
 
-    def limited() -> None:
-        process.die_with_parent(signal.SIGKILL)
-        for what, most in ((resource.RLIMIT_AS, limits.memory), (resource.RLIMIT_FSIZE, limits.written)):
-            resource.setrlimit(what, (most << 20, most << 20))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
     with log.open("wb") as sink:
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=process.clean_environment(), cwd=log.parent,
-                start_new_session=True, preexec_fn=limited,  # noqa: PLW1509  system calls only, no lock
+                process.leashed(command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20),
+                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=process.clean_environment(), cwd=log.parent,
+                start_new_session=True,
             )  # fmt: skip
         except FileNotFoundError as error:
             raise ToolMissing(f"{command[0]} is not installed.") from error

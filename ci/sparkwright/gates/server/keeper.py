@@ -21,7 +21,7 @@ import time
 import msgspec
 import psutil
 
-from sparkwright.process import die_with_parent
+from sparkwright.process import leashed
 
 #: prctl(2): orphaned descendants become children of this process.
 PR_SET_CHILD_SUBREAPER = 36
@@ -84,7 +84,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os.close(0))
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     child = subprocess.Popen(
-        command, env=order.variables, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent  # noqa: PLW1509  one prctl, no lock
+        leashed(command, path=order.variables.get("PATH")), env=order.variables, stdin=subprocess.DEVNULL, process_group=0
     )
     while child.poll() is None:
         try:

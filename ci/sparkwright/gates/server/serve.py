@@ -92,7 +92,7 @@ class Server:
         log: What it prints.
         url: Where it answers.
         ended: Why it does not serve, in a sentence; empty while it does. See *reference*.
-        reference: ``server-died``, ``server-late``, ``memory-low``, or the name of the line in `FATAL` that ended it.
+        reference: ``server-died``, ``server-late``, ``memory-low``, the name of the line in `FATAL` that ended it, or what `kill` was told.
     """
 
     def __init__(self, launch: Launch, log: Path) -> None:
@@ -170,6 +170,17 @@ class Server:
 
     def _end(self, reference: str, why: str) -> None:
         self.ended, self.reference = self.ended or why, self.reference or reference
+        self.stop()
+
+    def kill(self, reference: str, why: str) -> None:
+        """End the server at once, without its grace, for *reference* and *why*; from any thread, while others look at it."""
+        self.ended, self.reference = self.ended or why, self.reference or reference
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and (left := self.processes()):
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.02)
         self.stop()
 
     def _wait(self) -> None:

@@ -7,13 +7,13 @@ failure, but nothing in it is a pass.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from sparkwright.errors import FileInvalid
+from sparkwright.gates import jsonlines
 from sparkwright.gates.soak.kernellog import Finding
 from sparkwright.gates.soak.load import Stretch
 
@@ -88,25 +88,6 @@ class Record(msgspec.Struct, frozen=True):
     ended: Ended | None
 
 
-class Journal:
-    """A journal that is written; what lies at *path* from an earlier soak is kept beside it, with ``.before`` added to its name."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            os.replace(path, path.with_name(path.name + ".before"))
-        self._stream = path.open("ab")
-
-    def add(self, line: Line) -> None:
-        """Write *line* and wait until it is on the disk."""
-        self._stream.write(msgspec.json.encode(line) + b"\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 def read(path: Path) -> Record:
     """
     Return the journal at *path*, less a last line that was only half written.
@@ -114,13 +95,7 @@ def read(path: Path) -> Record:
     Raises:
         FileInvalid: It cannot be read, is larger than `LARGEST`, or holds something else.
     """
-    try:
-        if path.stat().st_size > LARGEST:
-            raise FileInvalid(f"{path} is larger than {LARGEST} bytes.")
-        *whole, _ = path.read_bytes().split(b"\n")
-        lines = [msgspec.json.decode(line, type=Line) for line in whole]
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileInvalid(f"{path} is no journal of a soak.", details=[str(error)]) from error
+    lines = jsonlines.read(path, Line, largest=LARGEST, what="journal of a soak")
     if not lines or not isinstance(begun := lines[0], Begun):
         raise FileInvalid(f"{path} does not begin like the journal of a soak.")
     observed = tuple(line for line in lines if isinstance(line, Observed))

@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.console import Progress, console
+from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.wire import ServerInvalid
 from sparkwright.gates.soak import journal as soakjournal
 from sparkwright.gates.soak import judged as soaked
 from sparkwright.gates.soak import kernellog
-from sparkwright.gates.soak.journal import Begun, Ended, Journal, Observed, Record
+from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
 from sparkwright.gates.soak.kernellog import KernelLog
 from sparkwright.gates.soak.load import Load, LoadPolicy, Stretch
 from sparkwright.gates.soak.processes import Processes
@@ -165,7 +166,7 @@ class _Watch:
 
 def _watched(policy: SoakPolicy, client: Client, load: Load, path: Path, pid: int | None, kernel: Path, model: str) -> Record:
     """Return the record of the load, which is also what the journal holds."""
-    watch, journal = _Watch(client, pid, kernel), Journal(path)
+    watch, journal = _Watch(client, pid, kernel), Writer(path)
     try:
         record = Record(Begun(policy.seconds, model, watch.processes.unknown, watch.unreadable), (), None)
         journal.add(record.begun)
