@@ -151,6 +151,12 @@ def modules(session: nox.Session) -> None:
 
 
 @nox.session(default=False, tags=["look"])
+def report(session: nox.Session) -> None:
+    """Show results of measurements (files, given behind --) as a page, as Markdown or here."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
 def demo(session: nox.Session) -> None:
     """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""
     verb(session)

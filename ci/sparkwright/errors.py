@@ -481,6 +481,12 @@ class ModulesUnexpected(SparkwrightError):
     todo = "Look at the modules named above. Ask the model's publisher for a checkpoint that agrees with its config."
 
 
+class RecipeUnfit(SparkwrightError):
+    reference = "recipe-unfit"
+    means = "The recipe says nothing of this release of vLLM, or of its official wheel; or memory and checkpoint here are not as it plans."
+    todo = "Choose a release that it names, or change the recipe once somebody has read that release's flags (ci/recipes/README.md)."
+
+
 class NotProvided(SparkwrightError):
     reference = "not-provided"
     means = "The stack has no such fork, source or base for this machine."

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.audit import members
 from sparkwright.build import wheel as building
-from sparkwright.cli import audit
+from sparkwright.cli import audit, measuring
 from sparkwright.console import console
-from sparkwright.errors import UsageError
 from sparkwright.forks.session import Session
 from sparkwright.gates import host, ladder, recording, show
 from sparkwright.gates.athand import Inputs
@@ -39,7 +37,10 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             keep_going=arguments.keep_going,
             keep=lambda so_far: _keep(session, so_far),
         )
+        measured = ready.throughput
     show.show(result)
+    if measured:
+        console.note(f"throughput: {measuring.keep(session, measured)}")
     if path := _keep(session, result):
         console.note(f"verdicts: {path}")
     console.document({"ladder": ladder.document(result)})
@@ -64,7 +65,7 @@ def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:
         python=arguments.python,
         serve=arguments.serve,
         flags=tuple(arguments.flag),
-        variables=dict(_pair(text) for text in arguments.variable),
+        variables=dict(map(measuring.pair, arguments.variable)),
         server=arguments.server,
         log=arguments.server_log,
         model=arguments.model,
@@ -76,14 +77,14 @@ def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:
         task=arguments.task,
         minutes=arguments.minutes,
         reserve=arguments.reserve,
+        baseline=arguments.baseline,
+        baseline_python=arguments.baseline_python,
+        workloads=tuple(arguments.workload),
+        texts=arguments.texts,
+        at_once=arguments.at_once,
+        fresh=arguments.fresh,
+        preheat=arguments.preheat,
     )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    if not re.fullmatch(r"[A-Za-z_]\w*", name) or "=" not in text:
-        raise UsageError(f"--variable {text!r} is not of the form NAME=VALUE.")
-    return name, value
 
 
 def _last(session: Session) -> Path | None:

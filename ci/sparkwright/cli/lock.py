@@ -9,22 +9,24 @@ from sparkwright.console import console
 from sparkwright.errors import Offline
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.session import Session
+from sparkwright.gates.load import benchy
 from sparkwright.gates.tasks import harness
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Write ``lock.yaml``, ``pylock.toml`` and the lock of the tasks' harness; what stays unresolved is reported."""
+    """Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; what stays unresolved is reported."""
     if session.offline:
         raise Offline("lock asks the index and the upstream hosts, which --offline forbids.")
     made = resolve.resolve(session)
     with console.step("lock the tools"):
         tools = pylock.lock(session)
-    wanted = harness.folder(session)
-    # Checkouts that hold stacks alone (the demo's) have no tasks to run.
-    if (wanted / "requirements.in").exists():
-        with console.step("lock the harness of the tasks"):
-            asking = harness.lock(session)
-        (wanted / "pylock.toml").write_text(asking, "utf-8")
+    for what, program in (("the harness of the tasks", harness), ("the second load generator", benchy)):
+        wanted = program.folder(session)
+        # Checkouts that hold stacks alone (the demo's) have nothing to gate.
+        if (wanted / "requirements.in").exists():
+            with console.step(f"lock {what}"):
+                made_of = program.lock(session)
+            (wanted / "pylock.toml").write_text(made_of, "utf-8")
     session.project.lock_file.write_text(lock.render(made), "utf-8")
     (session.project.build_folder / "pylock.toml").write_text(tools, "utf-8")
     unresolved = resolve.unresolved(session, made)

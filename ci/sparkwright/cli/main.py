@@ -36,7 +36,10 @@ VERBS = {
     "build": "make the wheels, and audit them",
     "audit": "say what a wheel really holds, against ci/audit.yaml",
     "modules": "say what of a model is quantised, what a token reads of it, and how fast memory lets it be",
-    "gate": "climb the ladder of correctness gates: machine code, numerics, the GPU, a served model",
+    "gate": "climb the ladder of gates: machine code, numerics, the GPU, a served model, throughput",
+    "bench": "measure how fast a model is served, or calibrate this machine for the throughput gate",
+    "verify": "measure what others published of a recipe, and say whether it holds on this machine",
+    "report": "show results of measurements as a page, as Markdown or here",
     "rebuild": "build a finished wheel again, elsewhere, and say whether the same inputs gave the same wheel",
     "install": "install and edit in the user's environment what may not be shipped as a wheel",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
@@ -135,9 +138,12 @@ def parser() -> argparse.ArgumentParser:
     made["bump"].add_argument("--to", required=True, metavar="VERSION", help="the release")
     _audit(made["audit"])
     gateoptions.options(made["gate"])
+    gateoptions.bench(made["bench"])
+    gateoptions.verify(made["verify"])
     made["gate"].add_argument("--output", type=Path, metavar="DIR", help="where the verdicts are kept (default: dist)")
     _rebuild(made["rebuild"])
     _modules(made["modules"])
+    _report(made["report"])
     made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
     made["install"].add_argument("--restore", action="store_true", help="put the unedited files of the pinned wheels back")
     return top
@@ -200,6 +206,12 @@ def _modules(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--server", default="", metavar="URL", help="hold what this vLLM server says against the folder")
     verb.add_argument("--python", type=Path, metavar="PYTHON", help="load the model in this environment's vLLM, and list its modules")
+
+
+def _report(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result that gate, bench or verify wrote; the first is held against the others")
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
+    verb.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown for the page of a release")
 
 
 def _count(text: str) -> int:

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from sparkwright.digest import canonical, sha256_bytes, sha256_file
 from sparkwright.errors import UsageError
+from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.served import Served
 from sparkwright.gates.server import installed, profiled
 from sparkwright.gates.server.client import Client, ServerInvalid
@@ -40,13 +43,15 @@ class Inputs(msgspec.Struct, frozen=True):
         server: URL of a server that runs already, and *log* what it prints.
         model: The name under which it serves; empty for the only one.
         model_folder: Its files, where they are not *serve*; their digest names the model.
-        recipe: Of G3.
+        recipe: How the model is served (``ci/recipes``), or only what G3 expects of the log.
         profile: Of G4: what kind of model it is.
         trace: A profiler's file, for G3.
         against: The reference: the URL of its server, or a folder that ``--record`` wrote.
         task: Of G6.
         minutes: Of G7; 0 for what its policy says.
         reserve: Megabytes that must stay free on the machine while we serve.
+        baseline, baseline_python: The wheel of G8's other side, and the Python of the environment that it is installed in.
+        workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.question.Question`.
     """
 
     wheel: Path | None = None
@@ -65,6 +70,13 @@ class Inputs(msgspec.Struct, frozen=True):
     task: str = "gsm8k"
     minutes: float = 0
     reserve: int = 0
+    baseline: Path | None = None
+    baseline_python: Path | None = None
+    workloads: tuple[str, ...] = ()
+    texts: Path | None = None
+    at_once: bool = False
+    fresh: bool = False
+    preheat: float | None = None
 
     @property
     def serves(self) -> bool:
@@ -80,14 +92,17 @@ class AtHand:
         host: Facts of the machine, for references that are bound to it.
         folder: An empty one, for the server's log and profiles.
         stack: Ends the server that was started, when it is left.
+        recipe: How it is started, beside the flags and variables that are named.
     """
 
-    def __init__(self, inputs: Inputs, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, inputs: Inputs, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack, recipe: Recipe | None = None
+    ) -> None:
         if inputs.serve and not inputs.python:
             raise UsageError("--serve wants the environment that vLLM is installed in.", todo="Name its interpreter with --python.")
         if inputs.serve and inputs.server:
             raise UsageError("--serve starts a server and --server names one that runs; give one of them.")
-        self._inputs, self._host, self._folder, self._stack = inputs, dict(host), folder, stack
+        self._inputs, self._host, self._folder, self._stack, self._recipe = inputs, dict(host), folder, stack, recipe
 
     @cached_property
     def _launched(self) -> Server:
@@ -95,8 +110,13 @@ class AtHand:
         one = self._inputs
         assert one.serve is not None
         assert one.python is not None
-        flags = (*one.flags, *profiled.flags(self._folder / "profiles"))
-        launch = Launch(one.python, one.serve, flags, dict(one.variables), one.model or "model", reserve=one.reserve)
+        plain = Launch(one.python, one.serve)
+        if self._recipe:
+            plain = recipes.launch(self._recipe, installed.version(one.python), one.python, one.serve)
+        launch = replace(
+            plain, flags=(*plain.flags, *one.flags, *profiled.flags(self._folder / "profiles")),
+            variables={**plain.variables, **one.variables}, name=one.model or "model", reserve=max(one.reserve, plain.reserve),
+        )  # fmt: skip
         return self._stack.enter_context(Server(launch, self._folder / "server.log"))
 
     @property
@@ -143,14 +163,12 @@ class AtHand:
 
     def same_wheel(self) -> Check:
         """Return whether the environment that serves holds the wheel's files and no others."""
-        one = self._inputs
-        if not one.wheel or not one.python:
-            return not_run("wheel-served", "name the WHEEL and the --python that serves, to know that it is this wheel", "not-asked")
-        if found := installed.is_installed(one.python, one.wheel):
-            samples = [Sample(mismatch.name, "the wheel's bytes", mismatch.how) for mismatch in found]
-            says = f"{len(found)} file(s) of the environment are not the wheel's"
-            return failed("wheel-served", says, "wheel-not-served", samples=samples)
-        return passed("wheel-served", f"the environment holds every file of {one.wheel.name}, byte by byte")
+        return same_wheel(self._inputs.wheel, self._inputs.python, "wheel-served")
+
+    def end(self) -> None:
+        """End the server that we started, if we did; what comes then starts its own."""
+        if "_launched" in self.__dict__:
+            self._launched.stop()
 
     def pid(self) -> int | None:
         """Return the server's process; None where it is not on this machine or cannot be found."""
@@ -161,6 +179,16 @@ class AtHand:
             listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
             return next((one.pid for one in listening if one.laddr and str(one.laddr.port) == port), None)
         return None
+
+
+def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:
+    """Return the check *name*: whether the environment of *python* holds the files of *wheel* and no others."""
+    if not wheel or not python:
+        return not_run(name, "name the wheel and the Python of its environment, to know that it is this wheel", "not-asked")
+    if found := installed.is_installed(python, wheel):
+        samples = [Sample(mismatch.name, "the wheel's bytes", mismatch.how) for mismatch in found]
+        return failed(name, f"{len(found)} file(s) of the environment are not the wheel's", "wheel-not-served", samples=samples)
+    return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
 
 
 def patient(url: str) -> Client:

@@ -28,6 +28,7 @@ RUNGS: Mapping[str, str] = {
     "G5": "the distributions behind them",
     "G6": "tasks, paired with the baseline",
     "G7": "hours of mixed load",
+    "G8": "throughput, against a baseline",
 }
 
 TITLE = "the ladder itself"

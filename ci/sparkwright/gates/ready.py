@@ -17,7 +17,7 @@ from sparkwright.build import toolchain
 from sparkwright.digest import canonical, sha256_bytes
 from sparkwright.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
 from sparkwright.forks.session import Session
-from sparkwright.gates import audited
+from sparkwright.gates import athand, audited
 from sparkwright.gates.athand import AtHand, Inputs, patient
 from sparkwright.gates.device import rung as device
 from sparkwright.gates.device.rung import DevicePolicy
@@ -28,12 +28,17 @@ from sparkwright.gates.ladder import Rung
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics import trees
 from sparkwright.gates.numerics.rung import NumericsPolicy
-from sparkwright.gates.server import contract
+from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.gates.server import contract, installed
 from sparkwright.gates.server.contract import ContractPolicy
 from sparkwright.gates.soak import rung as soak
 from sparkwright.gates.soak.rung import SoakPolicy
 from sparkwright.gates.tasks import rung as tasks
 from sparkwright.gates.tasks.rung import TasksPolicy
+from sparkwright.gates.throughput import rung as throughput
+from sparkwright.gates.throughput.answer import Answer
+from sparkwright.gates.throughput.question import Environment, Question
+from sparkwright.gates.throughput.records import Result
 from sparkwright.gates.verdict import Check, not_run
 from sparkwright.gates.words import rung as words
 from sparkwright.gates.words.rung import WordsPolicy
@@ -57,13 +62,19 @@ class Ready:
     Args:
         audited_by: Returns the audit of a wheel.
         host: Facts of the machine, for references that are bound to it.
+
+    Attributes:
+        throughput: What G8 measured, once it has run.
     """
 
     def __init__(self, session: Session, inputs: Inputs, audited_by: Callable[[Path], AuditReport], host: Mapping[str, str]) -> None:
         self._session, self._inputs, self._audited, self._host = session, inputs, audited_by, dict(host)
         self._stack = contextlib.ExitStack()
+        self.throughput: Result | None = None
         self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-", dir=session.store.folder("work"))))
-        self.server = AtHand(inputs, host, self._folder("server"), self._stack)
+        root = session.project.root
+        self._recipe = recipes.load(root, inputs.recipe) if inputs.recipe in recipes.names(root) else None
+        self.server = AtHand(inputs, host, self._folder("server"), self._stack, self._recipe)
 
     def __enter__(self) -> Ready:
         return self
@@ -81,7 +92,7 @@ class Ready:
         """
         return {
             "G0": self._bytes, "G1": self._numerics, "G2": self._device, "G3": self._contract,
-            "G4": self._words, "G5": self._distributions, "G6": self._tasks, "G7": self._soak,
+            "G4": self._words, "G5": self._distributions, "G6": self._tasks, "G7": self._soak, "G8": self._throughput,
         }[name]()  # fmt: skip
 
     def _policy(self, name: str, record: type[Policy]) -> tuple[Policy, str]:
@@ -143,15 +154,25 @@ class Ready:
         one = self._inputs
         if not one.serve and not (one.server and one.log):
             return _unasked("G3", "log", "--serve a model, or name a --server and its --log")
-        if one.recipe not in policy.recipes:
-            raise UsageError(f"contract.yaml has no recipe {one.recipe!r}.", todo=f"Choose one with --recipe: {', '.join(policy.recipes)}.")
+        expected = self._expected()
+        if expected not in policy.recipes:
+            names = (*recipes.names(self._session.project.root), *policy.recipes)
+            raise UsageError(f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}.")
 
         def run() -> tuple[Check, ...]:
             running = self.server.running()
             client = None if running.ended else self.server.client()
-            return (*contract.run(policy, policy.recipes[one.recipe], running, client), self.server.same_wheel())
+            return (*contract.run(policy, policy.recipes[expected], running, client), self.server.same_wheel())
 
         return Rung("G3", sha256, run)
+
+    def _expected(self) -> str:
+        """Return the name under which ``contract.yaml`` says what is expected: the recipe's, or what was named in its place."""
+        one = self._inputs
+        if self._recipe is None:
+            return one.recipe
+        way = self._recipe.way(installed.version(one.python)) if one.python else None
+        return (way.contract if way else "") or self._recipe.contract
 
     def _words(self) -> Rung:
         policy, sha256 = self._policy("words", WordsPolicy)
@@ -209,6 +230,32 @@ class Ready:
             return soak.run(policy, self.server.url, journal, model=self.server.name, pid=self.server.pid(), again=again)
 
         return Rung("G7", sha256, run)
+
+    def _throughput(self) -> Rung:
+        one = self._inputs
+        if not (one.serve and one.python and one.baseline_python):
+            return _unasked("G8", "baseline", "--serve a model from --python, and name the --baseline-python to compare with")
+        asked = Question(
+            "gate", Environment(one.python, one.wheel), Environment(one.baseline_python, one.baseline),
+            model=one.serve, name=one.model or "model", recipe=self._recipe, flags=one.flags, variables=one.variables,
+            workloads=one.workloads, texts=one.texts, resident="both" if one.at_once else "turns", fresh=one.fresh, preheat=one.preheat,
+        )  # fmt: skip
+        answer = Answer(self._session, asked)
+
+        def run() -> tuple[Check, ...]:
+            # Two servers and their load need the machine alone.
+            self.server.end()
+            self.throughput = answer.result()
+            return (*throughput.checks(self.throughput), *self._both_wheels())
+
+        return Rung("G8", answer.digest, run)
+
+    def _both_wheels(self) -> list[Check]:
+        """Return whether each environment holds its wheel's files and no others."""
+        one = self._inputs
+        sides = (("candidate", one.wheel, one.python), ("baseline", one.baseline, one.baseline_python))
+        return [athand.same_wheel(wheel, python, f"{side}-wheel") for side, wheel, python in sides]
+
 
 def _unasked(name: str, check: str, wants: str) -> Rung:
     """Return a rung that did not run, as nobody named what it *wants*."""

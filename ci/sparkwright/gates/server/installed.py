@@ -120,3 +120,16 @@ def _foreign(own: set[Path], site: Path) -> Iterator[str]:
         for file in sorted(folder.rglob("*")):
             if file.suffix in LOADED and file not in own and file.is_file():
                 yield str(file.relative_to(site))
+
+
+def version(python: Path, name: str = "vllm") -> str:
+    """
+    Return the version of the distribution *name* in the environment of *python*.
+
+    Raises:
+        EnvironmentUnusable: It is no Python, or the distribution is not installed there.
+    """
+    try:
+        return process.output([python, "-I", "-c", f"import importlib.metadata as m; print(m.version({name!r}))"], timeout=60).strip()
+    except (CommandFailed, OSError) as error:
+        raise EnvironmentUnusable(f"{python} has no {name} installed.", details=[str(error)]) from None

@@ -8,7 +8,6 @@ said. It runs with its time, its memory and its files limited, without the netwo
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright import digest, process
-from sparkwright.build import pylock, toolchain
+from sparkwright import process
+from sparkwright.build import pylock
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed
 from sparkwright.forks.session import Session
+from sparkwright.gates import locked
 
 #: Bytes of memory that the harness may map, and that one of its files may have.
 MEMORY, FILE = 4 << 30, 256 << 20
@@ -98,16 +98,7 @@ def obtain(session: Session) -> Path:
         SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.build.toolchain.download`.
         CommandFailed: The installer failed.
     """
-    wheels = pylock.select(folder(session) / "pylock.toml")
-    key = digest.key("harness", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
-    root = session.store.root / "environments" / f"harness-{key[:16]}"
-    if not (root / "complete").exists():
-        with session.store.lock(f"environment-harness-{key[:16]}"):
-            if not (root / "complete").exists():
-                with console.step(f"lm-evaluation-harness: {len(wheels)} locked wheels"):
-                    toolchain.install(session, root, toolchain.download(session, wheels))
-                (root / "complete").write_text("made whole by sparkwright\n")
-    return root / "bin" / "python"
+    return locked.obtain(session, "harness", "lm-evaluation-harness", folder(session) / "pylock.toml")
 
 
 def has_data(python: Path, dataset: str, part: str, work: Path) -> bool:

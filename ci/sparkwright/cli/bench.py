@@ -1,0 +1,34 @@
+"""``sparkwright bench``: the machinery of the throughput gate for people who want numbers, or who calibrate a machine for the gate."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from sparkwright.cli import measuring
+from sparkwright.console import console
+from sparkwright.errors import MeasurementInvalid, UsageError
+from sparkwright.forks.session import Session
+from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.gates.throughput.answer import Answer
+from sparkwright.gates.throughput.records import Kind
+from sparkwright.release.report import terminal
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Measure, print tables and plots, and keep the result."""
+    if arguments.calibrate and arguments.server:
+        raise UsageError("A calibration starts servers again and again.", todo="Name an environment with --serve and --python.")
+    recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
+    kind: Kind = "calibration" if arguments.calibrate else "bench"
+    blocks = arguments.calibrate or arguments.launches or (1 if arguments.server else 0)
+    asked = measuring.question(kind, arguments, recipe, url=arguments.server, blocks=blocks)
+    result = Answer(session, asked).result()
+    terminal.show(result)
+    path = measuring.keep(session, result)
+    console.note(f"result: {path}")
+    console.document({"result": msgspec.to_builtins(result), "file": str(path)})
+    if result.state == "invalid":
+        raise MeasurementInvalid(f"{result.model} was not measured to the end.", details=[result.says])
+    return 0

@@ -1,0 +1,207 @@
+"""
+The second generator, so that figures can be compared with the community's: llama-benchy, locked, in an environment of its own.
+
+It tells each request in its stream of progress, from which the requests here are made; its report has only means. Other than
+`sparkwright.gates.load.vllmrs` it
+
+- asks for chats, so the template's tokens belong to the prompt: it asks for fewer by as many as the first answer shows, and what the server
+  counted is what stands here. Texts that are cut between two tokens may have a token more or less;
+- makes batches: as many requests as run at a time, and the next batch when all of them have ended;
+- takes prompts from anywhere in one text. That is ours here, new for each seed, as its own (a novel) would have to be fetched.
+
+Its coherence test is left out: it asks for the capital of France, and the rung of the words asks for more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.build import pylock
+from sparkwright.errors import ToolMissing
+from sparkwright.forks.session import Session
+from sparkwright.gates import limited, locked
+from sparkwright.gates.load import prompts
+from sparkwright.gates.load.order import LoadInvalid, Order, Request, Run
+from sparkwright.github import one_line
+
+#: What it asks for and does not need: an old copy of a module of Python, and what reads tokenizers that have no ``tokenizer.json``.
+WITHOUT = ("asyncio", "transformers", "safetensors")
+
+#: Where it would fetch its text; it looks first for a file named after the address.
+BOOK = "sparkwright:text"
+
+#: Megabytes of address space, and of what it writes. Bytes of one line of its progress.
+MEMORY, WRITTEN, LINE = 16384, 1024, 1 << 20
+
+#: Words of the text, and of the tokenizer where a server's own is not known.
+WORDS, KINDS = 50_000, 250
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Event(msgspec.Struct):
+    """A line of its progress; fields by kind."""
+
+    type: Literal["header", "request_start", "request_first_response", "request_first_token", "latency_measured", "tokens", "request_end",
+                  "bench_complete"]  # fmt: skip
+    ts: Seconds
+    request_id: int = -1
+    ttft_s: Seconds = 0.0
+    total_tokens: int = 0
+    prompt_tokens: int = 0
+    error: str = ""
+    status: str = ""
+
+
+class Benchy(msgspec.Struct, frozen=True):
+    """
+    The generator.
+
+    Attributes:
+        python: Of its environment. *version*: its. *sha256*: of the lock that it was installed from.
+    """
+
+    python: Path
+    version: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Its name and version."""
+        return f"llama-benchy {self.version}"
+
+    def measure(self, order: Order) -> Run:
+        """Make the load and return what was measured, in whole batches; see `sparkwright.gates.load.order.Generator`."""
+        with tempfile.TemporaryDirectory(prefix="sparkwright-load-") as name:
+            folder = Path(name)
+            command = [*_environment(folder), str(self.python), "-I", "-m", "llama_benchy", *_arguments(order, folder)]
+            try:
+                ended = limited.run(command, limited.Limits(order.patience, MEMORY, WRITTEN), folder / "said.log")
+            except ToolMissing as error:
+                raise LoadInvalid("generator-failed", str(error)) from None
+            if ended.late:
+                raise LoadInvalid("generator-late", f"{self.name} was not through after {order.patience:g} s")
+            if ended.status:
+                last = (ended.tail.splitlines() or ["it said nothing"])[-1]
+                raise LoadInvalid("generator-failed", f"{self.name} ended with status {ended.status}: {one_line(last, 300)}")
+            requests = _requests(folder / "progress.jsonl")
+        ends = [one.began + one.seconds for one in requests]
+        return Run(self.name, self.sha256, max(ends, default=0.0), requests)
+
+
+def _environment(folder: Path) -> list[str]:
+    """Return a command that runs what follows with a home of its own, without the hub and without anybody's token."""
+    return [
+        "env", "-u", "HF_TOKEN", "-u", "HUGGING_FACE_HUB_TOKEN", "-u", "OPENAI_API_KEY", f"HOME={folder}", "HF_HUB_OFFLINE=1",
+        "NO_PROXY=*", "no_proxy=*",
+    ]  # fmt: skip
+
+
+def _arguments(order: Order, folder: Path) -> list[str]:
+    """Return the command line for *order*, and lay down in *folder* what it reads."""
+    cache = folder / ".cache" / "llama-benchy"
+    cache.mkdir(parents=True)
+    (cache / f"{hashlib.md5(BOOK.encode(), usedforsecurity=False).hexdigest()}.txt").write_text(_text(order), "utf-8")
+    tokenizer = order.tokenizer or _words_tokenizer(folder)
+    return [
+        "--base-url", order.url.rstrip("/") + "/v1", "--model", order.model, "--tokenizer", str(tokenizer), "--book-url", BOOK,
+        "--pp", str(order.prompt), "--tg", str(order.answer), "--exact-tg", "--concurrency", str(order.concurrency),
+        "--runs", str(math.ceil(order.requests / order.concurrency)), "--latency-mode", "none", "--skip-coherence",
+        *([] if order.warmups else ["--no-warmup"]), "--extra-body", "temperature=0", "--format", "json",
+        "--save-result", str(folder / "result.json"), "--emit-progress", str(folder / "progress.jsonl"),
+    ]  # fmt: skip
+
+
+def _text(order: Order) -> str:
+    """Return the text that prompts are cut from, long enough for each to begin elsewhere."""
+    drawn = random.Random(order.seed)  # noqa: S311 - prompts, no secrets
+    if order.prompts == "random":
+        return " ".join(f"t{number}" for number in drawn.choices(range(KINDS), k=max(WORDS, 4 * order.prompt)))
+    if order.texts is None:
+        raise LoadInvalid("texts-unreadable", "prompts are to be texts, and no file of them is named")
+    return "\n\n".join(prompts.texts(order.texts))
+
+
+def _words_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer for which each word is a token, as it is for the reference server, and return its folder."""
+    model = {"type": "WordLevel", "vocab": {f"t{number}": number for number in range(KINDS)}, "unk_token": "t0"}
+    made: dict[str, object] = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    made |= {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_bytes(msgspec.json.encode(made))
+    return folder / "tokenizer"
+
+
+class _Seen:
+    """One request whose events are still coming."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.ttft, self.first, self.last, self.chunks = began, 0.0, 0.0, 0.0, 0
+        self.end: _Event | None = None
+
+    def add(self, event: _Event) -> None:
+        if event.type == "request_first_token":
+            self.ttft = event.ttft_s
+        elif event.type == "tokens":
+            self.first, self.last, self.chunks = self.first or event.ts, event.ts, self.chunks + 1
+        elif event.type == "request_end":
+            self.end = event
+
+    def request(self, zero: float) -> Request:
+        end = self.end or _Event("request_end", 0.0, error="it never ended")
+        seconds = self.ttft + self.last - self.first
+        return Request(
+            self.began - zero, self.ttft, seconds, end.prompt_tokens, end.total_tokens, self.chunks, one_line(end.error, 300)
+        )
+
+
+def _requests(path: Path) -> tuple[Request, ...]:
+    """Return the requests of the progress at *path*; raise `LoadInvalid` where it is none, or breaks off."""
+    decoder, seen, status = msgspec.json.Decoder(_Event), dict[int, _Seen](), ""
+    try:
+        with path.open("rb") as stream:
+            while line := stream.readline(LINE):
+                event = decoder.decode(line)
+                if event.type == "request_start":
+                    seen[event.request_id] = _Seen(event.ts)
+                elif event.type == "bench_complete":
+                    status = event.status
+                elif event.request_id in seen:
+                    seen[event.request_id].add(event)
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadInvalid("generator-unreadable", f"its progress cannot be read: {error!s:.200}") from None
+    if status != "ok" or not seen:
+        raise LoadInvalid("generator-failed", f"it ended as {status or 'nothing'} after {len(seen)} requests")
+    zero = min(one.began for one in seen.values())
+    return tuple(one.request(zero) for one in seen.values())
+
+
+def folder(session: Session) -> Path:
+    """Return where its lock lies."""
+    return session.project.root / "ci" / "gates" / "llama-benchy"
+
+
+def lock(session: Session) -> str:
+    """Resolve its ``requirements.in`` and return the text of its ``pylock.toml``; raise `SourceUnreachable` where that cannot be."""
+    options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
+    return pylock.resolve(session, folder(session) / "requirements.in", *options)
+
+
+def obtain(session: Session) -> Benchy:
+    """
+    Return the generator, installed.
+
+    Raises:
+        SourceUnreachable, SourceMismatch, Offline, DiskFull, CommandFailed: See `sparkwright.gates.locked.obtain`.
+    """
+    lock_file = folder(session) / "pylock.toml"
+    version = next(filename.split("-")[1] for name, filename, _ in pylock.select(lock_file) if name == "llama-benchy")
+    return Benchy(locked.obtain(session, "llama-benchy", "llama-benchy", lock_file), version, digest.sha256_file(lock_file))

@@ -1,0 +1,25 @@
+"""How fast this machine's memory is read, measured by the sentinel's child; see `sparkwright.gates.model.roofline` for what it is for."""
+
+from __future__ import annotations
+
+from sparkwright.build import probes
+from sparkwright.gates.machine.sentinel import Sentinel
+from sparkwright.gates.model import roofline
+from sparkwright.gates.model.roofline import Bandwidth
+from sparkwright.store import Store
+
+
+def measure(sentinel: Sentinel, store: Store) -> Bandwidth:
+    """
+    Return the bandwidth of reading, measured now, and keep it in *store* for what needs a figure later.
+
+    It is the fastest of three ways to read an array once: a ceiling that is too low would call good measurements impossible.
+
+    Raises:
+        sparkwright.gates.machine.sentinel.Silent: The child gave no answer.
+    """
+    device = sentinel.hello()
+    name = str(device) if device.kind == "cuda" else f"{probes.processor()} by {device.by}"
+    found = Bandwidth(round(sentinel.stream().read / 1e9, 2), "measured", name)
+    roofline.keep(store, found)
+    return found

@@ -1,0 +1,47 @@
+"""Whether a recipe fits what is here: this machine's memory, and this checkpoint. Asked before a server is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkwright import yamlfile
+from sparkwright.errors import RecipeUnfit
+from sparkwright.gates.recipes import lint, memory, workloads
+from sparkwright.gates.recipes.memory import Finding
+from sparkwright.gates.recipes.recipe import Recipe
+from sparkwright.gates.server.recipe import ContractPolicy
+
+#: What `lint.of_checkpoint` finds as well, with the bytes on disk in place of the plan's.
+SIZES = ("memory-short", "memory-utilization", "memory-unpinned", "cache-short")
+
+
+def machine() -> int:
+    """Return the megabytes of memory of this machine, which on a Spark are those of its GPU."""
+    import psutil
+
+    return int(psutil.virtual_memory().total // 1_000_000)
+
+
+def check(root: Path, recipe: Recipe, model: Path | None, *, total: int | None = None, servers: int = 1) -> tuple[Finding, ...]:
+    """
+    Return what could be better about serving *recipe* here.
+
+    Args:
+        root: Of the repository. *model*: folder of the checkpoint; None where it is not at hand.
+        total: Megabytes of the memory of a node; None for this machine's.
+        servers: How many run there at a time.
+
+    Raises:
+        RecipeUnfit: The recipe is wrong, or the machine or the checkpoint is not what it plans with.
+        NotProvided, CheckpointInvalid: As `sparkwright.gates.recipes.memory.held`.
+    """
+    total = machine() if total is None else total
+    contract = yamlfile.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
+    plain = lint.findings(recipe, workloads.load(root), contract, total=total)
+    # The checkpoint's own size decides where it is known.
+    found = [one for one in plain if model is None or one.reference not in SIZES]
+    found += lint.of_checkpoint(recipe, memory.held(model), total=total, servers=servers) if model else ()
+    errors = [f"{one.reference}: {one.says}. {lint.REASONS[one.reference]}" for one in found if one.weight == "error"]
+    if errors:
+        raise RecipeUnfit(f"{recipe.name} cannot be served here as it is.", details=errors)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,227 @@
+"""From a question to its result: the generator is qualified, the machine heated and looked at, the course run, and what came of it kept."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from sparkwright import yamlfile
+from sparkwright.console import console
+from sparkwright.digest import canonical, sha256_bytes
+from sparkwright.errors import CheckpointInvalid, NotProvided
+from sparkwright.forks.session import Session
+from sparkwright.gates import athand, host
+from sparkwright.gates.load import metrology, vllmrs
+from sparkwright.gates.load.metrology import MetrologyPolicy
+from sparkwright.gates.load.order import Generator
+from sparkwright.gates.machine import conditions
+from sparkwright.gates.machine.policy import MachinePolicy
+from sparkwright.gates.machine.state import Machine
+from sparkwright.gates.model import checkpoint, modules, roofline
+from sparkwright.gates.recipes import workloads
+from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.server.client import Client
+from sparkwright.gates.statistics.decision import Rule
+from sparkwright.gates.throughput import calibration, course, summary
+from sparkwright.gates.throughput.course import Course, Outcome
+from sparkwright.gates.throughput.journal import Begun, Ended, Journal, Qualified
+from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.question import Question
+from sparkwright.gates.throughput.records import CellResult, Reason, Result, Subject
+from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.throughput.world import Means, Real
+
+Subjects = tuple[Subject, Subject | None]
+
+#: Seconds after which an interrupted session's heat and proof of the generator no longer count.
+STALE = 600.0
+
+
+class Answer:
+    """
+    One question, answered once by `result`.
+
+    Args:
+        generator: What makes the load; the pinned vllm-rs where none is given.
+
+    Raises:
+        FileInvalid: A policy is not valid. UsageError: There is no such workload.
+    """
+
+    def __init__(self, session: Session, question: Question, generator: Generator | None = None) -> None:
+        self._session, self._question = session, question
+        gates = session.project.root / "ci" / "gates"
+        self.policy = yamlfile.load(gates / "throughput.yaml", ThroughputPolicy)
+        self._machine_policy = yamlfile.load(gates / "machine.yaml", MachinePolicy)
+        self._metrology = yamlfile.load(gates / "metrology.yaml", MetrologyPolicy)
+        self._workloads = workloads.load(session.project.root)
+        named = question.workloads or (question.recipe.workloads if question.recipe else (self.policy.workloads,))
+        self.cells = self._workloads.cells(*named)
+        self._generator = generator or vllmrs.obtain(session)
+        self._proof: tuple[str, ...] = ()
+        self._steps: dict[str, modules.Audit] = {}
+        self.digest = sha256_bytes(canonical((self.policy, self._machine_policy, self._metrology, self.cells)))
+
+    def result(self) -> Result:
+        """
+        Measure, and return what came of it; the journal of the same question is continued where it was interrupted.
+
+        Raises:
+            SparkwrightError: Something cannot be set up: no such environment, no room on the disk, a recipe for another vLLM.
+        """
+        question = self._question
+        python = question.candidate.python if question.candidate else None
+        subjects = self._subjects()
+        store = self._session.store
+        with Machine(self._machine_policy, store, python=python) as machine, self._journal(machine, *subjects) as journal:
+            aa = calibration.stored(store, machine.fingerprint(), self._about(subjects[0]))
+            known = calibration.known(aa, self.policy.calibration) if question.kind == "gate" else {}
+            outcome = self._ready(machine, journal) or self._run(machine, journal, subjects, known)
+            found = self._found(machine, journal, subjects, known, outcome)
+            # What the machine spoiled goes on where it was, once the machine is better.
+            if not (outcome.stopped and outcome.stopped.reference in (*conditions.REASONS, course.UNSTEADY)):
+                journal.add(Ended(found.state))
+        return found
+
+    @property
+    def _logs(self) -> Path:
+        return self._session.store.folder("logs", "throughput")
+
+    def _subjects(self) -> tuple[Subject, Subject | None]:
+        question, stack = self._question, self._session.project.stack
+        if question.candidate is None:
+            return Subject(question.url, version=Client(question.url, question.name).version()), None
+        return question.candidate.subject(stack), question.baseline.subject(stack) if question.baseline else None
+
+    @contextlib.contextmanager
+    def _journal(self, machine: Machine, candidate: Subject, baseline: Subject | None) -> Iterator[Journal]:
+        """Yield the journal of this question; only one process writes it."""
+        question = self._question
+        serving = (question.flags, question.variables, question.resident, question.blocks, question.url)
+        asked = {
+            "candidate": candidate.sha256 or candidate.label, "baseline": (baseline.sha256 or baseline.label) if baseline else "",
+            "model": self._model, "recipe": question.recipe.name if question.recipe else "", "serving": sha256_bytes(canonical(serving)),
+        }  # fmt: skip
+        key = f"{question.kind}-{sha256_bytes(canonical(asked))[:16]}"
+        machines = {f"host: {name}": value for name, value in machine.fingerprint().items()}
+        about = {**asked, "policy": self.digest, "generator": self._generator.name, **machines}
+        begun = Begun(sha256_bytes(canonical(about)), about, seed=time.time_ns() % 2**31, at=time.time())
+        with self._session.store.lock(f"throughput-{key}"):
+            path = self._logs / f"{key}.jsonl"
+            if question.fresh:
+                path.unlink(missing_ok=True)
+            with Journal(path, begun) as journal:
+                if journal.refused:
+                    console.warn(f"An unfinished measurement is not continued, as other than then: {', '.join(journal.refused)}.")
+                elif journal.past.legs:
+                    console.note(f"going on behind {len(journal.past.legs)} legs and {len(journal.past.closed)} whole blocks")
+                yield journal
+
+    @cached_property
+    def _model(self) -> str:
+        """What names the model: a digest of its files, or its name at a server that runs."""
+        question = self._question
+        return athand.model_digest(question.model) if question.model else question.name
+
+    def _ready(self, machine: Machine, journal: Journal) -> Outcome | None:
+        """Look at the machine, heat it, and qualify the generator; return an outcome only where nothing may be measured."""
+        past, question = journal.past, self._question
+        proof = past.qualified
+        fresh = proof is not None and proof.boot == _boot() and 0 <= time.time() - max(proof.at, *(leg.began for leg in past.legs)) < STALE
+        if not fresh:
+            machine.preheat(self._machine_policy.preheat if question.preheat is None else question.preheat)
+        if reasons := machine.settle():
+            return Outcome(past.legs, past.closed, None, reasons[0])
+        if fresh and proof:
+            self._proof = proof.says
+            return None
+        with console.step(f"qualify {self._generator.name}"):
+            checks = metrology.qualify(self._generator, self._metrology, tokenizer=question.model)
+        self._proof = tuple(f"{check.name}: {check.says}" for check in checks)
+        journal.add(Qualified(_boot(), time.time(), self._proof))
+        wrong = next((check for check in checks if check.state != "pass"), None)
+        return Outcome(past.legs, past.closed, None, Reason(wrong.reference, wrong.says)) if wrong else None
+
+    def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known]) -> Outcome:
+        question, policy = self._question, self.policy
+        candidate, baseline = subjects
+        compared = baseline is not None
+        rule = Rule(policy.margin, policy.alpha, policy.least, policy.most) if compared else None
+        most = {"gate": policy.most, "calibration": policy.calibration}.get(question.kind, policy.launches)
+        asked = Course(
+            self.cells, rule, question.resident, policy.quads, question.blocks or most, journal.past.begun.seed, policy.attempts,
+            known, whole=question.kind == "calibration",
+        )  # fmt: skip
+        launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
+        means = Means(
+            self._generator, machine, policy, question.name, question.model, question.texts, self._step, machine.bandwidth(),
+            self._workloads.rule, self._machine_policy.cooldown,
+        )  # fmt: skip
+        return course.run(asked, Real(means, launches, self._logs, question.url), journal)
+
+    def _step(self, cell: Cell) -> float | None:
+        """Return the bytes that a decode step of *cell* reads, at the middle of an answer; None where the checkpoint does not say."""
+        found = self._reading(cell)
+        return found.many.step if found else None
+
+    def _reading(self, cell: Cell) -> modules.Audit | None:
+        if self._question.model is None:
+            return None
+        try:
+            found = self._steps.get(cell.name) or modules.audit(
+                checkpoint.read(self._question.model), context=cell.prompt + cell.answer // 2, batch=cell.concurrency
+            )
+        except (CheckpointInvalid, NotProvided) as error:
+            console.detail(f"no roofline: {error.what}")
+            return None
+        return self._steps.setdefault(cell.name, found)
+
+    def _about(self, candidate: Subject) -> dict[str, str]:
+        return calibration.about(self._model, candidate.version, self._question.resident, self.policy.quads, self._generator.name)
+
+    def _found(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known], outcome: Outcome) -> Result:
+        question, policy, (candidate, baseline) = self._question, self.policy, subjects
+        aa = calibration.stored(self._session.store, machine.fingerprint(), self._about(candidate))
+        if question.kind == "calibration" and not outcome.stopped:
+            today = time.strftime("%Y-%m-%d", time.gmtime())
+            aa = aa.with_(self.cells, outcome.legs, sorted(outcome.blocks), today)
+            calibration.keep(self._session.store, aa)
+            known = calibration.known(aa, policy.calibration)
+        state, says = summary.state(question.kind, outcome)
+        return Result(
+            kind=question.kind, state=state, says=says, candidate=candidate, baseline=baseline,
+            cells=tuple(map(self._with_ceiling(machine), summary.cells(self.cells, outcome, known, baseline is not None))),
+            legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
+            recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.name,
+            quantization=question.quantization, stack=self._session.project.stack, host={**host.facts(), **machine.fingerprint()},
+            margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=len(outcome.blocks),
+            quads=policy.quads, generator=self._generator.name, qualified=(*self._proof, *machine.notes), bandwidth=machine.bandwidth(),
+            calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,
+            seconds=time.time() - journal.past.begun.at, resumed=journal.past.resumed,
+        )  # fmt: skip
+
+    def _with_ceiling(self, machine: Machine) -> Callable[[CellResult], CellResult]:
+        """Return what adds to a cell the bytes of a step and the tokens per second of one request that memory allows."""
+        speed = machine.bandwidth()
+
+        def add(cell: CellResult) -> CellResult:
+            audit = self._steps.get(cell.name)
+            if audit is None or speed is None:
+                return cell
+            ceiling = roofline.ceiling(audit.many.step, 1, speed).one if audit.many.step >= self.policy.roofline_least else None
+            return msgspec.structs.replace(cell, step_bytes=audit.many.step, ceiling=ceiling)
+
+        return add
+
+
+def _boot() -> str:
+    """Return what names this run of the machine; another one after a reset."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,99 @@
+"""
+A/A blocks of a host: one environment measured against itself, so that what differs is noise. Kept with the machine's driver and firmware,
+for one model and one way of measuring it; of another machine, or after an update, they say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from sparkwright.digest import canonical, sha256_bytes
+from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.statistics import calibration as aa
+from sparkwright.gates.throughput import tracks
+from sparkwright.gates.throughput.places import Resident
+from sparkwright.gates.throughput.records import Calibrated, Leg, Metric
+from sparkwright.gates.throughput.tracks import Known
+from sparkwright.store import Store
+
+#: Series beyond the calibration's own blocks that are looked at as the newest ones.
+NEWEST = 5
+
+
+class Day(msgspec.Struct, frozen=True):
+    """The difference of one A/A block, and the day when it was measured (``2026-11-22``)."""
+
+    day: str
+    difference: float
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """
+    A/A blocks.
+
+    Attributes:
+        host: The machine's fingerprint. *about*: model, server and way of measuring.
+        series: By name, oldest block first.
+    """
+
+    host: dict[str, str]
+    about: dict[str, str]
+    series: dict[str, tuple[Day, ...]] = {}
+
+    def with_(self, cells: Sequence[Cell], legs: Sequence[Leg], closed: Sequence[int], day: str) -> Calibration:
+        """Return this calibration and the blocks *closed* of an A/A course."""
+        made = {name: list(days) for name, days in self.series.items()}
+        for cell, metric in _series(cells):
+            found = [tracks.difference(legs, cell.name, block, metric) for block in closed]
+            made.setdefault(tracks.name(cell.name, metric), []).extend(Day(day, one) for one in found if one is not None)
+        return msgspec.structs.replace(self, series={name: tuple(days) for name, days in made.items()})
+
+
+def _series(cells: Sequence[Cell]) -> list[tuple[Cell, Metric]]:
+    return [(cell, metric) for cell in cells for metric in cell.primary]
+
+
+def key(host: Mapping[str, str], about: Mapping[str, str]) -> str:
+    """Return the key under which a calibration is kept."""
+    return sha256_bytes(canonical({"host": dict(host), "about": dict(about)}))
+
+
+def about(model: str, version: str, resident: Resident, quads: int, generator: str) -> dict[str, str]:
+    """Return what a calibration is about, beside the machine: whatever the noise of a block depends on."""
+    return {"model": model, "vllm": version, "resident": resident, "quads": str(quads), "generator": generator}
+
+
+def stored(store: Store, host: Mapping[str, str], what: Mapping[str, str]) -> Calibration:
+    """Return the A/A blocks of this host, none where it has none."""
+    return store.get("calibrations", key(host, what), Calibration) or Calibration(dict(host), dict(what))
+
+
+def keep(store: Store, made: Calibration) -> None:
+    """Keep *made* for the gates of this host."""
+    store.put("calibrations", key(made.host, made.about), made)
+
+
+def known(made: Calibration, enough: int) -> dict[str, Known]:
+    """Return what the calibration says of each series that has *enough* blocks; the first of them make the spread, the newest watch it."""
+    found = {}
+    for name, days in made.series.items():
+        values = [one.difference for one in days]
+        if len(values) >= enough:
+            newest = values[enough:][-NEWEST:]
+            holds = aa.band(values[:enough], newest).holds if newest else True
+            found[name] = Known(aa.upper_sigma(values[:enough]), holds)
+    return found
+
+
+def shown(made: Calibration, cells: Sequence[Cell], said: Mapping[str, Known]) -> tuple[Calibrated, ...]:
+    """Return the A/A history for the report."""
+    found = []
+    for cell, metric in _series(cells):
+        name = tracks.name(cell.name, metric)
+        if name in said:
+            days = made.series[name]
+            values, when = tuple(one.difference for one in days), tuple(one.day for one in days)
+            found.append(Calibrated(cell.name, metric, values, when, said[name].sigma, said[name].in_band))
+    return tuple(found)

@@ -1,0 +1,65 @@
+"""Published figures of a recipe against what was measured here."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkwright.gates.recipes.expected import Agreement, Expected
+from sparkwright.gates.recipes.recipe import Recipe
+from sparkwright.gates.throughput.question import Question
+from sparkwright.gates.throughput.records import METRICS, Result, Series
+
+
+class Held(Struct, frozen=True):
+    """
+    One figure that somebody published, and ours.
+
+    Attributes:
+        published, measured: As people read them, with unit and interval; ``not measured`` where nothing is.
+        agreement: See `Expected.agreement`.
+        says: It in a sentence.
+        source: Where it was published.
+    """
+
+    cell: str
+    metric: str
+    published: str
+    measured: str
+    agreement: Agreement
+    says: str
+    source: str
+
+
+def only(question: Question, recipe: Recipe) -> Question:
+    """Return *question* for the cells that something was published of; as it is where it names workloads, or nothing was published."""
+    cells = tuple(dict.fromkeys(one.cell for one in (*recipe.expected, *_ours(recipe))))
+    return question if question.workloads or not cells else replace(question, workloads=cells)
+
+
+def _ours(recipe: Recipe) -> tuple[Expected, ...]:
+    return () if isinstance(recipe.ours, str) else recipe.ours
+
+
+def held(recipe: Recipe, result: Result, margin: float) -> tuple[Held, ...]:
+    """
+    Return every published figure of *recipe* whose cell was asked for in *result*.
+
+    Args:
+        margin: The ratio that still agrees.
+    """
+    found = {(cell.name, series.metric): series for cell in result.cells for series in cell.series}
+    asked = [one for one in (*recipe.expected, *_ours(recipe)) if (one.cell, one.metric) in found]
+    return tuple(_held(one, found[one.cell, one.metric], margin) for one in asked)
+
+
+def _held(one: Expected, series: Series, margin: float) -> Held:
+    title, unit, factor, _ = METRICS[one.metric]
+    agreement = one.agreement(series.low, series.high, margin)
+    ours = "not measured" if series.candidate is None else f"{series.candidate * factor:.4g} {unit}"
+    if series.low is not None and series.high is not None:
+        ours += f" ({series.low * factor:.4g} to {series.high * factor:.4g})"
+    published = f"{one.native * factor:.4g} {unit}"
+    words = {"holds": "holds here", "faster": "is exceeded here", "slower": "is not reached here", "open": "is undecided here"}
+    says = f"{title} of {published} {words[agreement]}: {ours}" + (f"; {one.differs}" if one.differs else "")
+    return Held(one.cell, one.metric, published, ours, agreement, says, one.source)

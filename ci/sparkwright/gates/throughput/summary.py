@@ -1,0 +1,74 @@
+"""From a course's legs and decision to the result that is kept, shown and published."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.statistics.bounds import mean_interval
+from sparkwright.gates.statistics.decision import Found
+from sparkwright.gates.throughput import tracks
+from sparkwright.gates.throughput.course import Outcome
+from sparkwright.gates.throughput.records import METRICS, CellResult, Kind, Leg, Metric, Series
+from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.verdict import State
+
+
+def state(kind: Kind, outcome: Outcome) -> tuple[State, str]:
+    """Return the verdict of a course, and it in a sentence."""
+    if outcome.stopped:
+        return "invalid", f"{outcome.stopped.says} ({outcome.stopped.reference})"
+    if kind != "gate":
+        count = len({leg.launch for leg in outcome.legs if leg.counts and leg.side == "candidate"})
+        return "not-run", f"{count} launches were measured; nothing is judged"
+    if outcome.decision is None or outcome.decision.state is None:
+        return "inconclusive", "no block is whole"
+    return outcome.decision.state, outcome.decision.says
+
+
+def cells(asked: Sequence[Cell], outcome: Outcome, known: Mapping[str, Known], compared: bool) -> tuple[CellResult, ...]:
+    """
+    Return what came of each cell.
+
+    Args:
+        compared: Whether there is a baseline.
+    """
+    legs = [leg for leg in outcome.legs if leg.counts and leg.block in outcome.blocks]
+    found = {one.name: one for one in outcome.decision.found} if outcome.decision else {}
+    made = []
+    for cell in asked:
+        mine = [leg for leg in legs if leg.cell == cell.name]
+        series = tuple(_series(cell, metric, mine, outcome.blocks, found, known, compared) for metric in METRICS)
+        made.append(CellResult(cell.name, cell.prompt, cell.answer, cell.concurrency, series))
+    return tuple(made)
+
+
+def _series(
+    cell: Cell, metric: Metric, legs: Sequence[Leg], blocks: frozenset[int], found: Mapping[str, Found],
+    known: Mapping[str, Known], compared: bool,
+) -> Series:  # fmt: skip
+    name = tracks.name(cell.name, metric)
+    candidate, baseline = (tracks.by_block(legs, cell.name, side, metric) for side in ("candidate", "baseline"))
+    differences = tuple(d for block in sorted(blocks) if (d := tracks.difference(legs, cell.name, block, metric)) is not None)
+    low, high = _interval(differences if compared else tuple(map(math.log, candidate.values())), METRICS[metric][3] and compared)
+    said = found.get(name)
+    return Series(
+        metric, metric in cell.primary, differences if compared else (),
+        said.pass_evidence if said else (), said.fail_evidence if said else (), said.sign_evidence if said else (),
+        said.state if said else "not-run", known[name].sigma if name in known else None,
+        _median(baseline), _median(candidate), low, high, len({leg.launch for leg in legs if leg.side == "candidate"}),
+    )  # fmt: skip
+
+
+def _median(values: Mapping[int, float]) -> float | None:
+    return statistics.median(values.values()) if values else None
+
+
+def _interval(logarithms: Sequence[float], turned: bool) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of the mean of *logarithms*, as a factor; *turned* where they stand for the inverse."""
+    if len(logarithms) < 2:
+        return None, None
+    low, high = mean_interval(logarithms)
+    return (math.exp(-high), math.exp(-low)) if turned else (math.exp(low), math.exp(high))
