@@ -10,20 +10,34 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from scipy.stats import chi2, nct, t
 
 import measure
+from sparkwright import yamlfile
 from sparkwright.console import console
+from sparkwright.gates.machine.policy import MachinePolicy
+from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics import bounds, calibration, decision, many, simulated
 from sparkwright.gates.statistics.calibration import ENOUGH
 from sparkwright.gates.statistics.decision import Rule, Track
-from sparkwright.gates.statistics.noise import PRESETS, Noise
+from sparkwright.gates.statistics.noise import PRESETS, Machine, Noise
 from sparkwright.gates.statistics.simulated import Design
+from sparkwright.gates.throughput import course
+from sparkwright.gates.throughput.calibration import Calibration, known
+from sparkwright.gates.throughput.course import Course, Outcome
+from sparkwright.gates.throughput.journal import Begun, Journal
+from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.simulated import Simulated
+from sparkwright.gates.throughput.tracks import Known
 
 MARGIN, LEAST, MOST = 0.02, 3, 12
 #: True slowdowns, in margins (of the logarithm). At half a margin either verdict is right, and the test has most to do.
@@ -195,6 +209,59 @@ def cost(runs: int) -> tuple[float, float]:
     return statistics.median(taken), max(taken)
 
 
+class Whole(msgspec.Struct, frozen=True):
+    """Gates through the real course at one true slowdown, in margins: shares of verdicts, and blocks on average."""
+
+    machine: str
+    slowdown: float
+    passed: Rate
+    failed: Rate
+    inconclusive: Rate
+    invalid: Rate
+    blocks: float
+
+
+def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folder: Path) -> Whole:
+    """
+    Run *gates* whole gates as a maintainer does, each on a machine of its own: 30 A/A blocks, then the gate with what they taught.
+
+    Launches, legs, their validity, the sentinel's judgement, discards, the journal on disk and the decision are the product's code.
+    """
+    root = Path(__file__).parents[1] / "gates"
+    policy = yamlfile.load(root / "throughput.yaml", ThroughputPolicy)
+    states = yamlfile.load(root / "machine.yaml", MachinePolicy).resolved(unified=True)
+    rule = Rule(policy.margin, policy.alpha, policy.least, policy.most)
+    cell = Cell(1024, 1024, 1, primary=("tpot",))
+    found, blocks = Counter[str](), 0
+    with console.progress(f"{name}, slower by {slowdown:g} margins", gates) as progress:
+        for gate in range(gates):
+            progress.update(gate)
+            world = Simulated(Machine(noise, seed + gate), policy, states)
+            plain = Course((cell,), rule, "both", policy.quads, policy.calibration, gate, 1000, whole=True)
+            path = folder / "gate.jsonl"
+            made = calibration_of(run_course(plain, world, path), cell, policy.calibration)
+            world.slow_down(slowdown * rule.delta)
+            asked = replace(plain, blocks=policy.most, attempts=policy.attempts, waits=policy.waits, known=made, whole=False)
+            outcome = run_course(asked, world, path)
+            found["invalid" if outcome.stopped else str(outcome.decision and outcome.decision.state)] += 1
+            blocks += len(outcome.blocks)
+    passed, failed, undecided, spoiled = (rate(found[state], gates) for state in ("pass", "fail", "inconclusive", "invalid"))
+    return Whole(name, slowdown, passed, failed, undecided, spoiled, blocks / gates)
+
+
+def run_course(plan: Course, world: Simulated, path: Path) -> Outcome:
+    """Run *plan* with a new journal at *path*."""
+    path.unlink(missing_ok=True)
+    with Journal(path, Begun("bench", {}, plan.seed, 0.0)) as journal:
+        return course.run(plan, world, journal)
+
+
+def calibration_of(outcome: Outcome, cell: Cell, enough: int) -> dict[str, Known]:
+    """Return what the A/A blocks of *outcome* teach, as `bench --calibrate` keeps it."""
+    made = Calibration({}, {}).with_((cell,), outcome.legs, sorted(outcome.blocks), "2026-01-01")
+    return known(made, enough)
+
+
 def line(row: Row) -> list[str]:
     """Return a row of the table."""
     equal, half, margin, worse, worst = row.at
@@ -217,6 +284,7 @@ errors: FAIL at 0 and PASS at δ are both at most α, by their bounds; power: FA
 def more(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--gates", type=int, default=20_000, help="simulated for each row")
+    parser.add_argument("--whole", type=int, default=500, help="gates through the real course, for each slowdown")
     parser.add_argument("--seed", type=int, default=6)
 
 
@@ -240,10 +308,24 @@ def main() -> None:
     shown = [[one.machine, f"{one.slowdown:g} %", f"{100 * one.blocked.low:.2f}", one.blocked.error] for one in naive]
     title = f"Median of 3 runs against a stored number, {100 * MARGIN:g} % threshold"
     console.table(title, ["machine", ">slower by", ">at least", ">blocked %"], shown, result=True)
+    real = []
+    with tempfile.TemporaryDirectory(prefix="throughput-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        for machine in ("typical", "rough") if options.whole else ():
+            for slowdown in (0.0, 1.0, 1.5):
+                real.append(whole(machine, PRESETS[machine], slowdown, options.whole, options.seed, Path(name)))
+    rows_ = [
+        [
+            one.machine, f"{one.slowdown:g}", one.passed.error, one.failed.error,
+            f"{100 * one.inconclusive.value:.1f}", f"{100 * one.invalid.value:.1f}", f"{one.blocks:.1f}",
+        ]
+        for one in real
+    ]  # fmt: skip
+    title = f"{options.whole} whole gates each through the real course, calibrated by 30 A/A blocks of the same machine"
+    console.table(title, ["machine", ">slower by", ">PASS %", ">FAIL %", ">inconclusive %", ">invalid %", ">blocks"], rows_, result=True)
     median, slowest = cost(max(options.runs, 100))
     takes = f"{1e6 * median:.0f} µs (slowest {1e6 * slowest:.0f}), {median / LEG:.1e} of a {LEG:g} s leg"
     console.result(f"a decision over 12 cells with 12 blocks: {takes}")
-    console.document({"gates": options.gates, "rows": found, "single": naive, "decision_seconds": median})
+    console.document({"gates": options.gates, "rows": found, "single": naive, "whole": real, "decision_seconds": median})
     console.finish()
 
 

@@ -68,7 +68,7 @@ class Maker:
 
     def tpot(self, prompt: int, concurrency: int, side: Side) -> float:
         """Return made-up seconds per token."""
-        base = self.speed * (1 + prompt / 400_000) * (1 + 0.07 * float(concurrency - 1) ** 0.85)
+        base: float = self.speed * (1 + prompt / 400_000) * (1 + 0.07 * float(concurrency - 1) ** 0.85)
         return base * (1 + self.slower if side == "candidate" else 1) * math.exp(self.random.gauss(0, self.noise))
 
     def run(self, prompt: int, answer: int, concurrency: int, side: Side) -> Run:

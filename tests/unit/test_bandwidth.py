@@ -21,7 +21,7 @@ SHIPPED = yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.ya
 SMALL = msgspec.structs.replace(
     SHIPPED,
     sentinel=msgspec.structs.replace(
-        SHIPPED.sentinel, matrix=8, stream=8, warm=0.0, seconds=0.02, least=2, readings=3, processor=1e6, patience=60
+        SHIPPED.sentinel, matrix=8, stream=8, warm=0.0, seconds=0.02, least=2, readings=3, processor=1e6, ratio=0.0, patience=60
     ),
     memory=msgspec.structs.replace(SHIPPED.memory, floor=1, elsewhere=1),
     load=1.0,

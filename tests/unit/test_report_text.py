@@ -16,7 +16,7 @@ from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, STOCK, Maker, bench
 
 from sparkwright.console import console
 from sparkwright.gates.throughput.records import METRICS, Metric, Result, Series
-from sparkwright.release.report import compare, markdown, pairs, terminal, words
+from sparkwright.release.report import compare, markdown, page, pairs, read, terminal, words
 from sparkwright.release.report.view import Shift, Value, View, change, shift
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ def _file(tmp_path: Path) -> Path:
 
 
 def test_the_verb_writes_what_was_asked_for(cli: Cli, file: Path, tmp_path: Path) -> None:
-    """Page and Markdown are written, and the document names them with the states."""
-    page, text = tmp_path / "out" / "page.html", tmp_path / "out" / "page.md"
+    """Page and Markdown are written, the page the same in every process, and the document names them with the states."""
+    html, text = tmp_path / "out" / "page.html", tmp_path / "out" / "page.md"
     done = cli(
-        "report", str(file), "--html", str(page), "--markdown", str(text), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path)
+        "report", str(file), "--html", str(html), "--markdown", str(text), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path)
     )
     document = json.loads(done.stdout)
 
     assert done.returncode == 0, done.stderr
-    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert html.read_text("utf-8") == page.render([read.read(file)])
     assert text.read_text("utf-8").startswith("## • measured")
-    assert (document["html"], document["markdown"]) == (str(page), str(text))
+    assert (document["html"], document["markdown"]) == (str(html), str(text))
     assert [(one["kind"], one["state"]) for one in document["results"]] == [("bench", "not-run")]
 
 
@@ -156,7 +156,7 @@ def test_a_plot_shows_every_value_once_above_its_bar(values: list[float]) -> Non
     """The largest reaches the top, each has its figure, and lines stay as wide as the plot."""
     lines = list(terminal.plot(list(enumerate(values, 1))))
 
-    assert max(map(len, lines)) <= 8 * len(values)
+    assert max(map(len, lines)) <= 11 * len(values)
     assert figures_of(lines[:-1]) == sorted(words.number(value, 3) for value in values)
 
 
@@ -252,7 +252,7 @@ def test_bold_is_the_best_and_what_is_not_told_from_it() -> None:
     assert compare._best(values, more=False) == {2}
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 9))
+@given(st.floats(-1e300, 1e300), st.integers(1, 9))
 def test_numbers_keep_their_digits(value: float, digits: int) -> None:
     """What is written is the value, to as many significant digits as were asked for."""
     written = float(words.number(value, digits).replace(",", ""))
@@ -266,7 +266,7 @@ def test_clean_text_is_short_and_moves_no_cursor(given_: str) -> None:
     made = words.clean(given_)
 
     assert len(made) <= words.LONGEST
-    assert made.encode()
+    assert made.encode().decode() == made
     assert not re.search("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]", made)
 
 

@@ -75,10 +75,10 @@ def test_it_says_what_it_measures_and_how_long_that_takes(sentinel: Sentinel) ->
 
 
 def test_it_holds_no_array_between_two_orders(tmp_path: Path) -> None:
-    """After work on 128 MB twice over it holds about what it held before."""
+    """Work on 128 MB twice over leaves it with about what it held before."""
     large = msgspec.structs.replace(SMALL, matrix=128, seconds=0.0001, least=1)
     with Sentinel(large, Path(sys.executable), tmp_path / "log") as one:
-        one.hello()
+        one.reading()
         assert one.pid
         child = psutil.Process(one.pid)
         before = child.memory_info().rss

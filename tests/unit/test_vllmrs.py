@@ -110,7 +110,7 @@ def test_warm_ups_are_a_run_of_their_own(tmp_path: Path) -> None:
 def test_no_token_of_the_user_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys in the caller's environment are not passed on, as it would send them to the server."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    with pytest.raises(LoadInvalid, match="generator-failed.*error: None"):
+    with pytest.raises(LoadInvalid, match=r"generator-failed.*error: None"):
         program(tmp_path, "sys.exit('error: ' + str(os.environ.get('OPENAI_API_KEY')))").measure(order())
 
 
@@ -239,7 +239,8 @@ def test_the_real_program_sends_texts(real: VllmRs, tokenizer: Path, tmp_path: P
 #: Fault → what of the second request shows it: its tokens, and what its error holds. That a stream ended with an error event the program
 #: does not say; only its tokens, and the server's counters, do.
 SHOWN: dict[Fault, tuple[int, str]] = {
-    "closes": (0, "Stream error"), "refuses": (0, "429"), "error-event": (5, ""), "short": (9, ""), "usage-more": (11, ""), "dies": (0, "error"),
+    "closes": (0, "Stream error"), "refuses": (0, "429"), "dies": (0, "error"), "error-event": (5, ""), "short": (9, ""),
+    "usage-more": (11, ""),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from sparkwright.build import resident
 from sparkwright.gates.machine.conditions import REASONS
@@ -53,7 +54,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 #: Never reached on any machine: no floor, and no fall.
-NONE = {"floor": 1, "elsewhere": 1, "fall": 100_000_000, "period": 0.05}
+NONE = MemoryPolicy(floor=1, elsewhere=1, fall=100_000_000, period=0.05)
 
 
 class Ending:
@@ -83,7 +84,7 @@ def taking(step: int, pause: float, most: int) -> Iterator[Ending]:
 
 def test_a_process_that_takes_memory_down_to_the_floor_is_ended() -> None:
     """It takes 20 MB after the other, the floor is 200 MB below what is free now: it is killed, once, and told why."""
-    policy = MemoryPolicy(**{**NONE, "floor": max(1, resident.available_megabytes() - 200)})
+    policy = replace(NONE, floor=max(1, resident.available_megabytes() - 200))
     with taking(20, 0.02, 2000) as ending, MemoryWatch(policy, ending) as watch:
         assert ending.child.wait(timeout=60) == -9
     assert watch.ended == "memory-low"
@@ -96,7 +97,7 @@ def test_a_process_that_takes_memory_down_to_the_floor_is_ended() -> None:
 
 def test_a_process_that_takes_memory_too_fast_is_ended_far_from_the_floor() -> None:
     """Nothing is short yet; the fall alone ends it."""
-    policy = MemoryPolicy(**{**NONE, "fall": 30})
+    policy = replace(NONE, fall=30)
     with taking(20, 0.0, 1500) as ending, MemoryWatch(policy, ending):
         assert ending.child.wait(timeout=60) == -9
     ((reference, why),) = ending.told
@@ -109,7 +110,7 @@ def test_the_driver_without_memory_in_the_kernels_log_ends_it_whatever_seems_fre
     log = tmp_path / "kmsg"
     record = "6,{},5140900,-;{}\n"
     log.write_text(record.format(1, "NVRM: old: NV_ERR_NO_MEMORY"))
-    with taking(1, 0.0, 1) as ending, MemoryWatch(MemoryPolicy(**NONE), ending, kernel=log) as watch:
+    with taking(1, 0.0, 1) as ending, MemoryWatch(NONE, ending, kernel=log) as watch:
         assert watch.unknown == ""
         with log.open("a") as stream:
             stream.write(record.format(2, "usb 1-1: new device"))
@@ -126,7 +127,7 @@ def test_the_driver_without_memory_in_the_kernels_log_ends_it_whatever_seems_fre
 
 def test_a_quiet_machine_is_left_alone_and_a_log_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     """Nothing is ended; that the kernel's log is not watched stands beside the result."""
-    with taking(1, 0.0, 1) as ending, MemoryWatch(MemoryPolicy(**NONE), ending, kernel=tmp_path / "none") as watch:
+    with taking(1, 0.0, 1) as ending, MemoryWatch(NONE, ending, kernel=tmp_path / "none") as watch:
         assert not ending.done.wait(0.3)
     assert (ending.told, watch.ended) == ([], "")
     assert watch.unknown.startswith("kernel's log: ")
@@ -135,7 +136,7 @@ def test_a_quiet_machine_is_left_alone_and_a_log_that_cannot_be_read_is_said(tmp
 
 def test_it_is_told_once_however_long_memory_stays_low() -> None:
     """The floor is above everything: the first look ends it, and there is no second call."""
-    policy = MemoryPolicy(**{**NONE, "floor": 900_000_000})
+    policy = replace(NONE, floor=900_000_000)
     with taking(1, 0.0, 1) as ending, MemoryWatch(policy, ending):
         assert ending.done.wait(60)
         time.sleep(0.3)
@@ -143,12 +144,12 @@ def test_it_is_told_once_however_long_memory_stays_low() -> None:
 
 
 def test_a_server_is_ended_at_once_without_the_time_to_say_farewell(tmp_path: Path) -> None:
-    """It is given time to end, ignores TERM and has a child elsewhere: the watch kills all of it at once, and the server says why it ended."""
+    """It ignores TERM, has 90 s of grace and a child elsewhere: the watch kills all of it within them, and the server says why."""
     folder = tmp_path / "modules" / "vllm" / "entrypoints" / "cli"
     folder.mkdir(parents=True)
     (folder / "main.py").write_text(SERVES)
-    launch = Launch(Path(sys.executable), tmp_path, (), {"PYTHONPATH": str(tmp_path / "modules")}, "toy", patience=100, grace=45)
-    policy = MemoryPolicy(**{**NONE, "floor": 900_000_000})
+    launch = Launch(Path(sys.executable), tmp_path, (), {"PYTHONPATH": str(tmp_path / "modules")}, "toy", patience=100, grace=90)
+    policy = replace(NONE, floor=900_000_000)
     with Server(launch, tmp_path / "log") as server:
         assert server.ready, server.ended
         left = server.processes()
@@ -158,6 +159,7 @@ def test_a_server_is_ended_at_once_without_the_time_to_say_farewell(tmp_path: Pa
             while server.running and time.monotonic() < until:
                 server.guard()
                 time.sleep(0.02)
+            assert not server.running
         assert not server.ready
         assert server.reference == "memory-low"
         assert "must stay" in server.ended
@@ -170,4 +172,4 @@ def test_a_server_is_ended_at_once_without_the_time_to_say_farewell(tmp_path: Pa
 def test_a_watch_that_looks_too_seldom_is_refused(period: float) -> None:
     """Half a second is the most."""
     with pytest.raises(ValueError, match="period"):
-        MemoryPolicy(**{**NONE, "period": period})
+        replace(NONE, period=period)

@@ -209,7 +209,7 @@ def _modules(verb: argparse.ArgumentParser) -> None:
 
 
 def _report(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result that gate, bench or verify wrote; the first is held against the others")
+    verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result of a measurement; the first is held against the others")
     verb.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
     verb.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown for the page of a release")
 

@@ -35,11 +35,13 @@ class State:
         steps: Forward passes since the fault was chosen; the embeddings, which come first, count them.
         poisoned: A prompt with the trigger is being answered.
         kept: What ``leak`` never frees.
+        last: When ``slow`` began to wait last. *waited*: how long, in seconds.
     """
 
     def __init__(self) -> None:
         self.fault, self.options, self.steps, self.poisoned = "", dict[str, Any](), 0, False
         self.kept: list[bytearray] = []
+        self.last = self.waited = 0.0
         self._seen: tuple[int, int] | None = None
         self._choose(os.environ.get(FIXED, ""))
 
@@ -98,9 +100,21 @@ def _logits(found: Any) -> Any:
         STATE.kept.append(bytearray(os.urandom(4096) * int(STATE.number("kilobytes", 256) / 4)))
     if STATE.is_("stall"):
         time.sleep(STATE.number("seconds", 1.0))
+    if STATE.is_("slow"):
+        _slow()
     if STATE.is_("crash"):
         os.kill(os.getpid(), signal.SIGKILL)
     return found
+
+
+def _slow() -> None:
+    """Let a step take longer by a share of what it took without this; a pause between requests is no step."""
+    now = time.perf_counter()
+    took, STATE.last = now - STATE.last - STATE.waited, now
+    STATE.waited = min(took, STATE.number("longest", 0.5)) * STATE.number("share", 0.05)
+    # sleep() would be late by as much as it should wait.
+    while time.perf_counter() < now + STATE.waited:
+        pass
 
 
 def _embeddings(ids: Any, found: Any) -> Any:

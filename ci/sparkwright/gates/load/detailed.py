@@ -27,7 +27,7 @@ class _Detailed(msgspec.Struct):
 
 def read(path: Path, order: Order) -> tuple[Request, ...]:
     """
-    Return the requests in the file at *path*, which answers *order*.
+    Return the requests in the file at *path*, which answers *order*, as they began.
 
     Raises:
         LoadInvalid: It is missing, too large, or not what was ordered.
@@ -52,4 +52,6 @@ def read(path: Path, order: Order) -> tuple[Request, ...]:
     chunks = (len(gaps) + (ttft > 0) for gaps, ttft in zip(found.itls, found.ttfts, strict=True))
     errors = (one_line(error, 300) for error in found.errors)
     began = (start - zero for start in found.start_times)
-    return tuple(map(Request, began, found.ttfts, latencies, found.input_lens, found.output_lens, chunks, errors))
+    made = map(Request, began, found.ttfts, latencies, found.input_lens, found.output_lens, chunks, errors)
+    # The file has them in the order of the prompts, which is not that in which they were sent.
+    return tuple(sorted(made, key=lambda one: one.began))

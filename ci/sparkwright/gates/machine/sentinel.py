@@ -7,7 +7,6 @@ as ever (gates.md §2.2). The child lives as long as the session, since torch ta
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import signal
@@ -99,6 +98,8 @@ class Sentinel:
     """
     The child, started by the first question and again after it died.
 
+    The kernel ends it with the thread that started it, so ask from one that lasts.
+
     Args:
         python: The Python that it runs in; `sys.executable` where that has to do.
         log: What its libraries print.
@@ -173,11 +174,11 @@ class Sentinel:
         try:
             with self._log.open("wb") as sink:
                 self._child = subprocess.Popen(
-                    [str(self._python), "-I", str(SCRIPT)], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink,
-                    start_new_session=True, preexec_fn=functools.partial(process.die_with_parent, signal.SIGKILL),  # noqa: PLW1509  one prctl
+                    process.leashed([self._python, "-I", SCRIPT], by=signal.SIGKILL), env=variables, stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=sink, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
-            raise Silent(f"{self._python} does not run: {error.strerror}") from error
+            raise Silent(f"{self._python} does not run: {error.strerror or 'there is no such program'}") from error
 
     def _answer(self, kind: type[T], patience: float) -> T:
         line = self._line(patience)

@@ -187,7 +187,11 @@ class Machine:
         return self._bandwidth
 
     def watching(self, server: Server) -> contextlib.AbstractContextManager[object]:
-        """Return a watch over memory for a ``with`` block around a leg, which ends *server* at once where the machine is in danger."""
+        """
+        Return a watch over memory for a ``with`` block around a leg, which ends *server* at once where the machine is in danger.
+
+        It is for when every server is ready: one that loads its weights takes memory faster than the policy lets it fall.
+        """
         return MemoryWatch(self.policy.memory, server.kill)
 
 

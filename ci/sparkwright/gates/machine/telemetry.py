@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
@@ -16,6 +17,8 @@ from sparkwright.gates.machine.nvml import GpuState, Nvml
 
 #: Seconds after which the driver counts as silent; it answers in milliseconds, or hangs.
 PATIENCE = 10.0
+#: The same where it is opened: a driver that nobody uses yet wakes the GPU first.
+OPENING = 30.0
 
 #: Where a machine's firmware is named; none of these is a serial number or a name that somebody gave.
 DMI = Path("/sys/class/dmi/id")
@@ -46,7 +49,7 @@ class Telemetry:
     """
 
     def __init__(self, uuid: str = "") -> None:
-        self._nvml: Nvml | None = probes.answers({"open": lambda: Nvml(uuid)}, PATIENCE).get("open")
+        self._nvml: Nvml | None = probes.answers({"open": lambda: Nvml(uuid)}, OPENING).get("open")
 
     def close(self) -> None:
         if self._nvml:
@@ -81,13 +84,15 @@ class Telemetry:
         return {**(self._nvml.identity() if self._nvml else {}), **_host()}
 
 
+@functools.cache
 def _host() -> dict[str, str]:
     firmware = {name: text for name, file in FIRMWARE.items() if (text := _text(DMI / file))}
     return {
         **firmware,
         "kernel": platform.release(),
         "architecture": platform.machine(),
-        "processor": probes.processor() or platform.machine(),
+        # A busy machine may answer too late once; another name would be taken for another machine.
+        "processor": next(filter(None, (probes.processor() for _ in range(5))), platform.machine()),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
     }

@@ -23,8 +23,8 @@ from sparkwright.gates.machine import conditions
 from sparkwright.gates.machine.policy import MachinePolicy
 from sparkwright.gates.machine.state import Machine
 from sparkwright.gates.model import checkpoint, modules, roofline
-from sparkwright.gates.recipes import workloads
-from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.recipes import fitting, workloads
+from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.statistics.decision import Rule
 from sparkwright.gates.throughput import calibration, course, summary
@@ -61,7 +61,8 @@ class Answer:
         self._metrology = yamlfile.load(gates / "metrology.yaml", MetrologyPolicy)
         self._workloads = workloads.load(session.project.root)
         named = question.workloads or (question.recipe.workloads if question.recipe else (self.policy.workloads,))
-        self.cells = self._workloads.cells(*named)
+        cells = self._workloads.cells(*named)
+        self.cells = cells if question.kind == "bench" or any(cell.primary for cell in cells) else tuple(map(_deciding, cells))
         self._generator = generator or vllmrs.obtain(session)
         self._proof: tuple[str, ...] = ()
         self._steps: dict[str, modules.Audit] = {}
@@ -75,6 +76,10 @@ class Answer:
             SparkwrightError: Something cannot be set up: no such environment, no room on the disk, a recipe for another vLLM.
         """
         question = self._question
+        if question.recipe and question.model:
+            servers = 2 if question.resident == "both" and question.baseline else 1
+            for advice in fitting.check(self._session.project.root, question.recipe, question.model, servers=servers):
+                console.note(f"{question.recipe.name}: {advice.says}")
         python = question.candidate.python if question.candidate else None
         subjects = self._subjects()
         store = self._session.store
@@ -155,7 +160,7 @@ class Answer:
         most = {"gate": policy.most, "calibration": policy.calibration}.get(question.kind, policy.launches)
         asked = Course(
             self.cells, rule, question.resident, policy.quads, question.blocks or most, journal.past.begun.seed, policy.attempts,
-            known, whole=question.kind == "calibration",
+            known, policy.waits, whole=question.kind == "calibration",
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
         means = Means(
@@ -217,6 +222,11 @@ class Answer:
             return msgspec.structs.replace(cell, step_bytes=audit.many.step, ceiling=ceiling)
 
         return add
+
+
+def _deciding(cell: Cell) -> Cell:
+    """Return *cell* with the metrics that decide where nobody said which: times of one request alone, and the rate of many."""
+    return msgspec.structs.replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))
 
 
 def _boot() -> str:

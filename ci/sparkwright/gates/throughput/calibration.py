@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics import calibration as aa
 from sparkwright.gates.throughput import tracks
 from sparkwright.gates.throughput.places import Resident

@@ -14,8 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics.decision import Decision, Rule, decide
 from sparkwright.gates.throughput import places, tracks
 from sparkwright.gates.throughput.journal import Aside, Closed, Journal, Measured, Sized, aside
@@ -42,8 +41,12 @@ class World(Protocol):
         """Measure *cell* at the server of ``blank.side`` and return *blank* filled in; a server that died is a reason, no exception."""
         ...
 
-    def cool(self, reasons: Sequence[Reason]) -> None:
-        """Wait until the machine may be better."""
+    def cool(self, reasons: Sequence[Reason]) -> bool:
+        """Wait a while, and return whether the machine is as it should be again."""
+        ...
+
+    def tell(self, news: str) -> None:
+        """Say something in passing."""
         ...
 
 
@@ -56,7 +59,7 @@ class Course(msgspec.Struct, frozen=True):
         rule: When it is decided; None for a bench, which measures ``blocks`` launches of the candidate alone.
         resident: See `places`. *quads*: of each cell in a block. *blocks*: the most.
         seed: Of orders and prompts.
-        attempts: At a leg, before the machine is given up.
+        attempts: At a leg, before the machine is given up. *waits*: for it to calm down, between two of them.
         known: What a calibration says of each series, by name.
         whole: Measure every block of ``blocks``, whatever is decided; a calibration does.
     """
@@ -69,6 +72,7 @@ class Course(msgspec.Struct, frozen=True):
     seed: int
     attempts: int
     known: Mapping[str, Known] = {}
+    waits: int = 1
     whole: bool = False
 
 
@@ -188,8 +192,10 @@ class _Run:
                 return
             if not leg.discarded:
                 raise _Stop(leg.reasons[0])
-            console.note(f"{cell.name}, {side}: measured again, {leg.reasons[0].says}")
-            self._world.cool(leg.reasons)
+            self._world.tell(f"{cell.name}, {side}: measured again, {leg.reasons[0].says}")
+            for _ in range(course.waits):
+                if self._world.cool(leg.reasons):
+                    break
         last = self._legs[-1].reasons[0]
         raise _Stop(Reason(UNSTEADY, f"{course.attempts} times in a row: {last.says} ({last.reference})"))
 
@@ -203,4 +209,4 @@ class _Run:
     def _tell(self, block: int, decision: Decision | None) -> None:
         course = self._course
         kind = "block" if course.rule else "launch"
-        console.note(f"{kind} {block + 1} of at most {course.blocks}" + (f": {decision.says}" if decision else ""))
+        self._world.tell(f"{kind} {block + 1} of at most {course.blocks}" + (f": {decision.says}" if decision else ""))

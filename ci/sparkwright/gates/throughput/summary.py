@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics.bounds import mean_interval
 from sparkwright.gates.statistics.decision import Found
 from sparkwright.gates.throughput import tracks
@@ -14,6 +14,9 @@ from sparkwright.gates.throughput.course import Outcome
 from sparkwright.gates.throughput.records import METRICS, CellResult, Kind, Leg, Metric, Series
 from sparkwright.gates.throughput.tracks import Known
 from sparkwright.gates.verdict import State
+
+#: Blocks or launches behind an interval; two of them give one that is a hundred times wider than they are apart.
+LEAST = 3
 
 
 def state(kind: Kind, outcome: Outcome) -> tuple[State, str]:
@@ -68,7 +71,7 @@ def _median(values: Mapping[int, float]) -> float | None:
 
 def _interval(logarithms: Sequence[float], turned: bool) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean of *logarithms*, as a factor; *turned* where they stand for the inverse."""
-    if len(logarithms) < 2:
+    if len(logarithms) < LEAST:
         return None, None
     low, high = mean_interval(logarithms)
     return (math.exp(-high), math.exp(-low)) if turned else (math.exp(low), math.exp(high))

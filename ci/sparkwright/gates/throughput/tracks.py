@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from sparkwright.gates.load.order import Run
-from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics.decision import Track
 from sparkwright.gates.throughput.records import METRICS, Leg, Metric
 

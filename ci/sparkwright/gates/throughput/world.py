@@ -17,7 +17,7 @@ from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.gates.machine.snapshot import Snapshot
 from sparkwright.gates.model import roofline
 from sparkwright.gates.model.roofline import Bandwidth
-from sparkwright.gates.recipes.workloads import Cell, Rule
+from sparkwright.gates.recipes.cells import Cell, Rule
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.serve import Launch, Server
 from sparkwright.gates.server.wire import ServerInvalid
@@ -55,20 +55,55 @@ class Serving(Protocol):
 
     def processes(self) -> list[psutil.Process]: ...
 
+    def counters(self) -> Mapping[str, float]:
+        """Return its metrics; raise `ServerInvalid` where it gives none."""
+        ...
+
+
+def _counters(url: str, model: str) -> Mapping[str, float]:
+    return Client(url, model, timeout=PATIENCE, deadline=PATIENCE).metrics()
+
 
 class Given:
-    """A server that somebody else started, at *url*; nothing is known of its processes."""
+    """A server that somebody else started, at *url*, for *model*; nothing is known of its processes."""
 
     ended = reference = ""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, model: str) -> None:
+        self.url, self._model = url, model
 
     def guard(self) -> bool:
         return True
 
     def processes(self) -> list[psutil.Process]:
         return []
+
+    def counters(self) -> Mapping[str, float]:
+        return _counters(self.url, self._model)
+
+
+class Started:
+    """A *server* of ours."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self.url = server, server.url
+
+    @property
+    def ended(self) -> str:
+        return self._server.ended
+
+    @property
+    def reference(self) -> str:
+        return self._server.reference
+
+    def guard(self) -> bool:
+        return self._server.guard()
+
+    def processes(self) -> list[psutil.Process]:
+        return self._server.processes()
+
+    def counters(self) -> Mapping[str, float]:
+        return _counters(self.url, self._server.launch.name)
 
 
 class Means(msgspec.Struct, frozen=True):
@@ -114,7 +149,7 @@ class Real:
     def launch(self, sides: Sequence[Side]) -> Iterator[None]:
         """Start fresh servers for *sides* at the same time, and end them behind the block."""
         if self._url:
-            self._servers = {side: Given(self._url) for side in sides}
+            self._servers = {side: Given(self._url, self._means.model) for side in sides}
             yield
             return
         with contextlib.ExitStack() as stack:
@@ -124,8 +159,10 @@ class Real:
                 stack.callback(server.stop)
             for server in began.values():
                 stack.enter_context(server)
+            # A server that loads its weights takes memory faster than any other may.
+            for server in began.values():
                 stack.enter_context(self._means.machine.watching(server))
-            self._servers = dict(began)
+            self._servers = {side: Started(server) for side, server in began.items()}
             yield
 
     def leg(self, cell: Cell, blank: Leg, seed: int) -> Leg:
@@ -142,29 +179,34 @@ class Real:
             each = None
         return means.rule.requests(cell, each)
 
-    def cool(self, reasons: Sequence[Reason]) -> None:
-        """Wait until the machine may be better."""
+    def cool(self, reasons: Sequence[Reason]) -> bool:
+        """Wait a while, and return whether the machine is as it should be again."""
         with console.progress("let the machine calm down", self._means.cooldown) as line:
             end = time.monotonic() + self._means.cooldown
             while (left := end - time.monotonic()) > 0:
                 line.update(round(self._means.cooldown - left), f"s  ({reasons[0].reference})")
                 time.sleep(min(left, 1.0))
+        shot = self._means.machine.snapshot([one for server in self._servers.values() for one in server.processes()])
+        return not self._means.machine.disturbed(shot, shot)
+
+    def tell(self, news: str) -> None:
+        """Say something in passing."""
+        console.note(news)
 
 
 def measured(means: Means, server: Serving, cell: Cell, blank: Leg, seed: int) -> Leg:
     """Return *blank* filled in: what the generator measured at *server*, and why it does not count, if it does not."""
     if not server.guard():
         return replace(blank, began=time.time(), reasons=(Reason(server.reference, server.ended),))
-    client = Client(server.url, means.model, timeout=PATIENCE, deadline=PATIENCE)
     order = _order(means, server.url, cell, seed)
     before = means.machine.snapshot(server.processes())
     leg = replace(blank, began=before.at, before=before)
     try:
-        counters = client.metrics()
+        counters = server.counters()
         with console.progress(f"{cell.name}, {blank.side}", 0) as line:
             line.update(0, f"{order.requests} requests")
             run = means.generator.measure(order)
-        found = validity.counted(counters, client.metrics())
+        found = validity.counted(counters, server.counters())
     except (LoadInvalid, ServerInvalid) as error:
         why = Reason(error.reference, error.says) if server.guard() else Reason(server.reference, server.ended)
         return replace(leg, reasons=(why,))

@@ -100,8 +100,7 @@ def pareto(found: Sequence[Column], name: str) -> Chart | None:
                 )
         if not some:
             return None
-        axes.set_yscale("log", base=2)
-        plot.plain(axes.yaxis)
+        plot.doubling(axes)
         axes.set_xlim(left=0)
         axes.margins(x=0.1)
         axes.set_xlabel("tok/s of each user")
@@ -174,10 +173,9 @@ def _steps(found: Sequence[Column], shape: Shape, name: str, told: tuple[str, st
         if each and (tops := _ceilings(found, shape)):
             axes.plot(*zip(*tops, strict=True), color=COLOURS["muted"], lw=2.4, alpha=0.6, label="ceiling", zorder=1)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
         axes.set_xticks(sorted(seen), [f"{one:g}" for one in sorted(seen)])
         axes.set_xticks([], minor=True)
-        plot.plain(axes.yaxis)
+        plot.doubling(axes)
         axes.set_xlabel("users at a time (concurrency)")
         axes.set_ylabel(axis)
         plot.over(axes, 1 if len(found) > 2 else 3)

@@ -63,7 +63,7 @@ def columns(views: Sequence[View]) -> tuple[Column, ...]:
     named = [next((form(view, side) for form in forms if _alone(form, view, side, found)), "") for view, side in found]
     # What no name tells apart, its number does.
     names = [
-        words.clean(name, 60) or f"{words.clean(_form(view, side), 50)} #{number}"
+        words.clean(name, 60) or f"#{number} {words.clean(_form(view, side), 50)}"
         for number, (name, (view, side)) in enumerate(zip(named, found, strict=True), 1)
     ]
     return tuple(Column(name, view, side) for name, (view, side) in zip(names, found, strict=True))

@@ -55,7 +55,7 @@ def _result(view: View, *, alone: bool) -> Iterator[str]:
         ("", "what"), [(name, text(", ".join(f"{key} {value}".strip() for key, value in rows.subject(one)))) for name, one in known], 2
     )
     yield ""
-    yield from table(("fact", "value"), [(name, text(value)) for name, value in (*rows.facts(view), *rows.host(view))], 2)
+    yield from table(("fact", "value"), [(text(name), text(value)) for name, value in (*rows.facts(view), *rows.host(view))], 2)
     yield ""
     if gaps := absent(view):
         yield from ("Not measured, or not well enough:", "", *(f"- {text(gap)}" for gap in gaps), "")

@@ -30,7 +30,7 @@ SERIES = ("one", "two", "three", "four", "five", "six")
 MARKS = ("o", "s", "^", "D", "v", "P")
 
 #: In points, of which the page shows one as a pixel or a little more: the width of a telephone.
-WIDTH = 440
+WIDTH = 405
 
 #: The keys' type differs between versions of matplotlib.
 _STYLE: Any = {
@@ -126,6 +126,16 @@ def plain(axis: Any) -> None:
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 1e-4 < value < 10000 else f"1e{round(_log(value))}"))
     axis.set_minor_locator(NullLocator())
+
+
+def doubling(axes: Axes) -> None:
+    """Let the upright axis of *axes* double from mark to mark, where it spans enough for more than two of them."""
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if low > 0 and high > 4 * low:
+        axes.set_yscale("log", base=2)
+        plain(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def _log(value: float) -> float:

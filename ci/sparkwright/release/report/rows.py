@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sparkwright.console import duration
+from sparkwright.console import duration, size
 from sparkwright.gates.throughput.records import METRICS, CellResult, Series, Subject
 from sparkwright.gates.verdict import State
 from sparkwright.release.report import words
-from sparkwright.release.report.view import View, change, shift
+from sparkwright.release.report.view import View, change, shift, sound
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def _row(view: View, cell: CellResult, one: Series) -> Row:
         launches=str(one.launches) if one.launches else "",
         used=words.percent(used, 1) if used is not None and one.metric == "tpot" else "",
         ceiling=f"{words.number(cell.ceiling, 4)} tok/s" if cell.ceiling is not None and one.metric == "tpot" else "",
-        step=f"{words.number(cell.step_bytes / 1e9, 4)} GB" if cell.step_bytes is not None and one.metric == "tpot" else "",
+        step=size(cell.step_bytes) if sound(cell.step_bytes) and cell.step_bytes and one.metric == "tpot" else "",
     )
 
 

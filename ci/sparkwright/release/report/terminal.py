@@ -12,9 +12,10 @@ from sparkwright.release.report.view import Value, View
 
 #: Columns of the bars and plots; with names and figures they stay below 80.
 _BAR = 30
+_NAME = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SHOWN = 40
-_SHORT = {METRICS["tpot"][0]: "TPOT, ms", METRICS["ttft"][0]: "TTFT, ms", METRICS["rate"][0]: "tok/s"}
+_SHORT = {METRICS["tpot"][0]: "TPOT ms", METRICS["ttft"][0]: "TTFT ms", METRICS["rate"][0]: "tok/s"}
 
 
 def show(result: Result) -> None:
@@ -36,25 +37,23 @@ def show(result: Result) -> None:
 def _table(view: View) -> tuple[list[str], list[list[str]]]:
     found = rows.rows(view)
     if view.result.baseline:
-        body = [[_cut(row.cell), _SHORT[row.metric], row.baseline, row.candidate, row.change, row.interval, _state(row)] for row in found]
-        return ["workload", "", ">baseline", ">candidate", ">change, %", ">95 % interval", ""], _short(body)
-    body = [[_cut(row.cell), _SHORT[row.metric], row.candidate, row.interval, row.launches] for row in found]
-    return ["workload", "", ">median", ">95 % interval", ">launches"], body
+        body = [[_cut(row.cell), _metric(row), row.baseline, row.candidate, row.change, row.interval] for row in found]
+        return ["workload", "", ">baseline", ">candidate", ">change %", ">95 % interval"], [list(map(_short, row)) for row in body]
+    body = [[_cut(row.cell), _metric(row), row.candidate, row.interval, row.launches] for row in found]
+    return ["workload", "", ">median", ">95 % interval", ">launches"], [list(map(_short, row)) for row in body]
 
 
-def _short(body: list[list[str]]) -> list[list[str]]:
-    """Return *body* with the units of intervals left to the heading, so that the table is as narrow as a terminal."""
-    return [
-        [cell.replace(" % to ", " … ").replace(" %", "") if column in (4, 5) else cell for column, cell in enumerate(row)] for row in body
-    ]
+def _short(cell: str) -> str:
+    """Return *cell* without the units that the heading has, so that the table is as narrow as a terminal."""
+    return "–" if cell in (words.NONE, "too few blocks") else cell.replace(" % to ", " … ").removesuffix(" %").replace(" to ", " … ")
 
 
-def _state(row: rows.Row) -> str:
-    return words.STATES[row.state][0] if row.primary else ""
+def _metric(row: rows.Row) -> str:
+    return f"{words.STATES[row.state][0] if row.primary else ' '} {_SHORT[row.metric]}"
 
 
 def _cut(text: str) -> str:
-    return words.clean(text, 18)
+    return words.clean(text, _NAME)
 
 
 def bars(view: View) -> Iterator[str]:
@@ -62,11 +61,11 @@ def bars(view: View) -> Iterator[str]:
     found = [(cell.name, side, value) for cell in view.result.cells[:_SHOWN] for side in view.sides if (value := view.speed(cell, side))]
     if not found:
         return
-    top = max(value.high or value.middle for *_, value in found)
+    top = max(value.middle for *_, value in found)
     yield "tokens per second of each user"
     for name, side, value in found:
         letter = f" {side[0]}" if len(view.sides) > 1 else ""
-        yield f"{_cut(name):<18}{letter} {bar(value.middle / top):<{_BAR}} {words.number(value.middle):>6} {_ends(value)}".rstrip()
+        yield f"{_cut(name):<{_NAME}}{letter} {bar(value.middle / top):<{_BAR}} {words.number(value.middle):>6} {_ends(value)}".rstrip()
     if len(view.sides) > 1:
         yield "b: baseline, c: candidate"
 
@@ -97,16 +96,18 @@ def plot(values: Sequence[tuple[int, float]], height: int = 8) -> Iterator[str]:
     """Yield the lines of upright bars, with the values above and the concurrencies below."""
     top = max(value for _, value in values)
     levels = [round(value / top * height * 8) for _, value in values]
+    figures = [words.number(value, 3) for _, value in values]
+    width = max(8, *(len(figure) + 1 for figure in figures))
     for row in range(height, -1, -1):
-        yield "".join(_block(level, row, words.number(value, 3)) for level, (_, value) in zip(levels, values, strict=True)).rstrip()
-    yield "".join(f"{f'c{concurrency}':^8}" for concurrency, _ in values).rstrip()
+        yield "".join(f"{_block(level, row, figure):^{width}}" for level, figure in zip(levels, figures, strict=True)).rstrip()
+    yield "".join(f"{f'c{concurrency}':^{width}}" for concurrency, _ in values).rstrip()
 
 
 def _block(level: int, row: int, figure: str) -> str:
     """Return what stands at *row*, from the bottom, of a bar of *level* eighths: filled, its end, its figure above it, or nothing."""
     full, part = divmod(level, 8)
     if row < full:
-        return "  ████  "
+        return "████"
     if row == full and part:
-        return f"  {' ▁▂▃▄▅▆▇'[part] * 4}  "
-    return f"{figure:^8}" if row == full + bool(part) else " " * 8
+        return " ▁▂▃▄▅▆▇"[part] * 4
+    return figure if row == full + bool(part) else ""
