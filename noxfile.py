@@ -19,7 +19,7 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server"
-FAST = f"not (network or toolchain or {SLOW})"
+FAST = f"not (network or toolchain or launches or {SLOW})"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -185,8 +185,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
-    """Run the tests that fetch, apply and rewrite the real sources, and those that compile (long on the first run)."""
-    pytest(session, f"(network or toolchain) and not ({SLOW})", seconds=900)
+    """Run the tests that fetch, apply and rewrite the real sources, and those that compile or launch (long on the first run)."""
+    pytest(session, f"(network or toolchain or launches) and not ({SLOW})", seconds=900)
 
 
 @nox.session(default=False, tags=["check"])

@@ -241,7 +241,7 @@ def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folde
             path = folder / "gate.jsonl"
             made = calibration_of(run_course(plain, world, path), cell, policy.calibration)
             world.slow_down(slowdown * rule.delta)
-            asked = replace(plain, blocks=policy.most, attempts=policy.attempts, waits=policy.waits, known=made, whole=False)
+            asked = replace(plain, blocks=policy.most, attempts=states.discards + 1, waits=policy.waits, known=made, whole=False)
             outcome = run_course(asked, world, path)
             found["invalid" if outcome.stopped else str(outcome.decision and outcome.decision.state)] += 1
             blocks += len(outcome.blocks)

@@ -1,4 +1,4 @@
-"""An environment that is another one with the faults of `tests/server/faulty` in it, and so the candidate of an A/B with one known difference."""
+"""An environment that is another one with the faults of `tests/server/faulty` in it: the candidate of an A/B with one known difference."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ KNOWN = {name: Known(0.006) for cell in (ONE, MANY) for name in tracks.names(cel
 
 def asked(**changes: object) -> Course:
     rule = Rule(POLICY.margin, POLICY.alpha, POLICY.least, POLICY.most)
-    plain = Course((ONE, MANY), rule, "both", 3, POLICY.most, 7, POLICY.attempts, KNOWN)
+    plain = Course((ONE, MANY), rule, "both", 3, POLICY.most, 7, STATES.discards + 1, KNOWN)
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -216,7 +216,7 @@ def test_a_machine_that_stays_slow_is_given_up(tmp_path: Path) -> None:
     found = ran(tmp_path / "j", simulated(stuck), asked())
     assert found.stopped
     assert found.stopped.reference == course.UNSTEADY
-    assert len(found.legs) == POLICY.attempts
+    assert len(found.legs) == STATES.discards + 1
 
 
 class Broken(Simulated):

@@ -113,7 +113,7 @@ def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
 
 
 def test_starting_a_program_runs_no_code_of_ours_in_between(tmp_path: Path) -> None:
-    """No handler of `os.register_at_fork` runs: a Ctrl-C that came in one was lost, and with it the lock that it held, so that a build hung."""
+    """No handler of `os.register_at_fork` runs: a Ctrl-C that came in one was lost with the lock that it held, and a build hung."""
     script = (
         "import os, sys, pathlib\nfrom sparkwright import process\n"
         "os.register_at_fork(before=lambda: print('before', flush=True), after_in_parent=lambda: print('after', flush=True))\n"

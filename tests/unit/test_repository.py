@@ -146,5 +146,5 @@ def test_every_session_of_the_noxfile_says_what_it_does() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_module_forks_through_python(path: Path) -> None:
-    """``preexec_fn`` runs our code between fork and exec, and loses a Ctrl-C with its lock; `process.leashed` does what it is wanted for."""
+    """``preexec_fn`` runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.leashed` does its work."""
     assert "preexec_fn=" not in path.read_text("utf-8")

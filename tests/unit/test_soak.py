@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from sparkwright import yamlfile
 from sparkwright.errors import FileInvalid
+from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.soak import growth, kernellog, load
-from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.soak import journal as soakjournal
 from sparkwright.gates.soak import judged as soaked
 from sparkwright.gates.soak import rung as soak

@@ -128,7 +128,7 @@ def test_prompts_come_as_ordered(tmp_path: Path) -> None:
 
 
 def test_a_result_of_the_python_program_is_read(tmp_path: Path) -> None:
-    """``vllm bench serve`` writes no latencies; they are the first token's time and the gaps."""
+    """Older ones write no latencies; they are the first token's time and the gaps."""
     path = tmp_path / "result.json"
     path.write_bytes(msgspec.json.encode({name: value for name, value in RESULT.items() if name != "latencies"}))
     assert round(detailed.read(path, order())[0].seconds, 9) == 0.7

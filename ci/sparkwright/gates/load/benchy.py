@@ -19,7 +19,6 @@ import math
 import random
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
 
 import msgspec
 
@@ -28,8 +27,8 @@ from sparkwright.build import pylock
 from sparkwright.errors import ToolMissing
 from sparkwright.forks.session import Session
 from sparkwright.gates import limited, locked
-from sparkwright.gates.load import prompts
-from sparkwright.gates.load.order import LoadInvalid, Order, Request, Run
+from sparkwright.gates.load import progress, prompts
+from sparkwright.gates.load.order import LoadInvalid, Order, Run
 from sparkwright.github import one_line
 
 #: What it asks for and does not need: an old copy of a module of Python, and what reads tokenizers that have no ``tokenizer.json``.
@@ -38,27 +37,11 @@ WITHOUT = ("asyncio", "transformers", "safetensors")
 #: Where it would fetch its text; it looks first for a file named after the address.
 BOOK = "sparkwright:text"
 
-#: Megabytes of address space, and of what it writes. Bytes of one line of its progress.
-MEMORY, WRITTEN, LINE = 16384, 1024, 1 << 20
+#: Megabytes of address space, and of what it writes.
+MEMORY, WRITTEN = 16384, 1024
 
 #: Words of the text, and of the tokenizer where a server's own is not known.
 WORDS, KINDS = 50_000, 250
-
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class _Event(msgspec.Struct):
-    """A line of its progress; fields by kind."""
-
-    type: Literal["header", "request_start", "request_first_response", "request_first_token", "latency_measured", "tokens", "request_end",
-                  "bench_complete"]  # fmt: skip
-    ts: Seconds
-    request_id: int = -1
-    ttft_s: Seconds = 0.0
-    total_tokens: int = 0
-    prompt_tokens: int = 0
-    error: str = ""
-    status: str = ""
 
 
 class Benchy(msgspec.Struct, frozen=True):
@@ -92,7 +75,7 @@ class Benchy(msgspec.Struct, frozen=True):
             if ended.status:
                 last = (ended.tail.splitlines() or ["it said nothing"])[-1]
                 raise LoadInvalid("generator-failed", f"{self.name} ended with status {ended.status}: {one_line(last, 300)}")
-            requests = _requests(folder / "progress.jsonl")
+            requests = progress.requests(folder / "progress.jsonl")
         ends = [one.began + one.seconds for one in requests]
         return Run(self.name, self.sha256, max(ends, default=0.0), requests)
 
@@ -138,50 +121,6 @@ def _words_tokenizer(folder: Path) -> Path:
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer.json").write_bytes(msgspec.json.encode(made))
     return folder / "tokenizer"
-
-
-class _Seen:
-    """One request whose events are still coming."""
-
-    def __init__(self, began: float) -> None:
-        self.began, self.ttft, self.first, self.last, self.chunks = began, 0.0, 0.0, 0.0, 0
-        self.end: _Event | None = None
-
-    def add(self, event: _Event) -> None:
-        if event.type == "request_first_token":
-            self.ttft = event.ttft_s
-        elif event.type == "tokens":
-            self.first, self.last, self.chunks = self.first or event.ts, event.ts, self.chunks + 1
-        elif event.type == "request_end":
-            self.end = event
-
-    def request(self, zero: float) -> Request:
-        end = self.end or _Event("request_end", 0.0, error="it never ended")
-        seconds = self.ttft + self.last - self.first
-        return Request(
-            self.began - zero, self.ttft, seconds, end.prompt_tokens, end.total_tokens, self.chunks, one_line(end.error, 300)
-        )
-
-
-def _requests(path: Path) -> tuple[Request, ...]:
-    """Return the requests of the progress at *path*; raise `LoadInvalid` where it is none, or breaks off."""
-    decoder, seen, status = msgspec.json.Decoder(_Event), dict[int, _Seen](), ""
-    try:
-        with path.open("rb") as stream:
-            while line := stream.readline(LINE):
-                event = decoder.decode(line)
-                if event.type == "request_start":
-                    seen[event.request_id] = _Seen(event.ts)
-                elif event.type == "bench_complete":
-                    status = event.status
-                elif event.request_id in seen:
-                    seen[event.request_id].add(event)
-    except (OSError, ValueError, RecursionError) as error:
-        raise LoadInvalid("generator-unreadable", f"its progress cannot be read: {error!s:.200}") from None
-    if status != "ok" or not seen:
-        raise LoadInvalid("generator-failed", f"it ended as {status or 'nothing'} after {len(seen)} requests")
-    zero = min(one.began for one in seen.values())
-    return tuple(one.request(zero) for one in seen.values())
 
 
 def folder(session: Session) -> Path:

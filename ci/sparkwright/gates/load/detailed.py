@@ -14,7 +14,7 @@ BESIDE, PER_TOKEN = 4 << 20, 200
 
 
 class _Detailed(msgspec.Struct):
-    """The fields that are read; ``latencies`` is only the Rust program's."""
+    """The fields that are read; older releases of the Python program write no ``latencies``."""
 
     input_lens: list[int]
     output_lens: list[int]
@@ -40,7 +40,7 @@ def read(path: Path, order: Order) -> tuple[Request, ...]:
     except (OSError, ValueError, RecursionError) as error:
         raise LoadInvalid("generator-unreadable", f"its result cannot be read: {error!s:.200}") from None
     count = len(found.errors)
-    # Python's program has no latency for a request: it is the sum of the gaps.
+    # Without them they are the time to the first token and the gaps.
     latencies = found.latencies or [ttft + sum(gaps) for ttft, gaps in zip(found.ttfts, found.itls, strict=False)]
     columns = (found.input_lens, found.output_lens, found.ttfts, found.itls, found.start_times, latencies)
     if any(len(column) != count for column in columns):

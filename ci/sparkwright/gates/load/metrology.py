@@ -23,6 +23,8 @@ from sparkwright.gates.load.reference.running import Running, started
 from sparkwright.gates.server.wire import ServerInvalid
 from sparkwright.gates.verdict import Check, Figure, invalid, passed
 
+TITLE = "the load generator"
+
 REASONS: Mapping[str, str] = {
     "generator-biased": "It does not say what the reference server did. End what else runs here, or take another release of the generator.",
     "machine-late": "The reference server itself was late, each time: the machine is too busy to measure on. End what else runs here.",

@@ -159,7 +159,7 @@ class Answer:
         rule = Rule(policy.margin, policy.alpha, policy.least, policy.most) if compared else None
         most = {"gate": policy.most, "calibration": policy.calibration}.get(question.kind, policy.launches)
         asked = Course(
-            self.cells, rule, question.resident, policy.quads, question.blocks or most, journal.past.begun.seed, policy.attempts,
+            self.cells, rule, question.resident, policy.quads, question.blocks or most, journal.past.begun.seed, self._machine_policy.discards + 1,
             known, policy.waits, whole=question.kind == "calibration",
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})

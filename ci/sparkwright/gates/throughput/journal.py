@@ -92,7 +92,7 @@ class Past(msgspec.Struct, frozen=True):
     Attributes:
         legs: In the order in which they were measured.
         closed: Blocks that are whole.
-        resumed: How often it was continued.
+        resumed: How often it was continued, this time included.
         sizes: Requests of a leg, by cell.
         qualified: The last time; None where it was not.
     """
@@ -158,7 +158,7 @@ class Journal:
         if found and not same:
             now, then = begun.about, found.begun.about
             self.refused = tuple(name for name in sorted({*now, *then}) if now.get(name) != then.get(name))
-        self.past = found if found and same else Past(begun)
+        self.past = msgspec.structs.replace(found, resumed=found.resumed + 1) if found and same else Past(begun)
         self.path = path
         self._writer = jsonlines.Writer(path, more=same)
         self.add(Resumed(begun.at) if same else begun)

@@ -20,8 +20,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         workloads: The set of ``workloads.yaml`` that decides.
         warmups: Requests before each leg that do not count.
         prefix_hits: Share of prompt tokens from a prefix cache from which on a leg is invalid.
-        attempts: How often a leg is measured again because of the machine's state, before the gate gives up.
-        waits: Times to wait for the machine to calm down before such a leg, each as long as ``machine.yaml`` says.
+        waits: Times to wait for the machine to calm down before a discarded leg is measured again, each as long as ``machine.yaml`` says.
         patience: Seconds of a leg.
         roofline_least: Bytes of a decode step below which caches may answer for memory, so that the ceiling says nothing.
         calibration: A/A blocks that a calibration needs.
@@ -37,7 +36,6 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workloads: str
     warmups: int
     prefix_hits: float
-    attempts: int
     waits: int
     patience: float
     roofline_least: float
@@ -47,7 +45,8 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not (0 < self.margin < 1 and 0 < self.alpha < 0.5):
             raise ValueError("margin is between 0 and 1, alpha between 0 and 0.5")
-        if not 1 <= self.least <= self.most or min(self.quads, self.launches, self.attempts, self.waits, self.calibration) < 1 or self.warmups < 0:
+        counts = (self.least, self.quads, self.launches, self.waits, self.calibration)
+        if self.least > self.most or min(counts) < 1 or self.warmups < 0:
             raise ValueError("least is at most most; counts are at least 1")
         if not (0 < self.prefix_hits <= 1 and 0 < self.claim < 1):
             raise ValueError("prefix_hits and claim are shares")

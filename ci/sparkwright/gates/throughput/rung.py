@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from sparkwright.gates.load import metrology
 from sparkwright.gates.machine import conditions
+from sparkwright.gates.server import contract
 from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.throughput import course, validity
 from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Result, Series
@@ -18,8 +19,12 @@ from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusiv
 
 TITLE = "throughput, against a baseline"
 
+#: Of those of G3: why a server of ours ended.
+_ENDED = ("server-died", "server-late", "graph-memory-negative", "log-unreadable")
+
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
+    **{name: contract.REASONS[name] for name in _ENDED},
     **metrology.REASONS,
     **conditions.REASONS,
     **validity.REASONS,

@@ -88,7 +88,7 @@ class Simulated:
         self._servers = {side: Served(self._machine.launch(side)) for side in sides}
         yield
 
-    def size(self, cell: Cell, side: Side) -> int:
+    def size(self, cell: Cell, side: Side) -> int:  # noqa: ARG002  both sides are alike
         """Return how many requests a leg makes."""
         return max(self.requests, cell.concurrency)
 
@@ -96,7 +96,7 @@ class Simulated:
         """Return *blank* filled in, as a real world does it."""
         return world.measured(self._means, self._servers[blank.side], cell, blank, seed)
 
-    def cool(self, reasons: Sequence[Reason]) -> bool:
+    def cool(self, reasons: Sequence[Reason]) -> bool:  # noqa: ARG002  all pass with time
         """Let time pass."""
         self.now += CALM
         shot = self.snapshot()
@@ -120,7 +120,7 @@ class Simulated:
         rounds = -(-order.requests // order.concurrency)
         return Run(self.name, "", rounds * seconds, (one,) * order.requests)
 
-    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:  # noqa: ARG002  there are none
         """Return what the sentinel sees now."""
         self.now += LOOK
         return Snapshot(at=self.now, steady=self.now, gemv=GEMV * self._machine.gemv(self.now), copy=COPY, load=0.0)
@@ -129,7 +129,7 @@ class Simulated:
         """Return why a leg between two snapshots does not count."""
         return conditions.disturbed(before, after, self._normal, self._states)
 
-    def watching(self, server: Server) -> contextlib.AbstractContextManager[object]:
+    def watching(self, server: Server) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
         """Return a watch over nothing: there is no memory to run out of."""
         return contextlib.nullcontext()
 

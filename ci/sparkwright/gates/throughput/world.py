@@ -27,6 +27,8 @@ from sparkwright.gates.throughput.records import Leg, Reason, Side, Speculation
 
 #: Seconds between two bytes of a server that is asked for its counters.
 PATIENCE = 30.0
+#: Seconds within which the end of a server's process is noticed.
+NOTICED = 3.0
 
 
 class Machine(Protocol):
@@ -208,7 +210,7 @@ def measured(means: Means, server: Serving, cell: Cell, blank: Leg, seed: int) -
             run = means.generator.measure(order)
         found = validity.counted(counters, server.counters())
     except (LoadInvalid, ServerInvalid) as error:
-        why = Reason(error.reference, error.says) if server.guard() else Reason(server.reference, server.ended)
+        why = Reason(server.reference, server.ended) if _ended(server) else Reason(error.reference, error.says)
         return replace(leg, reasons=(why,))
     after = means.machine.snapshot(server.processes())
     passing = means.machine.disturbed(before, after)
@@ -216,11 +218,22 @@ def measured(means: Means, server: Serving, cell: Cell, blank: Leg, seed: int) -
     share = _roofline(means, cell, run, guessed)
     # What a batch reads of a model with experts is bounded from above only, so one request alone can be above the ceiling.
     wrong = validity.reasons(order, run, found, prefix_hits=means.policy.prefix_hits, roofline=share if cell.concurrency == 1 else None)
-    gone = () if server.guard() else (Reason(server.reference, server.ended),)
+    failed = any(one.error for one in run.requests)
+    gone = (Reason(server.reference, server.ended),) if (_ended(server) if failed else not server.guard()) else ()
     return replace(
         leg, run=run, after=after, speculation=guessed, prefix_hits=found.hits if found else None, roofline=share,
         reasons=(*gone, *wrong, *passing), discarded=bool(passing) and not wrong and not gone,
     )  # fmt: skip
+
+
+def _ended(server: Serving) -> bool:
+    """Return whether *server*, which answered no more, has ended; its death is told a moment after its last answer."""
+    until = time.monotonic() + NOTICED
+    while server.guard():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _order(means: Means, url: str, cell: Cell, seed: int) -> Order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 
 import msgspec
@@ -23,8 +24,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(f"this is no behaviour: {error}")
     service = Service(behaviour)
-    sys.stdout.write(msgspec.json.encode(Listening(service.url)).decode() + "\n")
-    sys.stdout.flush()
+    os.write(1, msgspec.json.encode(Listening(service.url)) + b"\n")
     # What was imported is never garbage; a collection over all of it would make tokens late.
     gc.collect()
     gc.freeze()

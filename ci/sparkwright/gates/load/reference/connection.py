@@ -64,7 +64,9 @@ class Connection:
         self.gone = None
         if not self._stays and not self._left:
             self.close()
-        self._next()
+        if self._arrived:
+            # Later, and not from here: a client may send thousands of questions in one piece.
+            self.loop.soon(self._next)
 
     def close(self) -> None:
         """Close it, whatever is left."""

@@ -1,0 +1,92 @@
+"""
+Environments whose ``vllm serve`` is the reference server: an A/B of known truth, through everything that starts, watches and ends servers.
+
+The real vLLM is asked in `tests/server`; here a launch takes a second, and the server has exactly the fault that a test is about.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sysconfig
+import venv
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.gates.load.reference.behaviour import Behaviour
+
+CODE = Path(__file__).parents[1] / "ci"
+
+_CLI = '''
+"""Serves what the file beside the environment says, at the port that the command line says."""
+import argparse, os, pathlib, sys
+import msgspec
+from sparkwright.gates.load.reference.behaviour import Behaviour
+from sparkwright.gates.load.reference.service import Service
+
+found = argparse.ArgumentParser()
+found.add_argument("serve"), found.add_argument("model")
+found.add_argument("--served-model-name"), found.add_argument("--host"), found.add_argument("--port", type=int)
+known, _ = found.parse_known_args()
+root = pathlib.Path(sys.prefix)
+launches = root / "launches"
+number = int(launches.read_text()) if launches.exists() else 0
+launches.write_text(str(number + 1))
+behaviour = msgspec.json.decode((root / "behaviour.json").read_bytes(), type=Behaviour)
+print("Initializing a V1 LLM engine (v0.33.0)", flush=True)
+if "starts-never" in os.environ.get("REFERENCE", ""):
+    sys.exit("there is no GPU")
+Service(msgspec.structs.replace(behaviour, launch=number, name=known.served_model_name), known.port).loop.run()
+'''
+
+
+def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Path:
+    """Make an environment in *root* whose vLLM has *behaviour*, and return its Python."""
+    venv.create(root, with_pip=False, symlinks=True)
+    site = next(root.glob("lib/python3.*/site-packages"))
+    (site / "more.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n{CODE}\n")
+    package = site / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True, exist_ok=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "main.py").write_text(_CLI)
+    info = site / f"vllm-{version}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n")
+    behave(root, behaviour)
+    return root / "bin" / "python"
+
+
+def behave(root: Path, behaviour: Behaviour) -> None:
+    """Let the next launches of the environment in *root* have *behaviour*."""
+    (root / "behaviour.json").write_bytes(msgspec.json.encode(behaviour))
+
+
+def project(root: Path, **changes: float) -> Path:
+    """
+    Make a checkout in *root* whose gates are as ours but for the machine, which may be as busy as it likes, and return it.
+
+    Args:
+        changes: Of ``throughput.yaml``.
+    """
+    for name in ("forks", "cherry_picks", "build", "ci/gates", "ci/recipes"):
+        shutil.copytree(CODE.parent / name, root / name)
+    gates = root / "ci" / "gates"
+    _edit(gates / "machine.yaml", load=1.0, cooldown=0.1, preheat=0, floor=1, elsewhere=1, fall=10**6, band=900, processor=900, jump=60)
+    _edit(gates / "machine.yaml", matrix=8, stream=8, warm=0.0, readings=3)
+    _edit(gates / "metrology.yaml", tpot=0.5, ttft=1.0, rate=0.9, late=1.0, concurrencies=[1], rounds=1, least=1)
+    text = (gates / "metrology.yaml").read_text("utf-8")
+    (gates / "metrology.yaml").write_text(text.replace("answer: 64}", "answer: 8}").replace("answer: 253}", "answer: 13}"), "utf-8")
+    _edit(gates / "throughput.yaml", **{"patience": 60, "launches": 3, **changes})
+    _edit(gates / "workloads.yaml", seconds=0)
+    return root
+
+
+def _edit(path: Path, **values: object) -> None:
+    """Replace the values of keys, wherever in the file they stand; a key that is not there is a mistake."""
+    text = path.read_text("utf-8")
+    for name, value in values.items():
+        text, count = re.subn(rf"^(\s*){name}: .*$", rf"\g<1>{name}: {value}", text, flags=re.MULTILINE)
+        assert count == 1, (path.name, name, count)
+    path.write_text(text, "utf-8")

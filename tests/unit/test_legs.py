@@ -1,0 +1,225 @@
+"""Legs against a real server of known times: what counts, and the reason for each thing that does not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright import yamlfile
+from sparkwright.gates.load.client import Own
+from sparkwright.gates.load.order import Order, Request, Run
+from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
+from sparkwright.gates.load.reference.running import started
+from sparkwright.gates.machine.snapshot import Snapshot
+from sparkwright.gates.model.roofline import Bandwidth
+from sparkwright.gates.recipes.cells import Cell
+from sparkwright.gates.server.serve import Server
+from sparkwright.gates.throughput import validity, world
+from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.records import Leg, Reason
+from sparkwright.gates.throughput.validity import Counted, counted, reasons
+from sparkwright.gates.throughput.world import Given, Means
+
+POLICY = msgspec.structs.replace(
+    yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
+)
+CELL = Cell(16, 24, 2, 4, primary=("rate",))
+BLANK = Leg(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)
+
+
+class Still:
+    """A machine in which nothing happens, or always the same *trouble*."""
+
+    def __init__(self, *trouble: Reason) -> None:
+        self._trouble = trouble
+
+    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+        return Snapshot(1.0, 1.0)
+
+    def disturbed(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
+        return self._trouble
+
+    def watching(self, server: Server) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def leg(behaviour: Behaviour, cell: Cell = CELL, machine: Still | None = None, **means: object) -> Leg:
+    """Return one leg against a server with *behaviour*."""
+    with started(behaviour) as server:
+        plain = Means(Own(), machine or Still(), POLICY, behaviour.name)
+        return world.measured(msgspec.structs.replace(plain, **means), Given(server.url, behaviour.name), cell, BLANK, 1)
+
+
+QUICK = Behaviour(ttft=0.02, tpot=0.002)
+
+
+def test_a_sound_leg_counts() -> None:
+    """Everything that the server says of itself and the generator saw agrees."""
+    found = leg(QUICK)
+    assert found.counts, found.reasons
+    assert found.run
+    assert [one.tokens for one in found.run.requests] == [24] * 4
+    assert found.run.tpot >= 0.0019
+    assert found.prefix_hits == 0
+    assert found.speculation is None
+
+
+def test_speculation_is_metered_apart() -> None:
+    """Tokens per step come from the server's counters, and tok/s = steps/s × tokens per step."""
+    found = leg(msgspec.structs.replace(QUICK, chunk=3, drafted=4), Cell(16, 31, 1, 3))
+    assert found.counts, found.reasons
+    assert found.run
+    assert found.speculation
+    assert found.speculation.length == pytest.approx(3, rel=0.05)
+    assert found.speculation.acceptance == pytest.approx(0.5, rel=0.05)
+    decoded = sum(one.tokens - 1 for one in found.run.requests) / found.run.seconds
+    assert found.speculation.steps * found.speculation.length == pytest.approx(decoded)
+
+
+FAULTS: dict[Fault, set[str]] = {
+    "dies": {"server-unreachable", "request-failed", "stream-truncated", "generator-failed"},
+    "refuses": {"request-failed"},
+    "closes": {"request-failed"},
+    "error-event": {"request-failed"},
+    "short": {"answer-other", "request-failed"},
+    "usage-more": {"answer-other", "usage-mismatch", "request-failed"},
+    "usage-none": {"request-failed", "answer-other"},
+    "finish-reason": {"finish-other", "request-failed"},
+    "prefix-hits": {"prefix-cached"},
+    "endless": {"request-failed", "answer-other"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_is_wrong_gives_no_figure(fault: Fault) -> None:
+    """From the third request on the server is wrong in one way; the leg is invalid for that reason, and not discarded."""
+    found = leg(msgspec.structs.replace(QUICK, faults={fault: 3}))
+    assert not found.counts
+    assert not found.discarded
+    assert {one.reference for one in found.reasons} & FAULTS[fault], found.reasons
+
+
+@pytest.mark.parametrize("fault", ["silent", "trickles"])
+def test_a_server_that_hangs_is_given_up(fault: Fault) -> None:
+    """A server that no longer answers ends the leg within its patience."""
+    found = leg(msgspec.structs.replace(QUICK, faults={fault: 3}), policy=msgspec.structs.replace(POLICY, patience=2.0))
+    assert not found.counts
+    assert found.reasons
+
+
+def test_a_disturbed_machine_discards_a_leg_that_is_sound_otherwise() -> None:
+    """Such a leg is measured again; one that is wrong by itself is not, whatever the machine did."""
+    trouble = Reason("slow-state", "the fixed GEMV took 1.5 times the normal")
+    assert leg(QUICK, machine=Still(trouble)).discarded
+    wrong = leg(msgspec.structs.replace(QUICK, faults={"short": 1}), machine=Still(trouble))
+    assert not wrong.discarded
+    assert len(wrong.reasons) > 1
+
+
+def test_more_than_memory_gives_is_invalid() -> None:
+    """A rate that would need more than the bandwidth is no measurement, for one request; the share is reported."""
+    alone = Cell(16, 24, 1, 2)
+    far = leg(QUICK, alone, step=lambda _: 1e9, bandwidth=Bandwidth(100.0, "measured"))
+    assert [one.reference for one in far.reasons] == ["above-roofline"]
+    near = leg(QUICK, alone, step=lambda _: 1e7, bandwidth=Bandwidth(100.0, "measured"))
+    assert near.counts
+    assert near.roofline
+    assert 0.01 < near.roofline < 0.06
+
+
+def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
+    """With several requests at a time the bytes are only bounded from above, so nothing is invalid for them."""
+    assert leg(QUICK, step=lambda _: 1e9, bandwidth=Bandwidth(100.0, "measured")).counts
+
+
+def test_nobody_there_is_a_reason() -> None:
+    """A server that is gone before the leg makes it invalid."""
+    gone = world.measured(Means(Own(), Still(), POLICY, "reference"), Given("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
+    assert gone.reasons[0].reference == "server-unreachable"
+
+
+def test_prompts_have_the_ordered_length() -> None:
+    """The server counts exactly the tokens that were ordered."""
+    found = leg(QUICK)
+    assert found.run
+    assert {one.prompt for one in found.run.requests} == {16}
+
+
+def run(*requests: Request) -> Run:
+    return Run("g", "", 1.0, requests)
+
+
+ORDER = Order("u", "m", 16, 24, 2, 2)
+SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
+COUNTS = Counted(4, 4, 96, 0.0, 0, 0, 0)
+
+
+def said(*requests: Request, found: Counted | None = COUNTS, roofline: float | None = None) -> list[str]:
+    return [one.reference for one in reasons(ORDER, run(*requests), found, prefix_hits=0.01, roofline=roofline)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "found", "expected"),
+    [
+        ((SOUND, SOUND), COUNTS, []),
+        ((SOUND,), COUNTS, ["requests-missing"]),
+        ((SOUND, msgspec.structs.replace(SOUND, error="429")), COUNTS, ["request-failed"]),
+        ((SOUND, msgspec.structs.replace(SOUND, tokens=23)), COUNTS, ["answer-other"]),
+        ((SOUND, msgspec.structs.replace(SOUND, prompt=17)), COUNTS, ["prompt-other"]),
+        ((SOUND, msgspec.structs.replace(SOUND, ttft=0.6)), COUNTS, ["times-impossible"]),
+        ((SOUND, msgspec.structs.replace(SOUND, ttft=0.0)), COUNTS, ["times-impossible"]),
+        ((SOUND, SOUND), None, ["counters-missing"]),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, by_length=3), ["finish-other"]),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, tokens=97), ["usage-mismatch"]),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, finished=1, by_length=1, tokens=24), ["usage-mismatch"]),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, hits=0.01), ["prefix-cached"]),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, hits=0.0099), []),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, drafts=46, drafted=46, accepted=46), []),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, drafts=20, drafted=20, accepted=5), ["speculation-uneven"]),
+    ],
+)
+def test_every_reason_has_its_cause(requests: tuple[Request, ...], found: Counted | None, expected: list[str]) -> None:
+    """Each thing that is wrong is named by itself, and a sound leg by none."""
+    assert said(*requests, found=found) == expected
+
+
+def test_texts_may_have_any_length() -> None:
+    """Real prompts are as long as they are."""
+    order = msgspec.structs.replace(ORDER, prompts="texts")
+    other = msgspec.structs.replace(SOUND, prompt=9)
+    assert not reasons(order, run(other, other), COUNTS, prefix_hits=0.01, roofline=None)
+
+
+def metrics() -> Iterator[tuple[str, int]]:
+    yield "vllm:generation_tokens_total", 24
+    yield 'vllm:request_success_total{finished_reason="length"}', 1
+    yield "vllm:request_success_total", 1
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1000))
+def test_counters_are_differences(before: int, made: int) -> None:
+    """What was there before a leg is not counted."""
+    first = {name: float(times * before) for name, times in metrics()}
+    second = {name: float(times * (before + made)) for name, times in metrics()}
+    assert counted(first, second) == Counted(made, made, 24 * made, None, 0, 0, 0)
+
+
+def test_counters_that_went_back_are_none() -> None:
+    """A server that began anew in the middle of a leg has no counters for it."""
+    assert counted({name: 10.0 for name, _ in metrics()}, {name: 1.0 for name, _ in metrics()}) is None
+    assert counted({}, {}) is None
+
+
+def test_the_reasons_are_explained() -> None:
+    """Every reference that a leg may have is explained."""
+    every = {expected for case in FAULTS.values() for expected in case} | {"above-roofline", "speculation-uneven", "prompt-other"}
+    from sparkwright.gates.throughput.rung import REASONS
+
+    assert every | set(validity.REASONS) <= set(REASONS)
