@@ -86,7 +86,19 @@ def audit(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["pipeline"])
 def gate(session: nox.Session) -> None:
-    """Climb the ladder of correctness gates: machine code, numerics, the GPU, and a served model."""
+    """Climb the ladder of gates: machine code, numerics, the GPU, a served model, and throughput against a baseline."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
+def bench(session: nox.Session) -> None:
+    """Measure how fast a model is served here, or calibrate this machine for the throughput gate."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
+def verify(session: nox.Session) -> None:
+    """Measure what others published of a recipe, and say whether it holds on this machine."""
     verb(session)
 
 

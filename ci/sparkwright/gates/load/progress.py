@@ -48,9 +48,7 @@ class _Seen:
     def request(self, zero: float) -> Request:
         end = self.end or _Event("request_end", 0.0, error="it never ended")
         seconds = self.ttft + self.last - self.first
-        return Request(
-            self.began - zero, self.ttft, seconds, end.prompt_tokens, end.total_tokens, self.chunks, one_line(end.error, 300)
-        )
+        return Request(self.began - zero, self.ttft, seconds, end.prompt_tokens, end.total_tokens, self.chunks, one_line(end.error, 300))
 
 
 def requests(path: Path) -> tuple[Request, ...]:
