@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkwright import yamlfile
+from sparkwright.gates import jsonlines
 from sparkwright.gates.load.order import Order, Request, Run
 from sparkwright.gates.machine.policy import MachinePolicy
 from sparkwright.gates.recipes.cells import Cell
@@ -272,3 +276,30 @@ def test_a_difference_has_the_sign_of_worse() -> None:
     for metric in ("tpot", "ttft", "rate"):
         assert tracks.difference(legs, ONE.name, 0, metric) == pytest.approx(math.log(1.1))
     assert tracks.difference(legs[:3], ONE.name, 0, "tpot") is None
+
+
+def test_a_full_disk_loses_no_leg(tmp_path: Path) -> None:
+    """A journal that finds no room says so; what it had written stays whole, and the course goes on from there once there is room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = (
+        "import sys; from pathlib import Path; from tests.unit.test_course import *\n"
+        "ran(Path(sys.argv[1]) / 'j', Fragile(-1), asked(whole=True, blocks=12))\n"
+    )
+    once = f'"{sys.executable}" -c "$PROGRAM" "{disk}"'
+    steps = (
+        f'mount -t tmpfs -o size=32k none "{disk}" && {{ {once}; echo "first $?"; wc -l < "{disk}/j"; mount -o remount,size=40m "{disk}"; '
+        f'{once}; echo "second $?"; cp "{disk}/j" "{tmp_path}/after"; umount "{disk}"; }}'
+    )
+    mapped = [] if os.geteuid() == 0 else ["--map-root-user"]
+    isolated = ["unshare", *mapped, "--mount", "--propagation", "unchanged", "sh", "-c", steps]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(isolated, capture_output=True, text=True, check=False, cwd=root, env={**os.environ, "PROGRAM": program})
+    if "first" not in done.stdout:
+        pytest.fail(f"This machine lets nobody mount a small disk, so a full one cannot be shown: {done.stderr[-200:]}")
+    first, lines, second = done.stdout.split("\n")[:3]
+    assert (first, second) == ("first 1", "second 0")
+    assert "DiskFull" in done.stderr
+    past = jsonlines.read(tmp_path / "after", journal.Line, largest=journal.LARGEST, what="journal")
+    assert len(past) > int(lines) > 3
+    assert any(isinstance(line, journal.Resumed) for line in past)

@@ -21,11 +21,12 @@ from sparkwright.gates.machine.snapshot import Snapshot
 from sparkwright.gates.model.roofline import Bandwidth
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.server.serve import Server
-from sparkwright.gates.throughput import validity, world
+from sparkwright.gates.throughput import legs, validity
+from sparkwright.gates.throughput.legs import Means
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.records import Leg, Reason
 from sparkwright.gates.throughput.validity import Counted, counted, reasons
-from sparkwright.gates.throughput.world import Given, Means
+from sparkwright.gates.throughput.world import Given
 
 POLICY = msgspec.structs.replace(
     yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
@@ -54,7 +55,7 @@ def leg(behaviour: Behaviour, cell: Cell = CELL, machine: Still | None = None, *
     """Return one leg against a server with *behaviour*."""
     with started(behaviour) as server:
         plain = Means(Own(), machine or Still(), POLICY, behaviour.name)
-        return world.measured(msgspec.structs.replace(plain, **means), Given(server.url, behaviour.name), cell, BLANK, 1)
+        return legs.measured(msgspec.structs.replace(plain, **means), Given(server.url, behaviour.name), cell, BLANK, 1)
 
 
 QUICK = Behaviour(ttft=0.02, tpot=0.002)
@@ -141,7 +142,7 @@ def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
 
 def test_nobody_there_is_a_reason() -> None:
     """A server that is gone before the leg makes it invalid."""
-    gone = world.measured(Means(Own(), Still(), POLICY, "reference"), Given("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
+    gone = legs.measured(Means(Own(), Still(), POLICY, "reference"), Given("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
     assert gone.reasons[0].reference == "server-unreachable"
 
 
@@ -188,6 +189,17 @@ def said(*requests: Request, found: Counted | None = COUNTS, roofline: float | N
 def test_every_reason_has_its_cause(requests: tuple[Request, ...], found: Counted | None, expected: list[str]) -> None:
     """Each thing that is wrong is named by itself, and a sound leg by none."""
     assert said(*requests, found=found) == expected
+
+
+def test_tokens_that_come_in_lumps_are_no_measurement() -> None:
+    """Where most answers came in a few pieces, their times per token are nobody's; with speculation, a step's tokens belong together."""
+    lump = msgspec.structs.replace(SOUND, chunks=2)
+    assert not validity.passing(run(SOUND, SOUND, lump), 1.0)
+    assert [one.reference for one in validity.passing(run(SOUND, lump, lump), 1.0)] == ["stream-merged"]
+    third = msgspec.structs.replace(SOUND, chunks=9)
+    assert not validity.passing(run(third, third), 3.0)
+    untold = msgspec.structs.replace(SOUND, chunks=0)
+    assert not validity.passing(run(untold, untold), 1.0)
 
 
 def test_texts_may_have_any_length() -> None:

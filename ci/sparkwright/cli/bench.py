@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -10,10 +11,18 @@ from sparkwright.cli import measuring
 from sparkwright.console import console
 from sparkwright.errors import MeasurementInvalid, UsageError
 from sparkwright.forks.session import Session
+from sparkwright.gates.load import benchy, vllmrs
+from sparkwright.gates.load.client import Own
+from sparkwright.gates.load.order import Generator
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.records import Kind
 from sparkwright.release.report import terminal
+
+#: The generators by name, each with what obtains it.
+GENERATORS: Mapping[str, Callable[[Session], Generator]] = {
+    "vllm-rs": vllmrs.obtain, "llama-benchy": benchy.obtain, "own": lambda _: Own(),
+}  # fmt: skip
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -24,7 +33,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     kind: Kind = "calibration" if arguments.calibrate else "bench"
     blocks = arguments.calibrate or arguments.launches or (1 if arguments.server else 0)
     asked = measuring.question(kind, arguments, recipe, url=arguments.server, blocks=blocks)
-    result = Answer(session, asked).result()
+    result = Answer(session, asked, GENERATORS[arguments.generator](session)).result()
     terminal.show(result)
     path = measuring.keep(session, result)
     console.note(f"result: {path}")

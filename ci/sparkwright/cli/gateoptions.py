@@ -41,6 +41,7 @@ def bench(verb: argparse.ArgumentParser) -> None:
     serving(verb)
     verb.add_argument("--server", default="", metavar="URL", help="a server that runs already, in place of --serve")
     verb.add_argument("--launches", type=int, default=0, metavar="N", help="of the server; each is one sample (default: 5)")
+    verb.add_argument("--generator", choices=("vllm-rs", "llama-benchy", "own"), default="vllm-rs", help="what makes the load")
     verb.add_argument("--calibrate", type=int, default=0, metavar="N", help="measure it N times against itself, for the gate here")
     measuring(verb)
 

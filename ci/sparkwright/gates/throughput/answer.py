@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import msgspec
 from sparkwright import yamlfile
 from sparkwright.console import console
 from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.errors import CheckpointInvalid, NotProvided
 from sparkwright.forks.session import Session
 from sparkwright.gates import athand, host
 from sparkwright.gates.load import metrology, vllmrs
@@ -22,19 +21,20 @@ from sparkwright.gates.load.order import Generator
 from sparkwright.gates.machine import conditions
 from sparkwright.gates.machine.policy import MachinePolicy
 from sparkwright.gates.machine.state import Machine
-from sparkwright.gates.model import checkpoint, modules, roofline
 from sparkwright.gates.recipes import fitting, workloads
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.statistics.decision import Rule
-from sparkwright.gates.throughput import calibration, course, summary
+from sparkwright.gates.throughput import calibration, course, summary, tracks
 from sparkwright.gates.throughput.course import Course, Outcome
 from sparkwright.gates.throughput.journal import Begun, Ended, Journal, Qualified
+from sparkwright.gates.throughput.legs import Means
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.question import Question
-from sparkwright.gates.throughput.records import CellResult, Reason, Result, Subject
+from sparkwright.gates.throughput.records import Reason, Result, Subject
+from sparkwright.gates.throughput.steps import Steps
 from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.throughput.world import Means, Real
+from sparkwright.gates.throughput.world import Real
 
 Subjects = tuple[Subject, Subject | None]
 
@@ -65,7 +65,8 @@ class Answer:
         self.cells = cells if question.kind == "bench" or any(cell.primary for cell in cells) else tuple(map(_deciding, cells))
         self._generator = generator or vllmrs.obtain(session)
         self._proof: tuple[str, ...] = ()
-        self._steps: dict[str, modules.Audit] = {}
+        self._steps = Steps(question.model, self.policy.roofline_least)
+        self._rule = Rule(self.policy.margin, self.policy.alpha, self.policy.least, self.policy.most)
         self.digest = sha256_bytes(canonical((self.policy, self._machine_policy, self._metrology, self.cells)))
 
     def result(self) -> Result:
@@ -146,7 +147,7 @@ class Answer:
             self._proof = proof.says
             return None
         with console.step(f"qualify {self._generator.name}"):
-            checks = metrology.qualify(self._generator, self._metrology, tokenizer=question.model)
+            checks = metrology.qualify(self._generator, self._metrology)
         self._proof = tuple(f"{check.name}: {check.says}" for check in checks)
         journal.add(Qualified(_boot(), time.time(), self._proof))
         wrong = next((check for check in checks if check.state != "pass"), None)
@@ -155,36 +156,17 @@ class Answer:
     def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known]) -> Outcome:
         question, policy = self._question, self.policy
         candidate, baseline = subjects
-        compared = baseline is not None
-        rule = Rule(policy.margin, policy.alpha, policy.least, policy.most) if compared else None
         most = {"gate": policy.most, "calibration": policy.calibration}.get(question.kind, policy.launches)
         asked = Course(
-            self.cells, rule, question.resident, policy.quads, question.blocks or most, journal.past.begun.seed, self._machine_policy.discards + 1,
-            known, policy.waits, whole=question.kind == "calibration",
+            self.cells, self._rule if baseline else None, question.resident, policy.quads, question.blocks or most,
+            journal.past.begun.seed, self._machine_policy.discards + 1, known, policy.waits, whole=question.kind == "calibration",
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
         means = Means(
-            self._generator, machine, policy, question.name, question.model, question.texts, self._step, machine.bandwidth(),
+            self._generator, machine, policy, question.name, question.model, question.texts, self._steps.of, machine.bandwidth(),
             self._workloads.rule, self._machine_policy.cooldown,
         )  # fmt: skip
         return course.run(asked, Real(means, launches, self._logs, question.url), journal)
-
-    def _step(self, cell: Cell) -> float | None:
-        """Return the bytes that a decode step of *cell* reads, at the middle of an answer; None where the checkpoint does not say."""
-        found = self._reading(cell)
-        return found.many.step if found else None
-
-    def _reading(self, cell: Cell) -> modules.Audit | None:
-        if self._question.model is None:
-            return None
-        try:
-            found = self._steps.get(cell.name) or modules.audit(
-                checkpoint.read(self._question.model), context=cell.prompt + cell.answer // 2, batch=cell.concurrency
-            )
-        except (CheckpointInvalid, NotProvided) as error:
-            console.detail(f"no roofline: {error.what}")
-            return None
-        return self._steps.setdefault(cell.name, found)
 
     def _about(self, candidate: Subject) -> dict[str, str]:
         return calibration.about(self._model, candidate.version, self._question.resident, self.policy.quads, self._generator.name)
@@ -198,30 +180,25 @@ class Answer:
             calibration.keep(self._session.store, aa)
             known = calibration.known(aa, policy.calibration)
         state, says = summary.state(question.kind, outcome)
+        notes = (*self._proof, *machine.notes)
+        if baseline:
+            notes = (*notes, calibration.supports(self._known_here(known), self._rule))
+            console.note(notes[-1])
         return Result(
             kind=question.kind, state=state, says=says, candidate=candidate, baseline=baseline,
-            cells=tuple(map(self._with_ceiling(machine), summary.cells(self.cells, outcome, known, baseline is not None))),
+            cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth()),
             legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
             recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.name,
             quantization=question.quantization, stack=self._session.project.stack, host={**host.facts(), **machine.fingerprint()},
             margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=len(outcome.blocks),
-            quads=policy.quads, generator=self._generator.name, qualified=(*self._proof, *machine.notes), bandwidth=machine.bandwidth(),
+            quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth(),
             calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,
             seconds=time.time() - journal.past.begun.at, resumed=journal.past.resumed,
         )  # fmt: skip
 
-    def _with_ceiling(self, machine: Machine) -> Callable[[CellResult], CellResult]:
-        """Return what adds to a cell the bytes of a step and the tokens per second of one request that memory allows."""
-        speed = machine.bandwidth()
-
-        def add(cell: CellResult) -> CellResult:
-            audit = self._steps.get(cell.name)
-            if audit is None or speed is None:
-                return cell
-            ceiling = roofline.ceiling(audit.many.step, 1, speed).one if audit.many.step >= self.policy.roofline_least else None
-            return msgspec.structs.replace(cell, step_bytes=audit.many.step, ceiling=ceiling)
-
-        return add
+    def _known_here(self, known: Mapping[str, Known]) -> dict[str, Known]:
+        """Return what is known of the series that decide here."""
+        return {name: known[name] for cell in self.cells for name in tracks.names(cell) if name in known}
 
 
 def _deciding(cell: Cell) -> Cell:

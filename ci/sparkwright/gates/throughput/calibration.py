@@ -12,6 +12,7 @@ import msgspec
 from sparkwright.digest import canonical, sha256_bytes
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics import calibration as aa
+from sparkwright.gates.statistics.decision import Rule
 from sparkwright.gates.throughput import tracks
 from sparkwright.gates.throughput.places import Resident
 from sparkwright.gates.throughput.records import Calibrated, Leg, Metric
@@ -85,6 +86,16 @@ def known(made: Calibration, enough: int) -> dict[str, Known]:
             holds = aa.band(values[:enough], newest).holds if newest else True
             found[name] = Known(aa.upper_sigma(values[:enough]), holds)
     return found
+
+
+def supports(said: Mapping[str, Known], rule: Rule) -> str:
+    """Return, in a sentence, which margin a machine with that noise decides for equal wheels within the most blocks."""
+    widest = max((one.sigma for one in said.values()), default=0.0)
+    if not widest:
+        return "The machine is not calibrated for this; signs decide, which takes more blocks."
+    margin = aa.smallest_margin(widest, rule.alpha, rule.most, least=rule.least, series=len(said))
+    words = f"A/A blocks of this machine support a margin of {100 * margin:.2g} % and more"
+    return f"{words}; at {100 * rule.margin:g} %, equal wheels may stay undecided." if margin > rule.margin else f"{words}."
 
 
 def shown(made: Calibration, cells: Sequence[Cell], said: Mapping[str, Known]) -> tuple[Calibrated, ...]:

@@ -23,10 +23,10 @@ from sparkwright.gates.machine.snapshot import Snapshot
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.server.serve import Server
 from sparkwright.gates.statistics.noise import Launch, Machine
-from sparkwright.gates.throughput import world
+from sparkwright.gates.throughput import legs
+from sparkwright.gates.throughput.legs import Means
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.records import Leg, Reason, Side
-from sparkwright.gates.throughput.world import Means
 
 #: True times of the simulated model, in seconds: a step and a first token of a 30B model on a GB10, about.
 TPOT, TTFT = 0.015, 0.25
@@ -94,7 +94,7 @@ class Simulated:
 
     def leg(self, cell: Cell, blank: Leg, seed: int) -> Leg:
         """Return *blank* filled in, as a real world does it."""
-        return world.measured(self._means, self._servers[blank.side], cell, blank, seed)
+        return legs.measured(self._means, self._servers[blank.side], cell, blank, seed)
 
     def cool(self, reasons: Sequence[Reason]) -> bool:  # noqa: ARG002  all pass with time
         """Let time pass."""

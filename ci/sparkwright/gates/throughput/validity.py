@@ -19,11 +19,16 @@ REASONS: Mapping[str, str] = {
     "usage-mismatch": "What the server counts in its metrics is not what its answers claim. One of them lies, and with it the tok/s.",
     "prefix-cached": "A prefix cache answered prompts; elsewhere that made the first token come up to 49 times sooner (vllm #54227). "
     "Serve with --no-enable-prefix-caching.",
+    "stream-merged": "Tokens came in lumps, as where a machine is too busy to send or to hear them one by one; their times say nothing of "
+    "the wheel. The leg is measured again.",
     "times-impossible": "A time is not above zero, or a first token came after the last: a clock was set, or the generator errs.",
     "above-roofline": "More bytes per second than memory gives: look at the bytes per token, at caches, and at uncounted speculation.",
     "speculation-uneven": "The server counts drafts and steps that do not add up to the tokens that it gave, so steps/s cannot be told.",
     "counters-missing": "The server does not give the metrics that the check needs, or they go backwards, as after a restart.",
 }
+
+#: Steps whose tokens may come together, on average; beyond that the time between tokens is no more that of a step.
+LUMP = 4
 
 _FINISHED = "vllm:request_success_total"
 _GIVEN = "vllm:generation_tokens_total"
@@ -88,6 +93,21 @@ def reasons(order: Order, run: Run, found: Counted | None, *, prefix_hits: float
         roofline: Share of the bandwidth that the rate needs; None where not known.
     """
     return (*_of_requests(order, run), *_of_counters(order, run, found, prefix_hits), *_of_memory(roofline))
+
+
+def passing(run: Run, length: float) -> tuple[Reason, ...]:
+    """
+    Return what a busy machine does to a leg, which is measured again.
+
+    Args:
+        length: Tokens of a step, which come together with speculation; 1 without.
+    """
+    told = [one for one in run.requests if one.chunks and one.tokens > LUMP]
+    lumps = [one for one in told if one.chunks < (1 + (one.tokens - 1) / length) / LUMP]
+    if 2 * len(lumps) <= len(told):
+        return ()
+    says = f"{len(lumps)} of {len(told)} answers came in fewer than a {LUMP}th of the pieces, the first one in {lumps[0].chunks}"
+    return (Reason("stream-merged", says),)
 
 
 def _of_requests(order: Order, run: Run) -> Iterator[Reason]:
