@@ -15,7 +15,7 @@ import pytest
 from tests import refserved
 
 from sparkwright.cli import main, measuring
-from sparkwright.errors import RecipeUnfit, UsageError
+from sparkwright.errors import RecipeUnfit, StoreBusy, UsageError
 from sparkwright.forks.session import Session
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
@@ -164,6 +164,8 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
     asked = question(place, kind="gate", candidate=slow, baseline=base)
     result = answered(place, asked)
     assert result.resumed == 1
+    # Minutes later the generator is still the same, and the machine still warm.
+    assert journal[0].read_text().count('"type":"qualified"') == 1
     assert result.blocks >= 3
     assert [leg.block for leg in result.legs if leg.counts].count(0) == 4
 
@@ -196,6 +198,12 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     assert result.candidate.label == server.url
     assert [leg.launch for leg in result.legs] == [0]
     assert result.cells[0].series[0].candidate
+
+
+def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
+    """While one runs, another one with the same store is refused at once."""
+    with session(place).store.lock("measuring"), pytest.raises(StoreBusy):
+        answered(place, question(place))
 
 
 @pytest.mark.launches

@@ -116,8 +116,17 @@ class Machine:
                     self._say(f"The machine was preheated for {done:.0f} s only: {error}.")
                     return
 
-    def settle(self) -> tuple[Reason, ...]:
-        """Take what is normal from some readings, and return why nothing should start; called before any server runs, and again later."""
+    def settle(self, known: Normal | None = None) -> tuple[Reason, ...]:
+        """
+        Take what is normal from some readings, and return why nothing should start; called before any server runs, and again later.
+
+        Args:
+            known: What was normal minutes ago, before an interruption; no readings are taken where the same device measures.
+        """
+        if known and self._device and known.device == str(self._device):
+            self.normal = known
+            shot = self.snapshot()
+            return (*conditions.startable(shot, self.policy), *conditions.slow(shot, known))
         readings = self._readings()
         shot = self.snapshot()
         reasons = list(conditions.startable(shot, self.policy))

@@ -74,7 +74,8 @@ class Answer:
         Measure, and return what came of it; the journal of the same question is continued where it was interrupted.
 
         Raises:
-            SparkwrightError: Something cannot be set up: no such environment, no room on the disk, a recipe for another vLLM.
+            SparkwrightError: Something cannot be set up: no such environment, no room on the disk, a recipe for another vLLM, another
+                measurement at the same time.
         """
         question = self._question
         if question.recipe and question.model:
@@ -106,7 +107,7 @@ class Answer:
 
     @contextlib.contextmanager
     def _journal(self, machine: Machine, candidate: Subject, baseline: Subject | None) -> Iterator[Journal]:
-        """Yield the journal of this question; only one process writes it."""
+        """Yield the journal of this question."""
         question = self._question
         serving = (question.flags, question.variables, question.resident, question.blocks, question.url)
         asked = {
@@ -117,7 +118,8 @@ class Answer:
         machines = {f"host: {name}": value for name, value in machine.fingerprint().items()}
         about = {**asked, "policy": self.digest, "generator": self._generator.name, **machines}
         begun = Begun(sha256_bytes(canonical(about)), about, seed=time.time_ns() % 2**31, at=time.time())
-        with self._session.store.lock(f"throughput-{key}"):
+        # Two measurements at a time would measure each other.
+        with self._session.store.lock("measuring", wait=0):
             path = self._logs / f"{key}.jsonl"
             if question.fresh:
                 path.unlink(missing_ok=True)
@@ -141,7 +143,7 @@ class Answer:
         fresh = proof is not None and proof.boot == _boot() and 0 <= time.time() - max(proof.at, *(leg.began for leg in past.legs)) < STALE
         if not fresh:
             machine.preheat(self._machine_policy.preheat if question.preheat is None else question.preheat)
-        if reasons := machine.settle():
+        if reasons := machine.settle(proof.normal if proof and fresh else None):
             return Outcome(past.legs, past.closed, None, reasons[0])
         if fresh and proof:
             self._proof = proof.says
@@ -149,7 +151,7 @@ class Answer:
         with console.step(f"qualify {self._generator.name}"):
             checks = metrology.qualify(self._generator, self._metrology)
         self._proof = tuple(f"{check.name}: {check.says}" for check in checks)
-        journal.add(Qualified(_boot(), time.time(), self._proof))
+        journal.add(Qualified(_boot(), time.time(), self._proof, machine.normal))
         wrong = next((check for check in checks if check.state != "pass"), None)
         return Outcome(past.legs, past.closed, None, Reason(wrong.reference, wrong.says)) if wrong else None
 

@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from sparkwright.gates import jsonlines
+from sparkwright.gates.machine.conditions import Normal
 from sparkwright.gates.throughput.records import Leg, Reason, Side
 
 #: The most bytes read of a journal; twelve blocks of six cells with 64 requests each have about 100 MB.
@@ -37,11 +38,19 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 
 
 class Qualified(msgspec.Struct, frozen=True, tag="qualified"):
-    """The load generator was found right, and the machine was heated: *says* how, *at* what time, in which *boot* of the machine."""
+    """
+    The load generator was found right, and the machine was heated.
+
+    Attributes:
+        boot: Of the machine. *at*: seconds since 1970.
+        says: How it was found, as sentences.
+        normal: What the sentinel read then; None where it was silent.
+    """
 
     boot: str
     at: float
     says: tuple[str, ...]
+    normal: Normal | None = None
 
 
 class Sized(msgspec.Struct, frozen=True, tag="sized"):
