@@ -130,6 +130,12 @@ class Answer:
                     console.note(f"going on behind {len(journal.past.legs)} legs and {len(journal.past.closed)} whole blocks")
                 yield journal
 
+    @property
+    def _most(self) -> int:
+        """Blocks that are measured at most."""
+        plain = {"gate": self.policy.most, "calibration": self.policy.calibration}
+        return self._question.blocks or plain.get(self._question.kind, self.policy.launches)
+
     @cached_property
     def _model(self) -> str:
         """What names the model: a digest of its files, or its name at a server that runs."""
@@ -158,9 +164,8 @@ class Answer:
     def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known]) -> Outcome:
         question, policy = self._question, self.policy
         candidate, baseline = subjects
-        most = {"gate": policy.most, "calibration": policy.calibration}.get(question.kind, policy.launches)
         asked = Course(
-            self.cells, self._rule if baseline else None, question.resident, policy.quads, question.blocks or most,
+            self.cells, self._rule if baseline else None, question.resident, policy.quads, self._most,
             journal.past.begun.seed, self._machine_policy.discards + 1, known, policy.waits, whole=question.kind == "calibration",
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
@@ -192,7 +197,7 @@ class Answer:
             legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
             recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.name,
             quantization=question.quantization, stack=self._session.project.stack, host={**host.facts(), **machine.fingerprint()},
-            margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=len(outcome.blocks),
+            margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=self._most,
             quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth(),
             calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,
             seconds=time.time() - journal.past.begun.at, resumed=journal.past.resumed,
