@@ -103,11 +103,12 @@ def measured(means: Means, server: Serving, cell: Cell, blank: Leg, seed: int) -
         return replace(leg, reasons=(why,))
     after = means.machine.snapshot(server.processes())
     guessed = validity.speculation(run, found) if found else None
-    merged = validity.passing(run, guessed.length if guessed else 1.0)
-    passing = (*means.machine.disturbed(before, after), *merged)
     share = _roofline(means, cell, run, guessed)
     # What a batch reads of a model with experts is bounded from above only, so one request alone can be above the ceiling.
     wrong = validity.reasons(order, run, found, prefix_hits=means.policy.prefix_hits, roofline=share if cell.concurrency == 1 else None)
+    merged = validity.passing(order, run, found, wrong)
+    wrong = () if merged else wrong
+    passing = (*means.machine.disturbed(before, after), *merged)
     failed = any(one.error for one in run.requests)
     gone = (Reason(server.reference, server.ended),) if (_ended(server) if failed else not server.guard()) else ()
     return replace(
