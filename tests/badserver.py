@@ -52,7 +52,8 @@ class Listener:
         self.over = threading.Event()
         self.asked: list[str] = []
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._accepting = threading.Thread(target=self._serve, daemon=True)
+        self._accepting.start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -77,6 +78,11 @@ class Listener:
 
     def close(self) -> None:
         self.over.set()
+        # A thread that is left in accept() takes the connections of whichever socket gets this one's number next: when the machine stands
+        # still for a moment, the kernel begins such calls anew, by number.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(60)
+        assert not self._accepting.is_alive()
         self._socket.close()
 
 

@@ -49,8 +49,11 @@ def _lab(tmp_path: Path) -> Lab:
 def _listener() -> Iterator[int]:
     """A server on this machine's loopback: what a room must not reach."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=_accept, args=(server,), daemon=True).start()
+        accepting = threading.Thread(target=_accept, args=(server,), daemon=True)
+        accepting.start()
         yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        accepting.join()
 
 
 def _accept(server: socket.socket) -> None:

@@ -318,9 +318,11 @@ def _silent() -> Iterator[int]:
                 while True:
                     held.append(listener.accept()[0])
 
-        threading.Thread(target=accept, daemon=True).start()
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
+        accepting.join()
     for one in held:
         one.close()
 
