@@ -224,22 +224,22 @@ def test_a_machine_that_stays_slow_is_given_up(tmp_path: Path) -> None:
 
 
 class Broken(Simulated):
-    """A generator whose answers are one token short from the third leg on."""
+    """A server whose answers break off from the third leg on."""
 
     legs = 0
 
     def measure(self, order: Order) -> Run:
         run = super().measure(order)
         self.legs += 1
-        short = tuple(msgspec.structs.replace(one, tokens=one.tokens - 1) for one in run.requests)
-        return msgspec.structs.replace(run, requests=short) if self.legs > 2 else run
+        broken = tuple(msgspec.structs.replace(one, error="the stream ended") for one in run.requests)
+        return msgspec.structs.replace(run, requests=broken) if self.legs > 2 else run
 
 
 def test_an_invalid_leg_ends_the_course(tmp_path: Path) -> None:
     """A leg that is wrong by itself is never averaged nor tried again: the course stops at it, and says why."""
     found = ran(tmp_path / "j", Broken(Machine(QUIET, 1), POLICY, STATES), asked())
     assert found.stopped
-    assert found.stopped.reference == "answer-other"
+    assert found.stopped.reference == "request-failed"
     assert len(found.legs) == 3
     assert found.decision is None
 

@@ -94,7 +94,8 @@ FAULTS: dict[Fault, set[str]] = {
     "usage-none": {"request-failed", "answer-other"},
     "finish-reason": {"finish-other", "request-failed"},
     "prefix-hits": {"prefix-cached"},
-    "endless": {"request-failed", "answer-other"},
+    # It may have no ear for anybody else any more.
+    "endless": {"request-failed", "answer-other", "server-unreachable", "server-silent", "server-slow"},
 }
 
 
