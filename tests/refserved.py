@@ -74,7 +74,7 @@ def project(root: Path, **changes: float) -> Path:
         shutil.copytree(CODE.parent / name, root / name)
     gates = root / "ci" / "gates"
     _edit(gates / "machine.yaml", load=1.0, cooldown=0.1, preheat=0, floor=1, elsewhere=1, fall=10**6, band=900, processor=900, jump=60)
-    _edit(gates / "machine.yaml", matrix=8, stream=8, warm=0.0, readings=3)
+    _edit(gates / "machine.yaml", matrix=8, stream=8, warm=0.0, seconds=0.02, readings=3)
     _edit(gates / "metrology.yaml", tpot=0.5, ttft=1.0, rate=0.9, late=1.0, concurrencies=[1], rounds=1, least=1)
     text = (gates / "metrology.yaml").read_text("utf-8")
     (gates / "metrology.yaml").write_text(text.replace("answer: 64}", "answer: 8}").replace("answer: 253}", "answer: 13}"), "utf-8")

@@ -82,6 +82,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 
+@pytest.mark.server
 @pytest.mark.launches
 def test_a_much_slower_candidate_fails_by_signs_alone(place: Path) -> None:
     """Not calibrated, the signs of the blocks decide; with a factor of two, each of them points the same way."""
@@ -94,6 +95,7 @@ def test_a_much_slower_candidate_fails_by_signs_alone(place: Path) -> None:
     assert {check.reference for check in rung.checks(result) if check.state == "fail"} == {"slower"}
 
 
+@pytest.mark.server
 @pytest.mark.launches
 def test_taking_turns_gives_the_same_answer(place: Path) -> None:
     """One server at a time, four launches a block: the same true ratio is found."""
@@ -125,6 +127,7 @@ def test_a_candidate_that_is_wrong_under_load_is_invalid(place: Path, fault: str
     assert reference in references
 
 
+@pytest.mark.server
 @pytest.mark.launches
 def test_a_calibration_is_kept_for_this_machine_and_used(place: Path) -> None:
     """A/A blocks are kept with the machine's fingerprint; the gate then decides by e-values of that spread."""
