@@ -202,6 +202,7 @@ def test_tokens_that_come_in_lumps_are_measured_again() -> None:
     lump, fewer = msgspec.structs.replace(SOUND, ttft=0.49999), msgspec.structs.replace(SOUND, tokens=13)
     assert not again(SOUND, SOUND)
     assert again(SOUND, lump) == ["stream-merged"]
+    assert again(SOUND, msgspec.structs.replace(SOUND, ttft=0.5)) == ["stream-merged"]
     assert again(SOUND, fewer) == ["stream-merged"]
     short = msgspec.structs.replace(COUNTS, tokens=85)
     assert not again(SOUND, fewer, found=short)

@@ -124,7 +124,7 @@ def _of_requests(order: Order, run: Run) -> Iterator[Reason]:
         yield Reason("answer-other", f"{len(others)} answers do not have {order.answer} tokens, the first one has {others[0].tokens}")
     if order.prompts == "random" and (others := [one for one in whole if one.prompt != order.prompt]):
         yield Reason("prompt-other", f"{len(others)} prompts do not have {order.prompt} tokens, the first one has {others[0].prompt}")
-    if [one for one in whole if not 0 < one.ttft <= one.seconds or (one.tokens > 1 and one.tpot <= 0)] or run.seconds <= 0:
+    if [one for one in whole if not 0 < one.ttft <= one.seconds] or run.seconds <= 0:
         yield Reason("times-impossible", "a request ends before it begins, or its first token comes after its last")
 
 
