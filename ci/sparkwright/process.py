@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sparkwright.errors import CommandFailed, ToolMissing
-
-#: prctl(2): the signal that a process gets when its parent dies. Without it `kill -9` of sparkwright would leave ninja running.
-PR_SET_PDEATHSIG = 1
-
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def die_with_parent(by: int = signal.SIGTERM) -> None:
-    """Ask for the signal *by* when the parent of this process dies; for programs of ours, which call it first."""
-    if _libc is not None:
-        _libc.prctl(PR_SET_PDEATHSIG, by)
 
 
 def leashed(
