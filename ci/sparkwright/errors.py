@@ -487,6 +487,198 @@ class RecipeUnfit(SparkwrightError):
     todo = "Choose a release that it names, or change the recipe once somebody has read that release's flags (ci/recipes/README.md)."
 
 
+class ManifestInvalid(SparkwrightError):
+    reference = "manifest-invalid"
+    means = "What the index serves as its manifest is no manifest: a login page, an error page, a cut-off or hand-edited file."
+    todo = "Open the address above in a browser. If the index itself is damaged, its publisher makes it again: `sparkwright refresh`."
+
+
+class ManifestExpired(SparkwrightError):
+    reference = "manifest-expired"
+    means = "Nobody has signed this index for too long: its publisher stopped, or somebody keeps you from newer manifests."
+    todo = "Compare with the index at its own address. What is installed keeps working; install nothing from here until it is signed anew."
+
+
+class ManifestReplayed(SparkwrightError):
+    reference = "manifest-replayed"
+    means = "This machine has seen a newer manifest of the same index: a mirror lags behind, or somebody serves you an old one."
+    todo = "Use the index's own address, or wait for the mirror. Do not delete the record of what was seen unless you know why it is wrong."
+
+
+class ManifestForked(SparkwrightError):
+    reference = "manifest-forked"
+    means = "Two manifests with the same serial differ: two publishers worked at once, or the key is in other hands."
+    todo = "Install nothing from here. Tell the publisher both digests above."
+
+
+class ManifestElsewhere(SparkwrightError):
+    reference = "manifest-elsewhere"
+    means = "The manifest was signed for another address than the one it was asked from."
+    todo = "If this is a mirror that you trust to be reachable (it needs no other trust), name the signed address with --signed-for."
+
+
+class SignatureInvalid(SparkwrightError):
+    reference = "signature-invalid"
+    means = "The bytes are not the ones that were signed: changed, mixed up or cut off on the way."
+    todo = "Try the index's own address. If it serves the same, tell its publisher, and install nothing from it."
+
+
+class SignerUnknown(SparkwrightError):
+    reference = "signer-unknown"
+    means = "Somebody signed this, but no key or identity that this machine trusts for the index."
+    todo = "Compare the signer above with what the publisher says elsewhere; name the right key with --key, or do not install."
+
+
+class TrustMissing(SparkwrightError):
+    reference = "trust-missing"
+    means = "Nothing says whose signature counts for this index, so nothing of it can be believed."
+    todo = "Name the publisher's key with --key FILE, having compared its fingerprint with what the publisher says elsewhere."
+
+
+class KeyInvalid(SparkwrightError):
+    reference = "key-invalid"
+    means = "The file is no Ed25519 key of the kind needed here, others may read it, or its passphrase is wrong."
+    todo = "Make one with `sparkwright key FILE`; a private key belongs to its owner alone (chmod 600)."
+
+
+class EvidenceInvalid(SparkwrightError):
+    reference = "evidence-invalid"
+    means = "A statement about a wheel is missing, of another kind, about other bytes, or does not agree with the statements beside it."
+    todo = "Do not install the wheel. Tell the publisher which statement it was; `sparkwright evidence` shows them one by one."
+
+
+class VerdictForeign(SparkwrightError):
+    reference = "verdict-foreign"
+    means = "The verdicts are about other bytes than the wheel: an earlier build, or files that were mixed up."
+    todo = "Run `sparkwright gate` with this very wheel."
+
+
+class VerdictHollow(SparkwrightError):
+    reference = "verdict-hollow"
+    means = "A pass has nothing behind it: checks are missing that the rung makes, or no figure, sample or leg was recorded."
+    todo = "Run the gate again, whole; do not edit what it wrote. The lines above name what is missing."
+
+
+class VerifiedRefused(SparkwrightError):
+    reference = "verified-refused"
+    means = "Not every required verdict about these bytes is a pass; the lines above say which, and why."
+    todo = "Run what is missing on a Spark (`sparkwright gate`), or publish to the channel candidate, where all of this is shown."
+
+
+class WheelNameTaken(SparkwrightError):
+    reference = "wheel-name-taken"
+    means = "The index holds, or once held, other bytes under this file name. Names are never used twice: caches and locks rely on it."
+    todo = "Raise `label` in the stack's stack.yaml and build again; a fix is a new version."
+
+
+class WheelMismatch(SparkwrightError):
+    reference = "wheel-mismatch"
+    means = "What the wheel says of itself inside (METADATA, WHEEL, RECORD, its SBOM) is not what its file name or its bytes say."
+    todo = "Build it again; do not rename wheels or edit them by hand."
+
+
+class WheelUnsafe(SparkwrightError):
+    reference = "wheel-unsafe"
+    means = "The archive holds a name that leaves its folder, twice the same name, a link, or more than it admits to."
+    todo = "Do not install it by other means. Report it to whoever made it."
+
+
+class VersionOrder(SparkwrightError):
+    reference = "version-order"
+    means = "pip and uv take the highest version, and this one sorts before one that is offered already, so nobody would get it."
+    todo = "Raise `label` in stack.yaml (spark.2026.11 to spark.2026.11.1) and build again, or yank the other release."
+
+
+class SetUnresolved(SparkwrightError):
+    reference = "set-unresolved"
+    means = "No set of versions satisfies all requirements of these wheels on the package index that was asked."
+    todo = "Read uv's explanation above. A version that the index lacks is replaced under `overrides` in ci/release.yaml."
+
+
+class SetMixed(SparkwrightError):
+    reference = "set-mixed"
+    means = "The lock names another wheel, another index or another version than the release it belongs to: two releases were mixed."
+    todo = "Do not install it. Use the index's own address; if that serves the same, tell its publisher."
+
+
+class ReleaseUnknown(SparkwrightError):
+    reference = "release-unknown"
+    means = "The index has no release of that name, stack, channel or machine."
+    todo = "See `sparkwright install --list` for what there is."
+
+
+class ReleaseYanked(SparkwrightError):
+    reference = "release-yanked"
+    means = "All that fits was yanked: its publisher says that it should not be installed, and why."
+    todo = "Choose another; to have this one nevertheless, name it whole (`--version NAME`)."
+
+
+class ReleaseUnproved(SparkwrightError):
+    reference = "release-unproved"
+    means = "The release is a candidate: not everything that `verified` asks for was shown. The lines above say what is missing."
+    todo = "Take it knowingly with `--channel candidate`, or choose a release of the channel verified."
+
+
+class IndexMissing(SparkwrightError):
+    reference = "index-missing"
+    means = "There is no index of sparkwright at this place, or nothing says where it is."
+    todo = "Name it with --index URL (or --at FOLDER for its publisher); `publish` makes one where there is none."
+
+
+class IndexBusy(SparkwrightError):
+    reference = "index-busy"
+    means = "Another publisher works on this index right now."
+    todo = "Wait for it to end and run again; nothing was changed."
+
+
+class IndexMoved(SparkwrightError):
+    reference = "index-moved"
+    means = "The index changed while this publication was prepared, so that what was decided may no longer hold."
+    todo = "Run the same command again; files that are there already are not sent twice."
+
+
+class IndexDamaged(SparkwrightError):
+    reference = "index-damaged"
+    means = "A file of the index is missing, or not the one that its manifest names: a faulty disk, a half-copied folder, a wrong hand."
+    todo = "Restore it from a copy, or publish it again from the same wheels. Clients refuse it until then."
+
+
+class PublishFailed(SparkwrightError):
+    reference = "publish-failed"
+    means = "The host did not keep what it was sent: another size, other bytes, a draft that changed, or a file above its limit."
+    todo = "Run the same command again; what arrived whole is kept. The index does not point at any of it yet."
+
+
+class ReleaseMutable(SparkwrightError):
+    reference = "release-mutable"
+    means = "The host would let somebody replace published files: releases of this repository are not immutable."
+    todo = "Switch on immutable releases in the repository's settings, and run again."
+
+
+class DownloadInvalid(SparkwrightError):
+    reference = "download-invalid"
+    means = "The bytes that arrived are not those that the signed manifest names: a proxy that truncates, a damaged mirror, or tampering."
+    todo = "Try again, or use the index's own address. What arrived was not kept and nothing was installed."
+
+
+class EnvironmentForeign(SparkwrightError):
+    reference = "environment-foreign"
+    means = "The environment holds another build of a package of the matched set (torch, most often), which something else may rely on."
+    todo = "Install into a new environment (python3 -m venv), or let it be replaced with --replace."
+
+
+class EnvironmentBroken(SparkwrightError):
+    reference = "environment-broken"
+    means = "Something else changed the installed set: pip or uv replaced, removed or edited a package of it."
+    todo = "Run the same `sparkwright install` again with --repair; it puts back exactly what is listed above."
+
+
+class NothingInstalled(SparkwrightError):
+    reference = "nothing-installed"
+    means = "The environment holds no set that sparkwright installed, or none before the present one."
+    todo = "See `sparkwright install --list`, and name an environment with --into."
+
+
 class NotProvided(SparkwrightError):
     reference = "not-provided"
     means = "The stack has no such fork, source or base for this machine."

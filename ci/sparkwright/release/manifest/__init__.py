@@ -1,0 +1,1 @@
+"""The one signed record from which everything else that is published follows."""
