@@ -31,14 +31,14 @@ def groups(*names: str) -> list[str]:
 
 def pytest(session: nox.Session, marks: str, *options: str, seconds: int = 300, env: dict[str, str] | None = None) -> None:
     """Run the tests with *marks*; one that takes longer than *seconds* fails, and one that nothing can end takes its process with it."""
-    session.install("--editable", ".", *groups("test"))
+    session.install("--editable", ".[full]", *groups("test"))
     last = ("-o", f"faulthandler_timeout={seconds + 60}", "-o", "faulthandler_exit_on_timeout=true")
     session.run("pytest", "-m", marks, "--timeout", str(seconds), *last, *options, *session.posargs, env=env)
 
 
 def verb(session: nox.Session) -> None:
     """Run the verb that the session is named after."""
-    session.install("--editable", ".")
+    session.install("--editable", ".[full]")
     session.run("sparkwright", session.name, *session.posargs)
 
 
@@ -185,7 +185,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(tags=["check"])
 def typecheck(session: nox.Session) -> None:
     """Check types, strictly."""
-    session.install("--editable", ".", "nox", *groups("typecheck"))
+    session.install("--editable", ".[full]", "nox", *groups("typecheck"))
     session.run("mypy", *session.posargs)
 
 

@@ -7,7 +7,7 @@ The requirements are resolved once per program and Python, and kept by hash: aft
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 import sparkwright
 from sparkwright import digest, process
 from sparkwright.build import wheelfile
+from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed, NotProvided, Offline, SourceUnreachable
@@ -60,25 +61,38 @@ class LockedFile(msgspec.Struct, frozen=True, order=True):
     sha256: str
 
 
-def requirements() -> list[str]:
-    """Return what the running program requires, as its own metadata says."""
+def requirements(extra: str = "full") -> list[str]:
+    """Return what the running program requires with *extra* (with none: to install, check and go back), as its own metadata says."""
     from importlib.metadata import requires
 
-    return sorted(line for line in requires("sparkwright") or () if "extra ==" not in line)
+    from packaging.requirements import Requirement
+
+    found = [Requirement(line) for line in requires("sparkwright") or ()]
+    wanted = [one for one in found if one.marker is None or (extra and one.marker.evaluate({"extra": extra}))]
+    return sorted(f"{one.name}{one.specifier}" for one in wanted)
 
 
-def wheel(folder: Path) -> Path:
-    """Write the running program as a wheel to *folder*: equal code gives equal bytes."""
+def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mapping[str, bytes] | None = None) -> Path:
+    """
+    Write the running program as a wheel to *folder*: equal code gives equal bytes.
+
+    Args:
+        extra: Which of its optional parts it requires from the start.
+        label: Local version label (PEP 440), where builds are to be told apart.
+        further: More files, by their names in the wheel.
+    """
     package = Path(sparkwright.__file__).parent
     files = {
         f"sparkwright/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    name = WheelName("sparkwright", sparkwright.__version__, "py3-none-any")
+    files |= further or {}
+    version = labelled(sparkwright.__version__, label) if label else sparkwright.__version__
+    name = WheelName("sparkwright", version, "py3-none-any")
     files[f"{name.info}/entry_points.txt"] = b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
-    wanted = "".join(f"Requires-Dist: {line}\n" for line in requirements())
-    metadata = f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {sparkwright.__version__}\nRequires-Python: >=3.11\n{wanted}"
+    wanted = "".join(f"Requires-Dist: {line}\n" for line in requirements(extra))
+    metadata = f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: >=3.11\n{wanted}"
     made = folder / name.filename
     wheelfile.write(made, name, files, metadata, pure=True)
     return made
