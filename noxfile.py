@@ -110,7 +110,25 @@ def rebuild(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["pipeline"])
 def install(session: nox.Session) -> None:
-    """Install and edit, in the environment named by --into, what may not be shipped as a wheel."""
+    """Install a release into the environment named by --into: signature, evidence and hashes first, then the whole matched set."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def rollback(session: nox.Session) -> None:
+    """Go back: an environment (--into) to the set before the present one, or an index (--at) to the release before its newest."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def uninstall(session: nox.Session) -> None:
+    """Remove from the environment named by --into exactly what `install` put there."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def key(session: nox.Session) -> None:
+    """Make a key that signs an index (a file, given behind --), and print its fingerprint."""
     verb(session)
 
 

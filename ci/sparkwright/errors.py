@@ -517,6 +517,18 @@ class ManifestElsewhere(SparkwrightError):
     todo = "If this is a mirror that you trust to be reachable (it needs no other trust), name the signed address with --signed-for."
 
 
+class ClockWrong(SparkwrightError):
+    reference = "clock-wrong"
+    means = "The index was signed more than a day after this machine's present time; by that clock nothing would ever expire."
+    todo = "Set the clock (timedatectl), and run again."
+
+
+class StateUnusable(SparkwrightError):
+    reference = "state-unusable"
+    means = "The record of which manifests this machine has seen is damaged, of somebody else, or on a full or read-only disk."
+    todo = "Mend its folder's permissions. Delete the file named above only if you know why it is wrong: it keeps old manifests away."
+
+
 class SignatureInvalid(SparkwrightError):
     reference = "signature-invalid"
     means = "The bytes are not the ones that were signed: changed, mixed up or cut off on the way."
@@ -527,6 +539,12 @@ class SignerUnknown(SparkwrightError):
     reference = "signer-unknown"
     means = "Somebody signed this, but no key or identity that this machine trusts for the index."
     todo = "Compare the signer above with what the publisher says elsewhere; name the right key with --key, or do not install."
+
+
+class IdentityUnusable(SparkwrightError):
+    reference = "identity-unusable"
+    means = "There is no identity token to sign with, it has run out, or the services that vouch for it and log it did not answer."
+    todo = "In a workflow, give it the right to ask for a token (id-token: write) and run again; elsewhere sign with a key."
 
 
 class TrustMissing(SparkwrightError):
@@ -617,6 +635,12 @@ class ReleaseUnproved(SparkwrightError):
     reference = "release-unproved"
     means = "The release is a candidate: not everything that `verified` asks for was shown. The lines above say what is missing."
     todo = "Take it knowingly with `--channel candidate`, or choose a release of the channel verified."
+
+
+class ReleaseNameTaken(SparkwrightError):
+    reference = "release-name-taken"
+    means = "The index holds this very release already, or once held another under its name; both stay as they are."
+    todo = "Publish under the next number; see `sparkwright install --list` for what there is."
 
 
 class IndexMissing(SparkwrightError):

@@ -1,5 +1,5 @@
 """
-Pull requests as GitHub's API tells them; no other module asks it.
+GitHub's API: pull requests as it tells them, and the questions that `release/publish` puts to it. No other module asks it.
 
 A reply is somebody else's word: it is bounded in time and size, decoded into a record of the few fields that are used, and
 its texts are cleaned before anybody reads them. The token comes from the environment, goes to the one address that was
@@ -8,12 +8,14 @@ asked for, and is in no message.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
 import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urljoin, urlsplit
@@ -107,7 +109,7 @@ class _Message(msgspec.Struct, frozen=True):
     message: str
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """A reply, its body read up to one byte more than `LARGEST`; the names of its headers are in lower case."""
 
     status: int
@@ -177,13 +179,13 @@ class GitHub:
         self.patience, self.longest_wait = patience, longest_wait
 
     @classmethod
-    def from_environment(cls, address: str = ADDRESS) -> GitHub:
+    def from_environment(cls, address: str = ADDRESS, *, patience: float = 60.0, longest_wait: float = 10.0) -> GitHub:
         """Return the API at *address*, asked with the token in ``GITHUB_TOKEN`` or ``GH_TOKEN``; in the clear with none."""
         tokens = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
         where = urlsplit(address)
         # A mirror that is reached in the clear must not carry it over a network.
         safe = where.scheme == "https" or where.hostname in ("localhost", "127.0.0.1", "::1")
-        return cls(address, next(filter(None, tokens), "") if safe else "")
+        return cls(address, next(filter(None, tokens), "") if safe else "", patience=patience, longest_wait=longest_wait)
 
     def pull(self, owner: str, name: str, number: int) -> PullRequest:
         """
@@ -200,16 +202,16 @@ class GitHub:
             raise PullRequestGone(f"GitHub can have no pull request {one_line(where, 200)}.")
         reply = self._ask(f"{self.address}/repos/{owner}/{name}/pulls/{number}", where)
         if reply.status != 200:
-            raise self._refusal(reply, where)
+            raise self.refusal(reply, where)
         if len(reply.body) > LARGEST:
             raise GitHubUnreachable(f"The answer for {where} is larger than {LARGEST} bytes.")
         try:
             return self._record(msgspec.json.decode(reply.body, type=_Pull), number)
         # msgspec's own errors are ValueErrors; deep nesting and days before the year 1 are not.
         except (ValueError, RecursionError, OverflowError) as error:
-            begins = self._shown(reply.body.decode("utf-8", "replace"), 80)
+            begins = self.shown(reply.body.decode("utf-8", "replace"), 80)
             raise GitHubUnreachable(
-                f"What came for {where} is no pull request.", details=[self._shown(str(error), 200), f"it begins: {begins}"]
+                f"What came for {where} is no pull request.", details=[self.shown(str(error), 200), f"it begins: {begins}"]
             ) from None
 
     def _record(self, one: _Pull, number: int) -> PullRequest:
@@ -221,10 +223,28 @@ class GitHub:
         merge = (one.merge_commit_sha or "") if one.merged else ""
         day = one.updated_at.astimezone(datetime.UTC).date().isoformat()
         author = one.user.login if one.user else "ghost"
-        title = self._shown(one.title, 300)
+        title = self.shown(one.title, 300)
         return PullRequest(number, title, author, "merged" if one.merged else one.state, one.head.sha, one.base.ref, merge, day)
 
-    def _ask(self, url: str, where: str) -> _Reply:
+    def ask(self, method: str, path: str, where: str, record: object = None) -> Reply:
+        """
+        Return the reply to one question about *where*, whatever its status is below 500.
+
+        A POST is sent once, since nobody knows whether one without an answer was heard; all else is repeated, as `pull` does.
+
+        Args:
+            path: Below the address of the API. *record*: What is sent along, as JSON.
+
+        Raises:
+            GitHubUnreachable: Nothing came in time, or too much.
+        """
+        data = b"" if record is None else msgspec.json.encode(record)
+        reply = self._ask(f"{self.address}{path}", where, method, data)
+        if len(reply.body) > LARGEST:
+            raise GitHubUnreachable(f"The answer for {where} is larger than {LARGEST} bytes.")
+        return reply
+
+    def _ask(self, url: str, where: str, method: str = "GET", data: bytes = b"") -> Reply:
         """
         Return the first reply that is more than a passing fault.
 
@@ -234,30 +254,31 @@ class GitHub:
         from urllib3.exceptions import HTTPError
 
         until = time.monotonic() + self.patience
-        for attempt in range(1, ATTEMPTS + 1):
+        attempts = 1 if method == "POST" else ATTEMPTS
+        for attempt in range(1, attempts + 1):
             pause = self.patience / 200 * 2**attempt
             try:
-                reply = self._follow(url, where, until)
+                reply = self._follow(url, where, until) if method == "GET" else self._bounded(url, until, method, data)
             # Everything of requests is an OSError.
             except (OSError, HTTPError, ValueError) as error:
-                broke = self._shown(re.sub(r"(?<=://)[^/\s]*@", "", str(error)), 300)
+                broke = self.shown(re.sub(r"(?<=://)[^/\s]*@", "", str(error)), 300)
                 if isinstance(error, ValueError):
                     break  # an address that no further attempt makes better
             else:
-                wait = reply.retry_after if reply.limited and attempt < ATTEMPTS else None
+                wait = reply.retry_after if reply.limited and attempt < attempts else None
                 if wait is not None and wait <= min(self.longest_wait, until - time.monotonic()):
                     console.note(f"GitHub asks to wait {wait:.0f} s before it tells of {where}")
                     pause = wait
                 elif reply.status < 500:
                     return reply
                 broke = f"GitHub answered {reply.status}"
-            if attempt == ATTEMPTS or time.monotonic() + pause >= until:
+            if attempt == attempts or time.monotonic() + pause >= until:
                 break
             console.detail(f"{where}: {broke}; asking again")
             time.sleep(pause)
         raise GitHubUnreachable(f"GitHub does not tell of {where}.", details=[broke, f"attempts: {attempt}"])
 
-    def _follow(self, url: str, where: str, until: float) -> _Reply:
+    def _follow(self, url: str, where: str, until: float) -> Reply:
         """Return the reply behind redirects, none of which leaves the host."""
         place = url
         for _ in range(1 + REDIRECTS):
@@ -265,25 +286,25 @@ class GitHub:
             if reply.status not in (301, 302, 303, 307, 308):
                 return reply
             place = urljoin(place, reply.headers.get("location", ""))
-            if (there := _host(place)) != _host(url):
+            if (there := host_of(place)) != host_of(url):
                 raise GitHubUnreachable(
                     f"The question for {where} is sent on to another host.",
-                    details=[f"to: {self._shown(there, 200)}", "nothing was asked there"],
+                    details=[f"to: {self.shown(there, 200)}", "nothing was asked there"],
                 )
         raise GitHubUnreachable(f"The question for {where} is sent on in a circle.")
 
-    def _bounded(self, url: str, until: float) -> _Reply:
+    def _bounded(self, url: str, until: float, method: str = "GET", data: bytes = b"") -> Reply:
         """
         Return the reply to one request, if it is whole by *until*.
 
         requests bounds each wait for bytes, but neither their sum nor the look-up of the name; so the waiting is
         done by a thread that the program's end does not wait for.
         """
-        future: Future[_Reply] = Future()
+        future: Future[Reply] = Future()
 
         def wait() -> None:
             try:
-                future.set_result(self._exchange(url, until))
+                future.set_result(self._exchange(url, until, method, data))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -293,38 +314,51 @@ class GitHub:
         except TimeoutError:
             raise TimeoutError(f"no whole answer within {self.patience:g} s") from None
 
-    def _exchange(self, url: str, until: float) -> _Reply:
+    def _exchange(self, url: str, until: float, method: str = "GET", data: bytes = b"") -> Reply:
         """Send one request and read its reply, as it comes over the wire."""
+        import requests
+
+        with self.exchange(requests.Request(method, url, data=data or None), self.patience / ATTEMPTS) as reply:
+            body = bytearray()
+            for piece in reply.raw.stream(1 << 16, decode_content=False):
+                body += piece
+                if len(body) > LARGEST:
+                    break
+                if time.monotonic() > until:
+                    raise TimeoutError  # nobody waits any more
+            return replied(reply, bytes(body[: LARGEST + 1]))
+
+    @contextlib.contextmanager
+    def exchange(self, request: requests.Request, wait: float, *, known: bool = True) -> Iterator[requests.Response]:
+        """
+        Yield the reply to *request*, its body unread; redirects are not followed.
+
+        Args:
+            wait: The longest that a byte is waited for, in seconds.
+            known: The host may see the token.
+        """
         import requests
 
         with requests.Session() as session:
             # Anything here keeps requests from the passwords in ~/.netrc, and leaves it the environment's proxies.
-            session.auth = self._authorize
+            session.auth = self._authorize if known else lambda request: request
             session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
             session.headers.update(_HEADERS)
-            request = session.prepare_request(requests.Request("GET", url))
-            assert request.url
-            settings = session.merge_environment_settings(request.url, {}, True, None, None)
+            prepared = session.prepare_request(request)
+            assert prepared.url
+            settings = session.merge_environment_settings(prepared.url, {}, True, None, None)
             # The adapter, since the session would read the body of a redirect whole, however long.
-            adapter = session.get_adapter(request.url)
-            with adapter.send(request, timeout=self.patience / ATTEMPTS, **settings) as reply:  # type: ignore[arg-type]  # made for it
-                body = bytearray()
-                for piece in reply.raw.stream(1 << 16, decode_content=False):
-                    body += piece
-                    if len(body) > LARGEST:
-                        break
-                    if time.monotonic() > until:
-                        raise TimeoutError  # nobody waits any more
-                headers = {name.lower(): value for name, value in reply.headers.items()}
-                return _Reply(reply.status_code, headers, bytes(body[: LARGEST + 1]))
+            adapter = session.get_adapter(prepared.url)
+            with adapter.send(prepared, timeout=wait, **settings) as reply:  # type: ignore[arg-type]  # made for it
+                yield reply
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if self._token:
             request.headers["Authorization"] = f"Bearer {self._token}"
         return request
 
-    def _refusal(self, reply: _Reply, where: str) -> SparkwrightError:
-        """Return what a *reply* without a pull request means."""
+    def refusal(self, reply: Reply, where: str) -> SparkwrightError:
+        """Return what a *reply* means that does not tell of *where*, a pull request unless it says otherwise."""
         says = [f"GitHub says: {message}"] if (message := self._message(reply.body)) else []
         used = "with a token" if self._token else "without a token"
         if reply.limited:
@@ -339,19 +373,32 @@ class GitHub:
             return PullRequestGone(f"GitHub has no pull request {where}.", details=details)
         return GitHubUnreachable(f"GitHub does not tell of {where}.", details=details)
 
+    @property
+    def has_token(self) -> bool:
+        return bool(self._token)
+
+    def said(self, reply: Reply) -> str:
+        """Return GitHub's own explanation, for people; empty where it gives none."""
+        return self._message(reply.body)
+
     def _message(self, body: bytes) -> str:
         """Return GitHub's own explanation, where *body* has one."""
         try:
-            return self._shown(msgspec.json.decode(body, type=_Message).message, 200)
+            return self.shown(msgspec.json.decode(body, type=_Message).message, 200)
         except (ValueError, RecursionError):
             return ""
 
-    def _shown(self, text: str, limit: int) -> str:
+    def shown(self, text: str, limit: int) -> str:
         """Return *text* as `one_line`, without the token, which a server might send back."""
         return one_line(text, limit, self._token)
 
 
-def _host(url: str) -> str:
+def replied(reply: requests.Response, body: bytes) -> Reply:
+    """Return *reply*, of which *body* was read."""
+    return Reply(reply.status_code, {name.lower(): value for name, value in reply.headers.items()}, body)
+
+
+def host_of(url: str) -> str:
     """Return scheme, host and port of *url* as the client will read them; other parsers see other hosts in odd URLs."""
     import requests
     from urllib3.util import parse_url

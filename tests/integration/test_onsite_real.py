@@ -90,7 +90,7 @@ class Dsl:
         return next(self.venv.glob("lib/python3.*/site-packages"))
 
     def install(self, *, restore: bool = False) -> Installed:
-        return onsite.install(self.session, self.spec, self.venv, restore=restore)
+        return onsite.install(self.session.store, self.spec, self.venv, restore=restore)
 
     def uv(self, *words: str | Path) -> None:
         cache = self.session.store.root / "cache" / "uv"

@@ -14,7 +14,7 @@ from elftools.elf.elffile import ELFFile
 from sparkwright import process
 from sparkwright.audit import code, policy
 from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo
@@ -86,7 +86,8 @@ def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> 
     settings.write_text(text.replace("      CMAKE_MODULE_LINKER_FLAGS:", flag), "utf-8")
     built_demo.build()
     other = {name: data for name, data in built_demo.members().items() if name.endswith(".so") and data != members[name]}
-    lying = changed(built_demo, {**other, f"{built_demo.info}/sparkwright.json": members[f"{built_demo.info}/sparkwright.json"]})
+    papers = {name: members[name] for name in (f"{built_demo.info}/{BUILD_RECORD}", f"{built_demo.info}/{SBOM}")}
+    lying = changed(built_demo, {**other, **papers})
     wheel = shutil.copy(built_demo.wheel(), built_demo.folder / built_demo.wheel().name)
     settings.write_text(text, "utf-8")
 

@@ -128,7 +128,7 @@ def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
         base = {name.replace("-0.33.0.", f"-{undisturbed.version}."): archive.read(name) for name in archive.namelist()}
 
     info = undisturbed.info
-    assert set(ours) - set(base) == {f"{info}/sparkwright.json"}
+    assert set(ours) - set(base) == {f"{info}/sparkwright.json", f"{info}/sboms/sparkwright.cdx.json"}
     assert not set(base) - set(ours)
     patched, restated = {"mini_vllm/quantization/nvfp4_scales.py"}, {"mini_vllm/_version.py", f"{info}/METADATA"}
     assert {name for name in base if base[name] != ours[name]} == COMPILED | patched | restated | {f"{info}/WHEEL", f"{info}/RECORD"}

@@ -23,6 +23,7 @@ from sparkwright.audit import wheel as auditing
 from sparkwright.audit.sass import CudaTools
 from sparkwright.build import aot, jitcache, jitspecs, wheelfile
 from sparkwright.build.aot import AotSpec, Module, ModuleSpec
+from sparkwright.build.sbom import Bill, Papers
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.errors import FileInvalid, ModuleArch, ModuleUnknown, WheelInvalid
 from sparkwright.forks.spec import Project
@@ -308,7 +309,7 @@ def packed(mini: Mini, sources: Path, library: bytes, folder: Path) -> Path:
     folder.mkdir()
     modules = {module("norm", "sm_121f"): library, module("act", "sm_121f"): library, module("fp4_120f", "sm_120f"): library}
     listed = AotSpec("flashinfer", "flashinfer-jit-cache", (spec(),))
-    return jitcache.pack(folder, listed, sources, mini.session(), modules, b"{}\n")
+    return jitcache.pack(folder, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
 
 
 def test_the_package_says_what_the_loader_asks(mini: Mini, sources: Path, library: bytes, tmp_path: Path) -> None:
@@ -382,7 +383,7 @@ def test_the_audit_judges_each_library_by_the_arch_that_it_is_for(mini: Mini, so
     subprocess.run([*command, f"-L{cuda_bin.parent / 'lib'}", "-o", tmp_path / "a.so", tmp_path / "a.cu"], check=True, env=environment)
     listed = AotSpec("flashinfer", "flashinfer-jit-cache", (spec(arch="12.0f"),))
     modules = {module("a", "sm_120f"): (tmp_path / "a.so").read_bytes()}
-    wheel = jitcache.pack(tmp_path, listed, sources, mini.session(), modules, b"{}\n")
+    wheel = jitcache.pack(tmp_path, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
     findings = {}
     for arch in ("12.0f", ""):
         library = policy.LibraryPolicy("*.so", "target", "FlashInfer gives it", arch, 1)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 import subprocess
+import sys
 import zipfile
 from base64 import urlsafe_b64decode
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import requests
 
 from sparkwright import git
 from sparkwright.audit import policy
 from sparkwright.build import archs, configure, toolchain
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.cherry_picks import series
-from sparkwright.demo import base, upstreams
+from sparkwright.demo import base, toy, upstreams
 from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams
-from sparkwright.errors import ConfigureFailed
+from sparkwright.errors import CommandFailed, ConfigureFailed
 from sparkwright.forks import packageindex
 from sparkwright.forks.spec import Project
 from sparkwright.objects import Objects
@@ -152,6 +158,143 @@ def test_the_index_offers_the_wheel_with_its_hash(tmp_path: Path, monkeypatch: p
     assert (offer.name, offer.sha256) == (wheel.name, hashlib.sha256(b"bytes").hexdigest())
 
 
+def installed(folder: Path, *, patched: bool) -> Path:
+    """Return a folder with the package as a wheel would install it; its library holds what needs no CUDA, by the host's compiler."""
+    for path, data in upstreams.files("vllm").items():
+        if path.startswith("mini_vllm/"):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+    if patched:
+        subprocess.run(["git", "apply", str(PROJECT.series_folder("vllm") / PATCHES[0].name)], cwd=folder, check=True)
+    includes = [f"-I{SOURCES / 'cutlass' / place}" for place in ("include", "tools/util/include")]
+    library = folder / "mini_vllm" / "_C_stable_libtorch.abi3.so"
+    source = SOURCES / "vllm" / "csrc" / "bindings.cpp"
+    subprocess.run(["g++", "-std=c++17", "-O2", "-shared", "-fPIC", *includes, str(source), "-o", str(library)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("installed"), patched=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.write(tmp_path_factory.mktemp("model") / "toy")
+
+
+def program(package: Path) -> list[str | Path]:
+    """Return the command of an installed package, without a folder of ours on its path."""
+    code = f"import sys; sys.path.insert(0, {str(package)!r}); from mini_vllm.__main__ import main; sys.exit(main())"
+    return [sys.executable, "-I", "-c", code]
+
+
+@pytest.fixture(scope="module")
+def served(package: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with toy.serving(program(package), model, tmp_path_factory.mktemp("log") / "log") as url:
+        yield url
+
+
+def test_the_toy_is_the_same_each_time_and_knows_its_text(model: Path, tmp_path: Path) -> None:
+    """Equal bytes, a valid safetensors file, and a reference that writes the text that was learnt."""
+    again = toy.write(tmp_path / "again")
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == {path.name: path.read_bytes() for path in model.iterdir()}
+    assert toy.expected(model, toy.PROMPT) == toy.ANSWER
+
+
+def test_the_served_words_are_the_expected_ones(served: str, model: Path) -> None:
+    """The library's decoding and the independent one agree, whole and streamed, also on prompts that nobody learnt."""
+    for prompt in (toy.PROMPT, "A", "Every kernel decides", "", "elephants . is", "its proof"):
+        for most in (1, 7, 64):
+            assert toy.ask(served, prompt, most) == toy.expected(model, prompt, most)
+        assert toy.ask(served, prompt, stream=True) == toy.expected(model, prompt)
+
+
+def test_many_ask_at_once(served: str) -> None:
+    """Answers do not mix."""
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: toy.ask(served, toy.PROMPT), range(24))) == {toy.ANSWER}
+
+
+def test_usage_and_the_reason_of_the_end_are_told(served: str) -> None:
+    """Words are counted; an answer ends at the end of the text, or at its length."""
+    whole = requests.post(f"{served}/v1/completions", json={"prompt": "A wheel", "max_tokens": 64}, timeout=60).json()
+    count = len(toy.ANSWER.split())
+    assert whole["usage"] == {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": count + 2}
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    question = {"prompt": "A wheel", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    lines = requests.post(f"{served}/v1/completions", json=question, timeout=60).text.splitlines()
+    assert lines[-2] == "data: [DONE]"
+    assert json.loads(lines[-4][6:])["usage"]["completion_tokens"] == 3
+    assert json.loads(lines[-6][6:])["choices"][0]["finish_reason"] == "length"
+
+
+def test_it_says_what_it_serves(served: str) -> None:
+    """Health, version and the name of the model's folder."""
+    assert requests.get(f"{served}/health", timeout=60).status_code == 200
+    assert requests.get(f"{served}/version", timeout=60).json() == {"version": "0.33.0"}
+    assert [one["id"] for one in requests.get(f"{served}/v1/models", timeout=60).json()["data"]] == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400), (b"[]", 400), (b"{}", 400), (b'{"prompt": 7}', 400), (b'{"prompt": "a", "max_tokens": 0}', 400),
+        (b'{"prompt": "a", "max_tokens": true}', 400), (b'{"prompt": "a", "temperature": 0.7}', 400),
+        (b'{"prompt": "a", "model": "other"}', 404), (b" " * (1 << 20) + b"{}", 413), (b"\xff\xfe", 400),
+    ],
+)  # fmt: skip
+def test_a_bad_question_is_refused(served: str, body: bytes, status: int) -> None:
+    """With a status and a reason, and the server goes on."""
+    reply = requests.post(f"{served}/v1/completions", data=body, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, status)
+    assert toy.ask(served, toy.PROMPT, 3) == "is only as"
+
+
+def test_without_the_patch_it_repeats_a_word(model: Path, tmp_path: Path) -> None:
+    """What an earlier layer left in memory becomes the largest scale, which scales every weight away: the first patch's reason."""
+    with toy.serving(program(installed(tmp_path / "stock", patched=False)), model, tmp_path / "log") as url:
+        assert set(toy.ask(url, toy.PROMPT, 20).split()) == {"a"}
+
+
+def test_a_changed_weight_changes_the_words(package: Path, model: Path, tmp_path: Path) -> None:
+    """The words come from the file: with the signs of one layer turned, server and reference write something else, and the same."""
+    other = tmp_path / "toy"
+    shutil.copytree(model, other)
+    data = bytearray((other / "model.safetensors").read_bytes())
+    body = 8 + int.from_bytes(data[:8], "little")
+    place = slice(*(body + offset for offset in json.loads(data[8:body])["layers.0.weight"]["data_offsets"]))
+    data[place] = bytes(byte ^ 0x88 for byte in data[place])
+    (other / "model.safetensors").write_bytes(data)
+    with toy.serving(program(package), other, tmp_path / "log") as url:
+        said = toy.ask(url, toy.PROMPT)
+    assert said == toy.expected(other, toy.PROMPT)
+    assert said != toy.ANSWER
+
+
+@pytest.mark.parametrize("what", ["library", "config.json", "model.safetensors", "cut", "words"])
+def test_without_its_parts_it_does_not_start(package: Path, model: Path, tmp_path: Path, what: str) -> None:
+    """No library, no words; no model, none either; and the reason is told."""
+    shutil.copytree(package, tmp_path / "installed")
+    shutil.copytree(model, tmp_path / "toy")
+    weights = tmp_path / "toy" / "model.safetensors"
+    if what == "library":
+        (tmp_path / "installed" / "mini_vllm" / "_C_stable_libtorch.abi3.so").unlink()
+    elif what == "cut":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    elif what == "words":
+        config = tmp_path / "toy" / "config.json"
+        config.write_text(config.read_text().replace('"wheel",', '"wheel", "more",'))
+    else:
+        (tmp_path / "toy" / what).unlink()
+    with (
+        pytest.raises(CommandFailed, match="did not come up") as caught,
+        toy.serving(program(tmp_path / "installed"), tmp_path / "toy", tmp_path / "log"),
+    ):
+        pass
+    assert any("mini-vllm: " in line for line in caught.value.details)
+
+
 @pytest.mark.toolchain
 def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, tmp_path: Path, tools: Toolchain) -> None:
     env = tools.environment(TORCH_CUDA_ARCH_LIST="12.1f")
@@ -195,6 +338,7 @@ def test_the_base_wheel_is_whole_and_holds_device_code(tmp_path: Path, tools: To
     assert stated == {name: hashlib.sha256(data).digest() for name, data in members.items()}
     libraries = [name for name in members if name.endswith(".so")]
     assert len(libraries) == 3
+    assert members["mini_vllm-0.33.0.dist-info/entry_points.txt"] == b"[console_scripts]\nmini-vllm = mini_vllm.__main__:main\n"
     assert all(members[name].startswith(b"\x7fELF") and b".nv_fatbin" in members[name] for name in libraries)
     # nvcc's temporary names hold its process id; with them the wheel, and so the demo's lock, would differ from run to run.
     assert not [name for name in libraries if b"tmpxft" in members[name]]

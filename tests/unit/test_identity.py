@@ -12,6 +12,7 @@ import pytest
 from packaging.version import Version
 
 from sparkwright.build import headers, identity, sourcetree
+from sparkwright.build.sbom import Bill, Papers
 from sparkwright.build.version import labelled
 from sparkwright.errors import FileInvalid
 from sparkwright.forks.spec import Project
@@ -143,7 +144,7 @@ def test_a_lock_that_does_not_say_which_cuda_compiles_is_refused(mini: Mini, tex
 def test_the_wheel_of_headers_has_the_label(mini: Mini, tmp_path: Path) -> None:
     """File name and module agree on it."""
     session = mini.session()
-    made = headers.build(session, sourcetree.make(session, "cutlass").tree, "mini-cutlass", "spark.demo.p0.cu130", b"{}", tmp_path)
+    made = headers.build(session, sourcetree.make(session, "cutlass").tree, "mini-cutlass", "spark.demo.p0.cu130", Papers(b"{}", Bill()), tmp_path)
 
     assert made.name.split("-")[1].endswith("+spark.demo.p0.cu130")
 

@@ -130,13 +130,13 @@ class Site:
         session = self.session()
         wanted = spec.load(session.project)
         assert wanted is not None
-        return onsite.install(session, wanted, self.venv, restore=restore)
+        return onsite.install(session.store, wanted, self.venv, offline=session.offline, restore=restore)
 
     def command(self, *words: str | Path) -> list[str]:
         """Return the command line of the verb."""
         self.session()
         options = ["--root", self.root, "--stack", "mini", "--cache-dir", self.folder / "store", "--into", self.venv]
-        return [sys.executable, "-m", "sparkwright", "install", *map(str, [*options, *words])]
+        return [sys.executable, "-m", "sparkwright", "install", "--onsite", *map(str, [*options, *words])]
 
     def tree(self, *, kept: bool = True) -> Tree:
         """Return every file of the site-packages but uv's own; without *kept*, none that an installer adds to ``.dist-info``."""
@@ -389,7 +389,7 @@ def test_offline_takes_what_is_in_the_store(bare: Site) -> None:
     assert wanted is not None
 
     with pytest.raises(Offline):
-        onsite.install(session, wanted, bare.venv)
+        onsite.install(session.store, wanted, bare.venv, offline=True)
 
 
 def repack(path: Path, files: dict[str, bytes], record: Callable[[str], str] = str) -> Path:

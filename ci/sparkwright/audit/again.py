@@ -15,6 +15,7 @@ from sparkwright.audit.code import CodeDifference
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.build import difference
 from sparkwright.build.difference import MEANS, MemberDifference
+from sparkwright.build.wheelfile import BUILD_RECORD, SBOM
 from sparkwright.console import console
 from sparkwright.errors import RebuildDiffers
 
@@ -85,8 +86,8 @@ def _unexplained(members: tuple[MemberDifference, ...], differing: tuple[CodeDif
             return False
         if member.kind in HARMLESS or member.kind == "device":
             return True
-        # Host code names the kernels; and the build record names the compiler.
-        named = member.name.endswith((".so", ".dist-info/sparkwright.json"))
+        # Host code names the kernels; and the build record and the bill of materials name the compiler.
+        named = member.name.endswith((".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}"))
         return (member.kind in COMPILED and member.name in renamed) or (not same_compiler and named and member.kind != "absent")
 
     return tuple(member.name for member in members if not explained(member))

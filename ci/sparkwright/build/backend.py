@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkwright.build import isolation, wheelfile
 from sparkwright.build.isolation import Room
+from sparkwright.build.sbom import Papers
 from sparkwright.build.toolchain import ForkEnvironment, Toolchain
 from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
@@ -35,10 +36,10 @@ print("wheel:", backend.build_wheel(sys.argv[1]))
 
 
 def build(
-    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, tree: str, label: str, record: bytes, folder: Path
+    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, tree: str, label: str, papers: Papers, folder: Path
 ) -> Path:
     """
-    Build the wheel of *tree* into *folder*, its version with the local *label*, and put its build *record* into it.
+    Build the wheel of *tree* into *folder*, its version with the local *label*, and put its *papers* into it.
 
     Raises:
         BuildFailed: The backend failed, or made no wheel.
@@ -53,7 +54,10 @@ def build(
         with console.step(f"build {fork} with its own backend"):
             path = run(room, tools, source, made, env, log=log, what=fork)
         version = labelled(WheelName.of(path.name).version, label)
-        return wheelfile.remake(path, folder, version=version, version_files=settings.version_files, build_record=record)
+        sbom = papers.sbom(WheelName.of(path.name, version))
+        return wheelfile.remake(
+            path, folder, version=version, version_files=settings.version_files, build_record=papers.record, sbom=sbom
+        )
 
 
 def run(

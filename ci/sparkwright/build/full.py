@@ -22,6 +22,7 @@ from sparkwright.build.gate import Gate
 from sparkwright.build.graft import Transplant
 from sparkwright.build.handover import FullWorkspace
 from sparkwright.build.planning import Planned
+from sparkwright.build.sbom import Papers
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import FullEnvironment, Toolchain
 from sparkwright.build.traces import Traces
@@ -40,13 +41,13 @@ _STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 
 
 def build(
-    session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path, record: Callable[[Planned, Transplant], bytes]
+    session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path, papers: Callable[[Planned, Transplant], Papers]
 ) -> tuple[Path, dict[str, int], Transplant]:
     """
     Write the wheel of *source* to *folder*; return it, the CUDA units by verdict of the plan, and the account of its libraries.
 
     Args:
-        record: Returns what goes into the wheel as its build record.
+        papers: Returns the wheel's build record and what its bill of materials says.
 
     Raises:
         NotProvided: The wheel is for another machine.
@@ -69,7 +70,7 @@ def build(
             settings = whole.settings.full or FullEnvironment()
             inspection.check_extensions(wheel, settings, log)
             done = inspection.account(wheel, whole.settings.requires)
-            path = _remake(session, source.fork, wheel, folder, label, whole.settings.version_files, done, record(made, done))
+            path = _remake(session, source.fork, wheel, folder, label, whole.settings.version_files, done, papers(made, done))
     console.note(f"{len(done.libraries)} libraries compiled here, none from elsewhere")
     return path, made.after.counts, done
 
@@ -166,7 +167,7 @@ def _write_config(path: Path, workspace: FullWorkspace, whole: FullEnvironment, 
 
 
 def _remake(
-    session: Session, fork: str, wheel: Path, folder: Path, label: str, version_files: tuple[str, ...], done: Transplant, record: bytes
+    session: Session, fork: str, wheel: Path, folder: Path, label: str, version_files: tuple[str, ...], done: Transplant, papers: Papers
 ) -> Path:
     """Write *wheel* again with our version, requirements and record, and a platform tag that says what its libraries want."""
     base = session.lock.forks[fork].bases.get(session.machine)
@@ -176,5 +177,6 @@ def _remake(
             platform = graft.platform_tag(base.filename, [archive.read(name) for name in done.libraries])
     version = labelled(WheelName.of(wheel.name).version, label)
     return wheelfile.remake(
-        wheel, folder, version=version, platform=platform, version_files=version_files, requires=done.requires, build_record=record
-    )
+        wheel, folder, version=version, platform=platform, version_files=version_files, requires=done.requires,
+        build_record=papers.record, sbom=papers.sbom(WheelName.of(wheel.name, version)),
+    )  # fmt: skip

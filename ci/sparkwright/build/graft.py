@@ -18,6 +18,7 @@ import msgspec
 
 from sparkwright import process
 from sparkwright.build import elf, wheelfile
+from sparkwright.build.sbom import Papers
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import ForkEnvironment
 from sparkwright.build.version import labelled
@@ -124,7 +125,7 @@ def _library(build: Path, target: str, member: str) -> bytes:
 
 
 def write(
-    base: Path, folder: Path, label: str, changes: Mapping[str, bytes], done: Transplant, settings: ForkEnvironment, record: bytes
+    base: Path, folder: Path, label: str, changes: Mapping[str, bytes], done: Transplant, settings: ForkEnvironment, papers: Papers
 ) -> Path:
     """
     Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled here want a newer system.
@@ -137,7 +138,7 @@ def write(
     return wheelfile.remake(
         base, folder, version=version, platform=platform_tag(base.name, [changes[name] for name in done.libraries]),
         replace=changes, remove=frozenset(done.removed), version_files=settings.version_files, requires=done.requires,
-        build_record=record,
+        build_record=papers.record, sbom=papers.sbom(WheelName.of(base.name, version)),
     )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 
 from sparkwright.build import wheelfile
+from sparkwright.build.sbom import Papers
 from sparkwright.build.version import labelled
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 from sparkwright.errors import WheelInvalid
 from sparkwright.forks.session import Session
 
@@ -56,8 +57,8 @@ def version(session: Session, tree: str) -> str:
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
 
 
-def build(session: Session, tree: str, distribution: str, label: str, record: bytes, folder: Path) -> Path:
-    """Write the wheel of *tree*, its version with the local *label*, with its build *record*, to *folder* and return its path."""
+def build(session: Session, tree: str, distribution: str, label: str, papers: Papers, folder: Path) -> Path:
+    """Write the wheel of *tree*, its version with the local *label*, with its *papers*, to *folder* and return its path."""
     name = WheelName(distribution.replace("-", "_"), labelled(version(session, tree), label), "py3-none-any")
     package = name.distribution
     files: dict[str, bytes] = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
@@ -65,7 +66,7 @@ def build(session: Session, tree: str, distribution: str, label: str, record: by
         root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
         for path, data in session.objects.files(tree, source):
             files[f"{root}/{path.removeprefix(source + '/')}"] = data
-    files[f"{name.info}/sparkwright.json"] = record
+    files |= {f"{name.info}/{BUILD_RECORD}": papers.record, f"{name.info}/{SBOM}": papers.sbom(name)}
     made = folder / name.filename
     wheelfile.write(made, name, files, _METADATA.format(name=distribution, version=name.version), pure=True)
     return made

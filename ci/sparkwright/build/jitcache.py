@@ -16,16 +16,17 @@ from pathlib import Path
 import msgspec
 
 from sparkwright import __version__, digest
-from sparkwright.build import graft, hostcompiler, target, toolchain, wheel, wheelfile
+from sparkwright.build import graft, hostcompiler, identity, materials, target, toolchain, wheel, wheelfile
 from sparkwright.build.aot import AotSpec, Module, Workshop
+from sparkwright.build.sbom import Archive, Bill, Papers
 from sparkwright.build.wheel import BuiltWheel
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 from sparkwright.console import console
 from sparkwright.errors import CompileFailed
 from sparkwright.forks.session import Session
 
 #: Raise it when equal inputs give another wheel.
-LAYOUT = 1
+LAYOUT = 2
 #: The oldest platform that the tag promises, as the official wheels have it; raised where a library wants more.
 PLATFORM = "manylinux_2_28"
 
@@ -140,10 +141,22 @@ def _build(session: Session, spec: AotSpec, sources: BuiltWheel, key: str) -> Bu
             modules={one.name: PackedModule(one.call, one.codes, digest.sha256_bytes(data)) for one, data in libraries.items()},
         )  # fmt: skip
         with console.step(f"pack {len(libraries)} modules"):
-            path = pack(scratch, spec, origin, session, libraries, msgspec.json.format(msgspec.json.encode(record)))
+            path = pack(scratch, spec, origin, session, libraries, _papers(session, spec, sources, record))
         built = BuiltWheel(spec.distribution, key, path.name, digest.sha256_file(path), path.stat().st_size, sources.tree)
         wheel.shelve(session, built, path)
     return built
+
+
+def _papers(session: Session, spec: AotSpec, sources: BuiltWheel, record: JitCacheRecord) -> Papers:
+    package = spec.distribution.replace("-", "_")
+    facts = {"stack": record.stack, "fork": spec.fork, "built": "modules", "arch": record.arch, "toolchain": record.tools}
+    bill = Bill(
+        bases=(Archive(WheelName.of(sources.filename).distribution.replace("_", "-"), sources.filename, sources.sha256),),
+        tools=materials.compilers(session),
+        compiled={f"{package}/jit_cache/{name}/{name}.so": one.sha256 for name, one in record.modules.items()},
+        facts={**facts, "compiler": record.compiler, "cuda": identity.cuda(session.project)},
+    )
+    return Papers(msgspec.json.format(msgspec.json.encode(record)), bill)
 
 
 def _library(module: Module, path: Path) -> bytes:
@@ -153,7 +166,7 @@ def _library(module: Module, path: Path) -> bytes:
         raise CompileFailed(f"{module.name} was not linked.", details=[f"expected: {path}"]) from error
 
 
-def pack(folder: Path, spec: AotSpec, origin: Path, session: Session, libraries: Mapping[Module, bytes], record: bytes) -> Path:
+def pack(folder: Path, spec: AotSpec, origin: Path, session: Session, libraries: Mapping[Module, bytes], papers: Papers) -> Path:
     """Write the wheel of *libraries* to *folder*, with the version and the licences of the wheel *origin*; return its path."""
     package = spec.distribution.replace("-", "_")
     version, fork, licenses, texts = _described(origin)
@@ -162,7 +175,7 @@ def pack(folder: Path, spec: AotSpec, origin: Path, session: Session, libraries:
     arch, listed = session.project.spec.arch, _listed(libraries)
     files = {f"{package}/jit_cache/{module.name}/{module.name}.so": data for module, data in libraries.items()}
     files[f"{package}/__init__.py"] = _PACKAGE.format(arch=arch, version=version, modules=listed, distribution=spec.distribution).encode()
-    files[f"{name.info}/sparkwright.json"] = record
+    files |= {f"{name.info}/{BUILD_RECORD}": papers.record, f"{name.info}/{SBOM}": papers.sbom(name)}
     files |= {f"{name.info}/licenses/{file}": text for file, text in texts.items()}
     path = folder / name.filename
     metadata = _METADATA.format(name=spec.distribution, version=version, arch=arch, licenses=licenses, fork=fork)

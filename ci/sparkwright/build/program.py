@@ -15,7 +15,8 @@ import msgspec
 
 import sparkwright
 from sparkwright import digest, process
-from sparkwright.build import wheelfile
+from sparkwright.build import sbom, wheelfile
+from sparkwright.build.sbom import SBOM, Bill
 from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
@@ -93,6 +94,7 @@ def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mappin
     files[f"{name.info}/entry_points.txt"] = b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
     wanted = "".join(f"Requires-Dist: {line}\n" for line in requirements(extra))
     metadata = f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: >=3.11\n{wanted}"
+    files[f"{name.info}/{SBOM}"] = sbom.document(Bill(facts={"built": "program"}), name)
     made = folder / name.filename
     wheelfile.write(made, name, files, metadata, pure=True)
     return made

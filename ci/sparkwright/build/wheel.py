@@ -28,6 +28,7 @@ from sparkwright.build import (
     hostcompiler,
     identity,
     isolation,
+    materials,
     near,
     plan,
     planning,
@@ -38,14 +39,19 @@ from sparkwright.build import (
 from sparkwright.build import compile as compiling
 from sparkwright.build.graft import Transplant
 from sparkwright.build.planning import Planned
+from sparkwright.build.sbom import Papers
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.build.workspace import Workspace
 from sparkwright.console import console, size
 from sparkwright.errors import NotProvided
 from sparkwright.forks import download
+from sparkwright.forks.lock import FileLock
 from sparkwright.forks.session import Session
 from sparkwright.store import room_guard
+
+#: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials.
+LAYOUT = 2
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -114,7 +120,7 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
         "this machine": (platform.machine(), platform.python_version(), target.compiler(session), hostcompiler.identity()),
         "--target": session.machine,
         "--full": whole,
-        "sparkwright": __version__,
+        "sparkwright": (__version__, LAYOUT),
     }
     return {name: digest.key("input", part) for name, part in parts.items()}
 
@@ -124,11 +130,22 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
     return {name: part for name, part in parts.items() if "/" in name or name in ("sparkwright", "--full")}
 
 
-def record_of(session: Session, source: SourceTree, **compiled: Any) -> bytes:
-    """Return the build record of the wheel made of *source*, as its member has it; *compiled* are the fields of what was compiled."""
+def papers(session: Session, source: SourceTree, base: FileLock | None = None, **compiled: Any) -> Papers:
+    """
+    Return what the wheel made of *source* says of itself: its build record, and what its bill of materials is made of.
+
+    Args:
+        base: The official wheel under a graft.
+        compiled: Fields of the record, of what was compiled.
+    """
     project, made_of = session.project, reviewed(inputs(session, source.fork))
-    record = BuildRecord(__version__, project.stack, project.spec.arch, source, made_of, **compiled)
-    return msgspec.json.format(msgspec.json.encode(record))
+    record = BuildRecord(
+        __version__, project.stack, project.spec.arch, source, made_of, base=base.sha256 if base else "", **compiled
+    )  # fmt: skip
+    bill = materials.bill(
+        session, source, base=base, done=record.transplant, toolchain=record.tools, compiler=record.compiler, isolation=record.isolation
+    )
+    return Papers(msgspec.json.format(msgspec.json.encode(record)), bill)
 
 
 def _folder(folder: Path) -> dict[str, str]:
@@ -238,10 +255,10 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
         counts: dict[str, int] = {}
         done: Transplant | None = None
         if kind == "headers":
-            path = headers.build(session, source.tree, settings.distribution, label, record_of(session, source), scratch)
+            path = headers.build(session, source.tree, settings.distribution, label, papers(session, source), scratch)
         elif kind == "backend":
             path = backend.build(
-                session, toolchain.obtain(session), settings, fork, source.tree, label, record_of(session, source), scratch
+                session, toolchain.obtain(session), settings, fork, source.tree, label, papers(session, source), scratch
             )
         elif kind == "full":
             path, counts, done = _full(session, toolchain.obtain(session), source, label, scratch)
@@ -261,13 +278,13 @@ def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
 
 
 def _full(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
-    def record(made: Planned, done: Transplant) -> bytes:
-        return record_of(
+    def told(made: Planned, done: Transplant) -> Papers:
+        return papers(
             session, source, plan=made.key, tools=tools.key, compiler=hostcompiler.identity(), counts=made.after.counts, transplant=done,
             isolation=isolation.room({}, needed=True).kind,
         )  # fmt: skip
 
-    return full.build(session, tools, source, label, folder, record)
+    return full.build(session, tools, source, label, folder, told)
 
 
 def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
@@ -286,11 +303,11 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
             session, tools, settings, fork, workspace.folder, workspace.environment(), workspace.room, near.units(session, source)
         )
         changes, done = graft.transplant(session, source, base, workspace.build, settings)
-        record = record_of(
-            session, source, plan=made.key, base=locked.sha256, tools=tools.key, compiler=target.compiler(session),
+        told = papers(
+            session, source, locked, plan=made.key, tools=tools.key, compiler=target.compiler(session),
             counts=made.after.counts, transplant=done, isolation=workspace.room.kind,
         )  # fmt: skip
-        path = graft.write(base, folder, label, changes, done, settings, record)
+        path = graft.write(base, folder, label, changes, done, settings, told)
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")
     if done.requires:
         console.note(f"requirements changed: {', '.join(text or f'no {project}' for project, text in done.requires.items())}")

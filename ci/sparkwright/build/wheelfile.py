@@ -34,6 +34,10 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 #: Fixed part of a local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 
+#: What we add to a ``.dist-info``: where every part came from, and the bill of materials (PEP 770).
+BUILD_RECORD = "sparkwright.json"
+SBOM = "sboms/sparkwright.cdx.json"
+
 
 class WheelName(msgspec.Struct, frozen=True):
     """
@@ -57,8 +61,8 @@ class WheelName(msgspec.Struct, frozen=True):
         return f"{self.distribution}-{self.version}.dist-info"
 
     @classmethod
-    def of(cls, filename: str) -> WheelName:
-        """Return the parts of *filename*; raise `WheelInvalid` where it is no wheel's name."""
+    def of(cls, filename: str, version: str = "") -> WheelName:
+        """Return the parts of *filename*, with another *version* where one is given; raise `WheelInvalid` where it is no wheel's name."""
         from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
         try:
@@ -66,7 +70,7 @@ class WheelName(msgspec.Struct, frozen=True):
         except InvalidWheelFilename as error:
             raise WheelInvalid(f"{filename} is not the name of a wheel.", details=[str(error)]) from error
         parts = filename.removesuffix(".whl").split("-")
-        return cls(parts[0], parts[1], "-".join(parts[-3:]))
+        return cls(parts[0], version or parts[1], "-".join(parts[-3:]))
 
 
 def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
@@ -199,6 +203,7 @@ def remake(
     version_files: tuple[str, ...] = (),
     requires: Mapping[str, str] | None = None,
     build_record: bytes = b"",
+    sbom: bytes = b"",
 ) -> Path:
     """
     Write to *folder* the wheel *base* with another version, and with some members replaced, added or removed.
@@ -208,6 +213,7 @@ def remake(
         platform: The new platform tag, where it changes.
         requires: Requirements that change; see `requiring`.
         build_record: JSON that says where every library came from; becomes ``sparkwright.json`` in the ``.dist-info``.
+        sbom: The bill of materials; becomes `SBOM` there. One that upstream's wheel has under another name stays.
 
     Returns:
         The new wheel's path.
@@ -220,6 +226,7 @@ def remake(
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
     changed = dict(replace or {})
+    papers = {member: data for member, data in ((BUILD_RECORD, build_record), (SBOM, sbom)) if data}
     path = folder / new.filename
     with damage_guard(base.name, WheelInvalid), zipfile.ZipFile(base) as source, base.open("rb") as raw:
         found = members(source, base.name)
@@ -230,7 +237,7 @@ def remake(
         writer = WheelWriter(path, new)
         for name in sorted({*found, *changed} - remove, key=lambda name: (name.startswith(old.info), name)):
             target = _renamed(name, old, new)
-            if name == f"{old.info}/RECORD":
+            if name == f"{old.info}/RECORD" or name.removeprefix(f"{old.info}/") in papers:
                 continue
             if name == f"{old.info}/METADATA":
                 writer.add(target, requiring(_metadata(source.read(name), old.version, version), requires or {}))
@@ -243,8 +250,8 @@ def remake(
                 writer.copy(raw, found[name], target, record[name])
             else:
                 raise WheelInvalid(f"{base.name} holds {name}, which its RECORD does not know.")
-        if build_record:
-            writer.add(f"{new.info}/sparkwright.json", build_record)
+        for member, data in papers.items():
+            writer.add(f"{new.info}/{member}", data)
         writer.close()
     return path
 

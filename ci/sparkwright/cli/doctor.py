@@ -42,7 +42,11 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Print the facts and the advice; missing things are not an error of this verb."""
+    """Print the facts and the advice; missing things are not an error of this verb. With ``--into``, see `environments.doctor`."""
+    if arguments.into is not None:
+        from sparkwright.cli import environments
+
+        return environments.doctor(arguments.into, deep=arguments.deep)
     from sparkwright.forks.packageindex import index_url
 
     machine = facts(session.store.root, index_url(), session.mirrored(upstream_url(session.project)), offline=session.offline)

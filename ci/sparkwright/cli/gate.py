@@ -16,6 +16,8 @@ from sparkwright.gates import host, ladder, recording, show
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ladder import RUNGS, Ladder
 from sparkwright.gates.ready import Ready
+from sparkwright.gates.server import installed
+from sparkwright.release import content
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -33,7 +35,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             stack=session.project.stack,
             wheel=members.subject(inputs.wheel) if inputs.wheel else None,
             device_code=ready.device_code if "G0" in asked else str,
-            host=facts,
+            host={**facts, **_companions(arguments.python)},
             keep_going=arguments.keep_going,
             keep=lambda so_far: _keep(session, so_far),
         )
@@ -85,6 +87,11 @@ def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:
         fresh=arguments.fresh,
         preheat=arguments.preheat,
     )
+
+
+def _companions(python: Path | None) -> dict[str, str]:
+    """Return which builds of ours are installed beside the wheel, so that the rungs that were climbed with them speak of them, too."""
+    return content.facts(installed.places(python)[1]) if python else {}
 
 
 def _last(session: Session) -> Path | None:

@@ -1,19 +1,68 @@
-"""``sparkwright install``: what may not be shipped as a wheel of ours, installed and edited in the user's environment."""
+"""``sparkwright install``: a release into an environment; with ``--onsite``, only what a checkout installs and edits on the machine."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
-from sparkwright.console import console
-from sparkwright.forks.session import Session
-from sparkwright.release import onsite, spec
+from sparkwright.cli import environments
+from sparkwright.console import console, size
+from sparkwright.errors import UsageError
+from sparkwright.forks.session import Outside
+from sparkwright.release.client import install, listing
+from sparkwright.release.client.install import Wish
+
+if TYPE_CHECKING:
+    from sparkwright.forks.session import Session
 
 #: The rest of an installation is a matter of uv or pip.
 SCOPE = "this covers only what may not be shipped as a wheel; install the wheels themselves from dist/ with uv or pip"
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Bring the environment ``--into`` to what the stack's ``onsite.yaml`` asks for, or with ``--restore`` to the unedited wheels."""
+def run(session: Any, arguments: argparse.Namespace) -> int:
+    """Install, list, or do the on-site part alone."""
+    if arguments.onsite:
+        return _onsite(session, arguments)
+    if arguments.restore:
+        raise UsageError("--restore belongs to --onsite.")
+    wish = Wish(
+        arguments.index, tuple(arguments.key), arguments.signed_for, arguments.channel, arguments.stack or "", arguments.release,
+        arguments.replace, arguments.repair, arguments.dry_run,
+    )  # fmt: skip
+    if arguments.list:
+        return _list(session, arguments, wish)
+    done = install.install(session, environments.chosen(arguments.into), wish)
+    environments.show(done)
+    console.document({"installed": done})
+    return 0
+
+
+def _list(session: Outside, arguments: argparse.Namespace, wish: Wish) -> int:
+    index = install.opened(session, wish)
+    rows = listing.rows(index, wish, listing.present(arguments.into))
+    table = [_cells(row) for row in rows]
+    title = (
+        f"{index.manifest.url}, serial {index.manifest.serial}, signed {index.manifest.made[:10]}, good until {index.manifest.expires[:10]}"
+    )
+    console.table(title, ["  release", "channel", "made", "versions", ">size", "not proved", ""], table, result=True)
+    console.document({"index": index.manifest.url, "serial": index.manifest.serial, "releases": rows})
+    return 0
+
+
+def _cells(row: listing.Row) -> list[str]:
+    versions = " ".join(f"{name} {version}" for name, version in row.versions.items())
+    fits = "" if row.fits else "not for this machine"
+    last = f"yanked: {row.yanked}" if row.yanked else fits
+    mark = "* " if row.installed else "  "
+    return [mark + row.name, row.channel, row.made[:10], versions, size(row.size), "; ".join(row.missing), last]
+
+
+def _onsite(session: Session, arguments: argparse.Namespace) -> int:
+    """Bring the environment to what the stack's ``onsite.yaml`` asks for, or with ``--restore`` to the unedited wheels."""
+    from sparkwright.release import onsite, spec
+
+    if arguments.into is None:
+        raise UsageError("--onsite needs --into.")
     wanted = spec.load(session.project)
     console.note(SCOPE)
     if wanted is None:
@@ -21,7 +70,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         console.document({"installed": None})
         return 0
     console.note(f"why on site: {wanted.reason}")
-    done = onsite.install(session, wanted, arguments.into, restore=arguments.restore)
+    done = onsite.install(session.store, wanted, arguments.into, offline=session.offline, restore=arguments.restore)
     rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
     rows += [["shared", f"{one.upper} over {one.lower}", "", f"{one.files} files, {one.differ} differ"] for one in done.shared]
     rows += [["edit", f"{one.name}: {one.file}", one.sha256[:12], one.state] for one in done.edits]

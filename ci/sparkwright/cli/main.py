@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright import __version__
-from sparkwright.cli import gateoptions
+from sparkwright.cli import clientoptions, gateoptions
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, SparkwrightError, UsageError
-from sparkwright.forks.session import Session, mirror_map
+from sparkwright.forks.session import Outside, Session, mirror_map
 from sparkwright.forks.spec import MACHINES, Project
 from sparkwright.store import Store, room_guard
 
@@ -41,7 +41,10 @@ VERBS = {
     "verify": "measure what others published of a recipe, and say whether it holds on this machine",
     "report": "show results of measurements as a page, as Markdown or here",
     "rebuild": "build a finished wheel again, elsewhere, and say whether the same inputs gave the same wheel",
-    "install": "install and edit in the user's environment what may not be shipped as a wheel",
+    "install": "install a release into a Python environment: signature, evidence and hashes first, then the whole matched set",
+    "rollback": "go back: an environment to the set before the present one, or an index to the release before its newest",
+    "uninstall": "remove from an environment exactly what `install` put there",
+    "key": "make a key that signs an index, or show the fingerprint of one",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
     "status": "show what each stack carries, how old it is, why, and whether it is still needed",
     "bisect": "find the commit or release at which a patch stops applying, or what changed the answer of a command",
@@ -53,6 +56,9 @@ VERBS = {
 }
 
 DEFAULT_STACK = "2026.11"
+
+#: Verbs that work without a checkout, whatever their options; `needs_checkout` has those that do with some.
+OUTSIDE = frozenset(("evidence", "key", "uninstall"))
 
 
 def find_root() -> Path:
@@ -144,8 +150,9 @@ def parser() -> argparse.ArgumentParser:
     _rebuild(made["rebuild"])
     _modules(made["modules"])
     _report(made["report"])
-    made["install"].add_argument("--into", type=Path, required=True, metavar="VENV", help="the Python environment to install into")
-    made["install"].add_argument("--restore", action="store_true", help="put the unedited files of the pinned wheels back")
+    clientoptions.options(made)
+    made["key"].add_argument("file", type=Path, metavar="FILE", help="the private key; its public half lies beside it in FILE.pub")
+    made["key"].add_argument("--show", action="store_true", help="make nothing; show what people know the key in FILE by")
     return top
 
 
@@ -246,6 +253,20 @@ def _gigabytes(text: str) -> int:
     return int(value * 1e9)
 
 
+def needs_checkout(arguments: argparse.Namespace) -> bool:
+    """Does the verb work on a checkout of sparkwright? Whoever installs wheels has only the program, without its part ``full``."""
+    return {
+        "install": getattr(arguments, "onsite", False),
+        "rollback": bool(getattr(arguments, "at", None)),
+        "doctor": getattr(arguments, "into", None) is None,
+    }.get(arguments.verb, arguments.verb not in OUTSIDE)
+
+
+def outside_of(arguments: argparse.Namespace) -> Outside:
+    """Return the run that the command line describes, for a verb that works without a checkout."""
+    return Outside(Store(arguments.cache_dir or default_cache()), arguments.offline, mirror_map(arguments.mirror))
+
+
 def session_of(arguments: argparse.Namespace) -> Session:
     """
     Return the run that the command line describes.
@@ -281,7 +302,7 @@ def run(words: Sequence[str]) -> int:
     arguments = parser().parse_args(words, argparse.Namespace(words=tuple(words)))
     console.json, console.verbose = arguments.json, arguments.verbose
     module = importlib.import_module(f"sparkwright.cli.{arguments.verb}")
-    return int(module.run(session_of(arguments), arguments))
+    return int(module.run(session_of(arguments) if needs_checkout(arguments) else outside_of(arguments), arguments))
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.throughput.question import Environment, Question
 from sparkwright.gates.throughput.records import Kind, Result
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def pair(text: str) -> tuple[str, str]:

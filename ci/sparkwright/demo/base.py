@@ -92,6 +92,7 @@ def write_base_wheel(
     members |= {
         f"{info}/METADATA": "".join(f"{field}: {value}\n" for field, value in described.items()).encode(),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: false\nTag: {tag(machine)}\n".encode(),
+        f"{info}/entry_points.txt": f"[console_scripts]\n{NAME} = {PACKAGE}.__main__:main\n".encode(),
         f"{info}/licenses/LICENSE": (tree / "LICENSE").read_bytes(),
     }
     folder.mkdir(parents=True, exist_ok=True)

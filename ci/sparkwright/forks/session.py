@@ -22,6 +22,19 @@ from sparkwright.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
+class Outside:
+    """A run that needs no checkout: the store, whether the network may be asked, and where URLs are reached (see `Session`)."""
+
+    store: Store
+    offline: bool = False
+    mirrors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def mirrored(self, url: str) -> str:
+        """Return where *url* is reached."""
+        return mirrored(self.mirrors, url)
+
+
+@dataclasses.dataclass(frozen=True)
 class Session:
     """
     A run.
@@ -95,11 +108,16 @@ class Session:
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached: the longest matching beginning is replaced; a local folder becomes a ``file://`` URL."""
-        for prefix in sorted(self.mirrors, key=len, reverse=True):
-            if url.startswith(prefix):
-                url = self.mirrors[prefix] + url[len(prefix) :]
-                break
-        return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
+        return mirrored(self.mirrors, url)
+
+
+def mirrored(mirrors: Mapping[str, str], url: str) -> str:
+    """Return *url* with its longest beginning that is in *mirrors* replaced; a local folder becomes a ``file://`` URL."""
+    for prefix in sorted(mirrors, key=len, reverse=True):
+        if url.startswith(prefix):
+            url = mirrors[prefix] + url[len(prefix) :]
+            break
+    return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
 
 
 class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +140,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mirrors: dict[str, str] = {}
     compiler_cache: CompilerCache = CompilerCache()
+    #: The index that `install` takes releases from.
+    releases: str = ""
 
 
 def config() -> Config:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
 _ASK = """\
-import json, os, sys, sysconfig
+import json, os, platform, sys, sysconfig
 paths, virtual = sysconfig.get_paths(), sys.prefix != sys.base_prefix
 managed = not virtual and os.path.exists(os.path.join(paths["stdlib"], "EXTERNALLY-MANAGED"))
 print(json.dumps({"prefix": sys.prefix, "pure": paths["purelib"], "plat": paths["platlib"], "name": sys.implementation.name,
-                  "version": sys.version_info[:2], "flags": getattr(sys, "abiflags", ""), "managed": managed}))
+                  "version": sys.version_info[:2], "flags": getattr(sys, "abiflags", ""), "managed": managed,
+                  "full": platform.python_version()}))
 """
 
 
@@ -44,6 +45,7 @@ class _Answer(msgspec.Struct):
     version: tuple[int, int]
     flags: str
     managed: bool
+    full: str = ""
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -52,21 +54,42 @@ class Environment(msgspec.Struct, frozen=True):
 
     Attributes:
         site: Its site-packages, free of links.
-        abi: As wheels name it: ``cp312``, ``cp313t``.
+        abi: As wheels name it: ``cp312``, ``cp313t``. *full*: the version in full, ``3.12.3``.
     """
 
     prefix: Path
     site: Path
     version: tuple[int, int]
     abi: str
+    full: str = ""
+
+    @property
+    def python(self) -> Path:
+        return self.prefix / "bin" / "python"
+
+    @property
+    def ranked(self) -> list[Tag]:
+        """The wheel tags that its Python accepts, best first; it runs on this machine, so platform and C library are ours."""
+        from packaging import tags
+
+        if not self.abi.startswith("cp"):
+            return list(tags.compatible_tags(self.version))
+        own = tags.cpython_tags(self.version, [self.abi])
+        return [*own, *tags.compatible_tags(self.version, f"cp{self.version[0]}{self.version[1]}")]
 
     @property
     def tags(self) -> frozenset[Tag]:
-        """The wheel tags that its Python accepts; it runs on this machine, so platform and C library are ours."""
-        from packaging import tags
+        """The same without an order."""
+        return frozenset(self.ranked)
 
-        own = tags.cpython_tags(self.version, [self.abi]) if self.abi.startswith("cp") else ()
-        return frozenset([*own, *tags.compatible_tags(self.version)])
+    @property
+    def markers(self) -> dict[str, str]:
+        """What requirements' markers are evaluated with (PEP 508): this machine's, for its Python."""
+        from packaging.markers import default_environment
+
+        full = self.full or ".".join(map(str, self.version))
+        short = ".".join(map(str, self.version))
+        return {**default_environment(), "python_version": short, "python_full_version": full, "implementation_version": full}  # type: ignore[dict-item]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -97,7 +120,7 @@ def probe(folder: Path) -> Environment:
     if site != plat:
         raise EnvironmentUnusable(f"{folder} has two folders for packages.", details=[str(site), str(plat)])
     abi = f"{'cp' if answer.name == 'cpython' else answer.name}{answer.version[0]}{answer.version[1]}{answer.flags}"
-    return Environment(Path(answer.prefix), site, answer.version, abi)
+    return Environment(Path(answer.prefix), site, answer.version, abi, answer.full)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ what it should hold, file by file; a run that was killed is finished by the next
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +16,10 @@ import msgspec
 from sparkwright.console import console
 from sparkwright.errors import OnsiteMismatch
 from sparkwright.forks import download
-from sparkwright.forks.session import Session
 from sparkwright.release import environment, layout
 from sparkwright.release.layout import Shared
 from sparkwright.release.spec import Edit, OnsiteSpec
+from sparkwright.store import Store
 
 #: What became of an edit: made now, found there, or not wanted.
 State = Literal["made", "there already", "taken back"]
@@ -52,12 +53,16 @@ class Installed(msgspec.Struct, frozen=True):
     written: int
 
 
-def install(session: Session, spec: OnsiteSpec, folder: Path, *, restore: bool = False) -> Installed:
+def install(
+    store: Store, spec: OnsiteSpec, folder: Path, *, offline: bool = False, restore: bool = False, given: Mapping[str, Path] | None = None
+) -> Installed:
     """
     Bring the environment in *folder* to what *spec* asks for.
 
     Args:
+        offline: Take wheels from the store, never the network.
         restore: Bring back the files as the wheels hold them, over whatever is there.
+        given: Where wheels of these names lie already, verified by hash.
 
     Raises:
         OnsiteMismatch: An edit does not fit its file, or somebody else changed a file. Nothing was changed.
@@ -68,11 +73,25 @@ def install(session: Session, spec: OnsiteSpec, folder: Path, *, restore: bool =
     place = environment.probe(folder)
     names = [package.wheel(place.tags) for package in spec.packages]
     pairs = list(zip(spec.packages, names, strict=True))
+    held = given or {}
     wheels = [
-        (package, download.obtain(session.store, package.name, name, package.wheels[name], offline=session.offline))
+        (package, held.get(name) or download.obtain(store, package.name, name, package.wheels[name], offline=offline))
         for package, name in pairs
     ]
     wanted = layout.make(wheels, () if restore else spec.edits)
+    written = _bring(place, wanted, restore=restore)
+    return Installed(
+        python=place.abi,
+        wheels={name: package.wheels[name] for package, name in pairs},
+        shared=wanted.shared,
+        edits=tuple(_edited(edit, written=edit.file in written, restore=restore) for edit in spec.edits),
+        files=len(wanted.files),
+        written=len(written),
+    )
+
+
+def _bring(place: environment.Environment, wanted: layout.Layout, *, restore: bool) -> tuple[str, ...]:
+    """Write what differs from *wanted*, and return its names."""
     with environment.held(place):
         found = environment.look(place, wanted)
         if found.unknown and not restore:
@@ -82,14 +101,7 @@ def install(session: Session, spec: OnsiteSpec, folder: Path, *, restore: bool =
             )
         with console.step(f"{len(found.differing)} of {len(wanted.files)} files to write"):
             environment.write(place, wanted, found.differing)
-    return Installed(
-        python=place.abi,
-        wheels={name: package.wheels[name] for package, name in pairs},
-        shared=wanted.shared,
-        edits=tuple(_edited(edit, written=edit.file in found.differing, restore=restore) for edit in spec.edits),
-        files=len(wanted.files),
-        written=len(found.differing),
-    )
+    return found.differing
 
 
 def _edited(edit: Edit, *, written: bool, restore: bool) -> Edited:

@@ -115,9 +115,13 @@ def load(project: Project) -> OnsiteSpec | None:
     path = project.root / "forks" / project.stack / "onsite.yaml"
     if not path.exists():
         return None
-    spec = yamlfile.load(path, OnsiteSpec)
+    return checked(yamlfile.load(path, OnsiteSpec), str(path))
+
+
+def checked(spec: OnsiteSpec, what: str) -> OnsiteSpec:
+    """Return *spec*; raise `FileInvalid` where a name in it refers to nothing, or leaves the environment."""
     if wrong := sorted({*_wrong_packages(spec), *_wrong_edits(spec)}):
-        raise FileInvalid(f"{path} does not hold together.", details=wrong)
+        raise FileInvalid(f"{what} does not hold together.", details=wrong)
     return spec
 
 

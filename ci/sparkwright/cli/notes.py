@@ -1,0 +1,60 @@
+"""``sparkwright notes``: the notes of a published release, or only the answer to "do you still need this fork?"."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from sparkwright.console import console
+from sparkwright.errors import UsageError
+from sparkwright.release.client.install import Wish
+from sparkwright.release.notes import official, published, rendered, whole
+from sparkwright.release.notes.published import Published
+
+
+def options(verb: argparse.ArgumentParser) -> None:
+    """Add the options; which index, and whose key, are those of ``install``."""
+    verb.add_argument("release", nargs="?", default="", metavar="RELEASE", help="name, address or release.json (default: the newest)")
+    verb.add_argument("--at", dest="index", default="", metavar="FOLDER|URL", help="the same as --index")
+    verb.add_argument("--need", action="store_true", help="only: do you still need this fork?")
+    verb.add_argument(
+        "--stock", type=Path, action="append", default=[], metavar="WHEEL", help="the official wheel, to hold its libraries against ours"
+    )
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
+    verb.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown")
+
+
+def run(session: Any, arguments: argparse.Namespace) -> int:
+    """Write what was asked for; without a file to write, print Markdown here."""
+    files: dict[str, Path] = {kind: path for kind in ("html", "markdown") if (path := getattr(arguments, kind))}
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise UsageError("--html and --markdown name the same file.")
+    found = _found(session, arguments)
+    if found.yanked:
+        console.warn(f"{found.release.name} was yanked: {found.yanked}")
+    stock = official.of(session, found.release.forks, arguments.stock) if arguments.stock else {}
+    if arguments.need:
+        blocks = whole.need(found.release, found.proof, stock)
+    else:
+        blocks = whole.blocks(found.release, found.proof, found.before, stock)
+    texts = {"markdown": rendered.as_markdown(blocks)}
+    if "html" in files:
+        texts["html"] = rendered.page(found.release.name, blocks)
+    for kind, path in files.items():
+        with session.store.replacing(path) as unfinished:
+            unfinished.write_text(texts[kind], "utf-8")
+        console.result(str(path))
+    if not files:
+        console.result(texts["markdown"])
+    document = {"name": found.release.name, "release": whole.address(found.release), "channel": found.channel, "yanked": found.yanked}
+    written = {kind: str(path) for kind, path in files.items()}
+    console.document({**document, "signature checked": found.checked, "written": written, "markdown": texts["markdown"]})
+    return 0
+
+
+def _found(session: Any, arguments: argparse.Namespace) -> Published:
+    if arguments.release.endswith(".json"):
+        return published.of_file(Path(arguments.release))
+    wish = Wish(arguments.index, tuple(arguments.key), arguments.signed_for, "candidate", arguments.stack or "", arguments.release)
+    return published.of_index(session, wish)

@@ -1,0 +1,14 @@
+"""``sparkwright promote``: move a candidate to verified, where new verdicts show all that is asked for."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkwright.cli import publishing
+from sparkwright.forks.session import Session
+from sparkwright.release.publish import changes
+
+
+def run(session: Session, arguments: argparse.Namespace) -> int:
+    """Move a candidate to verified, where new verdicts show all that is asked for."""
+    return publishing.show(changes.promote(publishing.publisher(session, arguments), arguments.release, arguments.verdicts, arguments.reason))

@@ -1,0 +1,20 @@
+"""``sparkwright uninstall``: what `install` put into an environment leaves it again, and nothing else does."""
+
+from __future__ import annotations
+
+import argparse
+
+from sparkwright.cli import environments
+from sparkwright.console import console
+from sparkwright.forks.session import Outside
+from sparkwright.release.client import back
+
+
+def run(session: Outside, arguments: argparse.Namespace) -> int:
+    """Remove the set of the environment ``--into``, its caches and its records."""
+    gone = back.uninstall(session, environments.chosen(arguments.into))
+    console.table(
+        f"{gone.name} is uninstalled", ["", "packages"], [["removed", ", ".join(gone.removed)], ["kept", ", ".join(gone.kept)]], result=True
+    )
+    console.document({"uninstalled": gone})
+    return 0

@@ -1,0 +1,164 @@
+"""
+The decision: what is proved of a wheel, and what it lacks for ``verified``. A pure function of bytes, verdicts and policy.
+
+It is total: whatever is not shown is in `Proved.missing`, and the wheel is verified exactly where that is empty. Verdicts that are about
+something else, or claim a pass with nothing behind it, are no lack but a fault, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.throughput.records import Result
+from sparkwright.gates.verdict import ORDER, Verdict
+from sparkwright.release.decide import hollow, speeds
+from sparkwright.release.decide.facts import Inspected
+from sparkwright.release.decide.origin import line
+from sparkwright.release.decide.policy import ForkRule, ReleasePolicy
+from sparkwright.release.decide.verdicts import Judged, check_subject
+from sparkwright.release.manifest.records import Missing, Proved, Rung
+
+#: References that the decision itself gives; those of rungs are their own.
+REASONS: Mapping[str, str] = {
+    "not-climbed": "Nobody climbed this rung with these bytes.",
+    "policy-other": "The rung was judged by another policy than the reviewed one of today.",
+    "checks-other": "The rung passed, but asked something else than the policy wants.",
+    "machine-other": "The rung was climbed on another machine than a Spark.",
+    "margin-wider": "The throughput gate promised less than the policy asks for.",
+    "cells-missing": "The throughput gate left out workloads that decide.",
+    "source-unresolved": "The lock names the source by a short commit only; run `fetch` where its host is reachable, and build again.",
+    "sbom-missing": "The wheel has no SBOM.",
+    "not-isolated": "Nothing says that what was compiled was kept from the network.",
+    "companion-unbound": "The ladder of the wheel that serves does not say which build of this one it ran with.",
+    "companion-other": "The ladder of the wheel that serves was climbed with another build of this one.",
+    "fork-unknown": "ci/release.yaml does not say what a wheel of this fork must show.",
+}
+
+
+def decide(
+    inspected: Inspected, ladder: Ladder | None, result: Result | None, policy: ReleasePolicy, *, served: Ladder | None = None
+) -> Proved:
+    """
+    Return what is proved of a wheel, without the evidence, which is made of it.
+
+    Args:
+        ladder, result: About the wheel; None where there are none.
+        served: The ladder of the release's wheel of `ForkRule.served_by`.
+
+    Raises:
+        VerdictForeign: They are about other bytes.
+        VerdictHollow: A pass has nothing behind it.
+    """
+    wheel = inspected.wheel
+    check_subject(wheel, inspected.stack, ladder, result)
+    verdicts = {one.rung: one for one in ladder.verdicts} if ladder else {}
+    if ladder:
+        hollow.check(ladder, policy)
+    if "G8" in verdicts and verdicts["G8"].state == "pass":
+        speeds.check(verdicts["G8"], result, policy)
+    rule = policy.forks.get(wheel.fork)
+    lacking = [Missing("policy", "not-run", "fork-unknown", f"there is no rule for {wheel.fork}")]
+    if rule:
+        lacking = [*_rungs(inspected, rule, verdicts, result, policy), *_wheel(inspected, rule), *_companion(inspected, rule, served)]
+    return Proved(
+        wheel=wheel.sha256, policy=policy.digest, missing=tuple(sorted(lacking, key=lambda one: (one.rung, one.reference))),
+        rungs=tuple(_shown(verdicts.get(name), name) for name in RUNGS if name in verdicts or (rule and name in rule.rungs)),
+        speeds=speeds.shown(result), baseline=line(result.baseline.label) if result and result.baseline else "",
+        margin=result.margin if result else None, host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
+    )  # fmt: skip
+
+
+def decide_all(inspected: Sequence[Inspected], judged: Mapping[str, Judged], policy: ReleasePolicy) -> tuple[Proved, ...]:
+    """
+    Return what is proved of each wheel of one release.
+
+    Args:
+        judged: File name of a wheel → what lies beside it.
+    """
+    none = Judged()
+    ladders: dict[tuple[str, str], Ladder | None] = {
+        (one.wheel.fork, one.wheel.machine): judged.get(one.wheel.filename, none).ladder for one in inspected
+    }
+
+    def served(one: Inspected) -> Ladder | None:
+        rule = policy.forks.get(one.wheel.fork)
+        return _serving(rule.served_by, one.wheel.machine, ladders) if rule and rule.served_by else None
+
+    found = ((one, judged.get(one.wheel.filename, none)) for one in inspected)
+    return tuple(decide(one, said.ladder, said.result, policy, served=served(one)) for one, said in found)
+
+
+def _serving(fork: str, machine: str, ladders: Mapping[tuple[str, str], Ladder | None]) -> Ladder | None:
+    """Return the ladder of the wheel of *fork* for *machine*; of a wheel for any machine, that of the only one there is."""
+    own = ladders.get((fork, machine))
+    others = [one for (name, _), one in ladders.items() if name == fork]
+    return own or (others[0] if machine == "any" and len(others) == 1 else None)
+
+
+def _rungs(
+    inspected: Inspected, rule: ForkRule, verdicts: Mapping[str, Verdict], result: Result | None, policy: ReleasePolicy
+) -> Iterator[Missing]:  # fmt: skip
+    for name in rule.rungs:
+        verdict = verdicts.get(name)
+        if verdict is None:
+            yield Missing(name, "not-run", "not-climbed", f"nobody ran {name} with these bytes: {RUNGS[name]}")
+        elif verdict.state != "pass":
+            reference, says = _why(verdict)
+            yield Missing(name, verdict.state, reference, says)
+        else:
+            yield from _sound(inspected, verdict, policy)
+            yield from speeds.missing(result, policy) if name == "G8" and result else ()
+
+
+def _sound(inspected: Inspected, verdict: Verdict, policy: ReleasePolicy) -> Iterator[Missing]:
+    """Yield why the pass *verdict* is none of what is asked for."""
+    asked = policy.judged_by(verdict.rung, inspected.stack)
+    if asked and verdict.policy != asked:
+        says = f"judged by policy {verdict.policy[:16] or 'none'}, asked for: {asked[:16]}"
+        yield Missing(verdict.rung, "invalid", "policy-other", line(says))
+    made = {one.name for one in verdict.checks if one.required}
+    if lacking := [name for name in policy.rungs[verdict.rung].wanted if name not in made]:
+        yield Missing(verdict.rung, "invalid", "checks-other", line(f"it did not make {', '.join(lacking)}"))
+    if policy.rungs[verdict.rung].gpu:
+        gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
+        if f"(SM {policy.gpu})" not in gpu or inspected.wheel.machine not in ("any", machine):
+            says = f"climbed on {gpu} ({machine or 'unknown'}), asked for: SM {policy.gpu} ({inspected.wheel.machine})"
+            yield Missing(verdict.rung, "invalid", "machine-other", line(says))
+
+
+def _wheel(inspected: Inspected, rule: ForkRule) -> Iterator[Missing]:
+    """Yield what the wheel itself lacks."""
+    if rule.record and not inspected.fork.resolved:
+        yield Missing("source", "not-run", "source-unresolved", line(f"{inspected.fork.origin}: pinned by {inspected.fork.pin} only"))
+    if rule.sbom and not inspected.sbom:
+        yield Missing("sbom", "not-run", "sbom-missing", "the wheel holds no SBOM")
+    if rule.isolated and inspected.isolated is not True:
+        yield Missing("isolation", "not-run", "not-isolated", "what was compiled could have used the network")
+
+
+def _companion(inspected: Inspected, rule: ForkRule, served: Ladder | None) -> Iterator[Missing]:
+    """Yield why the rungs of the wheel that serves say nothing of this one."""
+    if not rule.served_by:
+        return
+    project, by = inspected.wheel.project, rule.served_by
+    found = served.host.get(f"content {project}", "") if served and served.wheel else ""
+    if not found:
+        yield Missing("set", "not-run", "companion-unbound", f"no ladder of {by} says that it ran with this build of {project}")
+    elif found != inspected.wheel.content:
+        yield Missing("set", "invalid", "companion-other", f"the ladder of {by} was climbed with another build of {project}")
+
+
+def _why(verdict: Verdict) -> tuple[str, str]:
+    """Return reference and reason of the check that makes *verdict* no pass."""
+    checks = [one for one in verdict.checks if one.required and one.state != "pass"]
+    worst = min(checks, key=lambda one: ORDER.index(one.state), default=None)
+    if worst is None:
+        return "not-climbed", f"{verdict.rung} made no check that it depends on"
+    return line(worst.reference), line(f"{worst.name}: {worst.says}")
+
+
+def _shown(verdict: Verdict | None, name: str) -> Rung:
+    if verdict is None:
+        return Rung(name, RUNGS[name], "not-run", "nobody climbed it")
+    return Rung(name, RUNGS[name], verdict.state, "" if verdict.state == "pass" else _why(verdict)[1])

@@ -1,0 +1,87 @@
+"""The libraries in a wheel: what they are, what machine code they hold, and whether the build record tells the truth of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+from sparkwright.audit import code, elf, sections, units
+from sparkwright.audit.fatbin import FatbinUnreadable
+from sparkwright.audit.members import Binary, Subject
+from sparkwright.audit.policy import AuditPolicy
+from sparkwright.audit.sections import ElfUnreadable
+from sparkwright.errors import WheelMismatch
+from sparkwright.release import content
+from sparkwright.release.decide.origin import Origin
+from sparkwright.release.manifest.records import Library
+
+
+class Found:
+    """
+    The ELF members of a wheel, as its walk meets them.
+
+    Args:
+        audit: The stack's policy, by which device code is digested; None to leave it unread.
+    """
+
+    def __init__(self, about: Subject, audit: AuditPolicy | None) -> None:
+        self._about, self._audit = about, audit
+        self.binaries: list[Binary] = []
+        self.counts: dict[str, dict[str, int]] = {}
+        self._digests: list[str] = []
+
+    @property
+    def digest(self) -> str:
+        """The digest of all device code, as the audit's report has it."""
+        return code.of_libraries(self._digests)
+
+    def visit(self, binary: Binary) -> None:
+        """Read one member."""
+        self.binaries.append(binary)
+        if self._audit is None:
+            return
+        try:
+            with sections.mapped(binary.path) as data:
+                host = elf.host(data)
+                if host.device:
+                    self._read(binary, data, host, self._audit)
+        except ElfUnreadable:
+            return
+
+    def _read(self, binary: Binary, data: sections.Buffer, host: elf.Host, audit: AuditPolicy) -> None:
+        wants = audit.library(self._about.name, binary.name)
+        target = wants is not None and wants.role == "target"
+        whole = host.fatbin or binary.sha256
+        try:
+            forms = [form for form, _ in units.forms(data, host, audit.generation, whole_ptx=target)]
+        except (FatbinUnreadable, ElfUnreadable):
+            self._digests.append(whole)
+            return
+        cubins = Counter(units.targets(forms, "cubin"))
+        ptx = Counter(f"{arch} PTX" for arch in units.targets(forms, "ptx"))
+        self.counts[binary.name] = dict(sorted({**cubins, **ptx}.items()))
+        self._digests.append(code.of_pieces(form.sha256 for form in forms if form.sha256) if target else whole)
+
+
+def listed(filename: str, found: Found, came: Origin, rows: Mapping[str, tuple[str, int]]) -> tuple[Library, ...]:
+    """
+    Return the libraries of the wheel *filename*: its ELF members, and what the build record names as one.
+
+    A graft keeps programs of the official wheel that no record names; that they are allowed there is the audit's business.
+
+    Args:
+        rows: Member → its sha256 in hex and its bytes, of a RECORD that was compared with them.
+
+    Raises:
+        WheelMismatch: A library is not the one that the build record names.
+    """
+    base = {name: content.hexed(text) for name, text in came.base.items()}
+    said = {**came.compiled, **base}
+    if wrong := [name for name, sha256 in said.items() if rows.get(name, ("", 0))[0] != sha256]:
+        raise WheelMismatch(f"Libraries of {filename} are not those that its build record names.", details=wrong[:20])
+    kept: Literal["base", "compiled"] = "base" if came.fork.base else "compiled"
+    return tuple(
+        Library(name, rows[name][1], "compiled" if name in came.compiled else kept, found.counts.get(name, {}))
+        for name in sorted({*(one.name for one in found.binaries), *said})
+    )

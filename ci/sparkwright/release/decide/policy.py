@@ -1,0 +1,216 @@
+"""
+``ci/release.yaml``: what a release must show before it may be called verified, and how its set is locked.
+
+The policies of the gates are read with it, by digest: a verdict that was judged by another one counts for nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from sparkwright import yamlfile
+from sparkwright.digest import canonical, sha256_bytes
+from sparkwright.errors import FileInvalid
+from sparkwright.gates.ladder import RUNGS
+from sparkwright.gates.recipes.cells import Cell
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of every record of the file: frozen, and an unknown field is a typo."""
+
+
+class Identity(_Record, frozen=True):
+    """An identity of Sigstore: what the certificate names, and who vouched for it."""
+
+    identity: Text
+    issuer: Text
+
+
+class ForkRule(_Record, frozen=True):
+    """
+    What ``verified`` asks of the wheels of a fork.
+
+    Attributes:
+        rungs: That must pass about these bytes.
+        served_by: The fork in whose ladder these bytes were installed, so that its rungs speak of them, too; empty for none.
+        record: A build record, with a source that is resolved. *sbom*: an SBOM inside. *isolated*: no network while it was compiled.
+    """
+
+    rungs: tuple[str, ...]
+    served_by: str = ""
+    record: bool = False
+    sbom: bool = False
+    isolated: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.rungs if name not in RUNGS]:
+            raise ValueError(f"there is no rung {', '.join(unknown)}")
+
+
+class RungRule(_Record, frozen=True):
+    """
+    What a rung's pass rests on.
+
+    Attributes:
+        checks: Patterns of names; at least one check must match each, and all that do must be required and pass.
+        measured: Patterns of checks that must show a figure or a sample.
+        wanted: Checks that must be there besides for ``verified``; a pass without them is a sound one of something else.
+        gpu: Whether it counts only from a machine with the GPU of the policy.
+    """
+
+    checks: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+    measured: tuple[Text, ...] = ()
+    wanted: tuple[Text, ...] = ()
+    gpu: bool = False
+
+    def measures(self, name: str) -> bool:
+        """Must the check *name* show a figure or a sample?"""
+        return any(fnmatchcase(name, pattern) for pattern in self.measured)
+
+
+class Override(_Record, frozen=True):
+    """A requirement in place of what packages state of that project, and why."""
+
+    requirement: Text
+    reason: Text
+
+    def __post_init__(self) -> None:
+        _requirement(self.requirement)
+
+
+class SetRule(_Record, frozen=True):
+    """
+    How the matched set of a stack is locked.
+
+    Attributes:
+        python: The version that it is for (``3.12``); a lock holds for one.
+        requires: Requirements beside those of the wheels.
+    """
+
+    python: Annotated[str, msgspec.Meta(pattern=r"^3\.\d{1,2}$")]
+    requires: tuple[Text, ...] = ()
+    overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.requires:
+            _requirement(text)
+
+
+class Speeds(_Record, frozen=True):
+    """Of G8: the worst margin and error rate that still count, the least blocks, and the cells that decide."""
+
+    margin: float
+    alpha: float
+    least: int
+    calibration: int
+    cells: tuple[Cell, ...]
+
+
+class ReleasePolicy(_Record, frozen=True):
+    """
+    The whole policy.
+
+    Attributes:
+        url: Where the index is served, with a final slash; empty while it is unknown.
+        days: Until a signed manifest expires. *retain*: candidates of each stack that are kept.
+        keys: Fingerprints of those who publish. *immutable*: whether a host that could replace a file is refused.
+        gpu: The compute capability that gates count from (``12.1``).
+        gates: Rung → sha256 of its policy as it is now; of G0 by stack (``G0 2026.11``). Read from ``ci/``, as *speeds* is.
+    """
+
+    days: Annotated[int, msgspec.Meta(ge=1, le=365)]
+    gpu: Text
+    forks: dict[str, ForkRule]
+    rungs: dict[str, RungRule]
+    url: str = ""
+    keys: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
+    identities: tuple[Identity, ...] = ()
+    immutable: bool = True
+    retain: Annotated[int, msgspec.Meta(ge=1)] = 12
+    sets: dict[str, SetRule] = {}
+    gates: dict[str, str] = {}
+    speeds: Speeds | None = None
+
+    def __post_init__(self) -> None:
+        if self.url and not (self.url.endswith("/") and self.url.startswith(("https://", "http://127.0.0.1:"))):
+            raise ValueError(f"url: {self.url!r} is no https address with a final slash")
+        if lost := {rung for rule in self.forks.values() for rung in rule.rungs} - set(self.rungs):
+            raise ValueError(f"rungs: nothing says what a pass of {', '.join(sorted(lost))} rests on")
+        if lost := {rule.served_by for rule in self.forks.values()} - {"", *self.forks}:
+            raise ValueError(f"forks: {', '.join(sorted(lost))} is none")
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the policy, those of the gates included."""
+        return sha256_bytes(canonical(self))
+
+    def judged_by(self, rung: str, stack: str) -> str:
+        """Return the sha256 of the policy that *rung* has to be judged by; empty where any will do."""
+        return self.gates.get(f"G0 {stack}" if rung == "G0" else rung, "")
+
+
+def load(root: Path) -> ReleasePolicy:
+    """
+    Return the release policy of the checkout at *root*, and with it the digests of the gates' policies.
+
+    Raises:
+        FileInvalid: A file is missing or not valid.
+    """
+    path = root / "ci" / "release.yaml"
+    read = yamlfile.load(path, ReleasePolicy)
+    if read.gates or read.speeds:
+        raise FileInvalid(f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
+    return msgspec.structs.replace(read, gates={**_audits(root), **_gates(root / "ci" / "gates")}, speeds=_speeds(root))
+
+
+def _gates(folder: Path) -> dict[str, str]:
+    from sparkwright.gates.device.rung import DevicePolicy
+    from sparkwright.gates.distributions.rung import DistributionsPolicy
+    from sparkwright.gates.numerics.rung import NumericsPolicy
+    from sparkwright.gates.server.contract import ContractPolicy
+    from sparkwright.gates.soak.rung import SoakPolicy
+    from sparkwright.gates.tasks.rung import TasksPolicy
+    from sparkwright.gates.words.rung import WordsPolicy
+
+    kinds: Mapping[str, tuple[str, type[Any]]] = {
+        "G1": ("numerics", NumericsPolicy), "G2": ("device", DevicePolicy), "G3": ("contract", ContractPolicy),
+        "G4": ("words", WordsPolicy), "G5": ("distributions", DistributionsPolicy), "G6": ("tasks", TasksPolicy),
+        "G7": ("soak", SoakPolicy),
+    }  # fmt: skip
+    return {rung: sha256_bytes(canonical(yamlfile.load(folder / f"{name}.yaml", kind))) for rung, (name, kind) in kinds.items()}
+
+
+def _audits(root: Path) -> dict[str, str]:
+    from sparkwright.audit import policy
+    from sparkwright.forks.spec import Project
+
+    stacks = sorted(path.stem for path in (root / "ci" / "audit").glob("*.yaml"))
+    loaded = {stack: policy.load(root / "ci" / "audit" / f"{stack}.yaml", Project(root, stack).spec.arch) for stack in stacks}
+    return {f"G0 {stack}": sha256_bytes(canonical(one)) for stack, one in loaded.items()}
+
+
+def _speeds(root: Path) -> Speeds:
+    from sparkwright.gates.recipes import workloads
+    from sparkwright.gates.throughput.policy import ThroughputPolicy
+
+    read = yamlfile.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
+    cells = tuple(cell for cell in workloads.load(root).cells(read.workloads) if cell.primary)
+    return Speeds(read.margin, read.alpha, read.least, read.calibration, cells)
+
+
+def _requirement(text: str) -> None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        found = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement: {' '.join(str(error).split())}") from error
+    if found.url:
+        raise ValueError(f"{text!r} is not a version of the package index")

@@ -1,0 +1,148 @@
+"""
+G8 once more, from the legs: differences, spread, evidence and decision are computed again, and what was written is held against that.
+
+A Result says what was measured, leg by leg; everything else in it follows, so nothing else in it has to be believed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sparkwright.errors import VerdictHollow
+from sparkwright.gates.recipes import cells as shapes
+from sparkwright.gates.recipes.cells import Cell
+from sparkwright.gates.statistics.decision import Decision, Rule, decide
+from sparkwright.gates.throughput import calibration, rung, tracks
+from sparkwright.gates.throughput.calibration import Calibration, Day
+from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series
+from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.verdict import Verdict
+from sparkwright.release.decide.origin import line
+from sparkwright.release.decide.policy import ReleasePolicy, Speeds
+from sparkwright.release.manifest.records import Missing, Speed
+
+#: Machines round logarithms differently in the last digit.
+NEAR = 1e-9
+
+
+def check(verdict: Verdict, result: Result | None, policy: ReleasePolicy) -> None:
+    """
+    Do nothing where the pass *verdict* of G8 follows from the legs of *result*.
+
+    Raises:
+        VerdictHollow: There is no result, it holds too little, or something in it does not follow from its legs.
+    """
+    if policy.speeds is None:
+        raise VerdictHollow("The policy does not say what a throughput gate promises.")
+    faults = ["there is no throughput.json"] if result is None else list(_faults(verdict, result, policy.speeds))
+    if faults:
+        raise VerdictHollow("The pass of G8 does not follow from what was measured.", details=faults[:30])
+
+
+def _faults(verdict: Verdict, result: Result, asked: Speeds) -> Iterator[str]:
+    if result.kind != "gate" or result.state != "pass":
+        yield f"the result is a {result.kind}, and says {result.state}"
+        return
+    if result.baseline is None or not result.baseline.sha256 or result.baseline.sha256 == result.candidate.sha256:
+        yield "nothing is compared: there is no baseline, or it is the candidate itself"
+    if not result.qualified:
+        yield "nothing says that the load generator was qualified"
+    try:
+        yield from _recomputed(result, asked)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        yield f"the legs cannot be reckoned with: {error}"
+    told = {one.name: one for one in verdict.checks}
+    yield from (f"the verdict has no check {one.name}" for one in rung.checks(result) if one.name not in told)
+    rows = [one for one in rung.checks(result) if one.name in told and told[one.name].state != one.state]
+    yield from (f"{one.name}: the verdict says {told[one.name].state}, the result {one.state}" for one in rows)
+
+
+def _recomputed(result: Result, asked: Speeds) -> Iterator[str]:
+    shaped = [_cell(one) for one in result.cells]
+    counted = [leg for leg in result.legs if leg.counts]
+    blocks = sorted({leg.block for leg in counted})
+    if len(blocks) < asked.least or blocks != list(range(len(blocks))):
+        yield f"{len(blocks)} blocks count, one after the other; at least {asked.least} are asked for"
+        return
+    yield from _of_legs(counted, shaped)
+    known = calibration.known(_calibration(result), asked.calibration)
+    found = tracks.of(shaped, counted, blocks, known)
+    decision = decide(Rule(result.margin, result.alpha, asked.least, max(result.blocks, asked.least)), found)
+    if decision.state != "pass":
+        yield f"the legs say: {decision.says}"
+    for cell in result.cells:
+        yield from (fault for one in cell.series if one.primary for fault in _of_series(cell, one, counted, blocks, known, decision))
+
+
+def _cell(one: CellResult) -> Cell:
+    """Return the shape of *one*, whose name must say the same as its numbers."""
+    shape = shapes.parse(one.name)
+    if (shape.prompt, shape.answer, shape.concurrency) != (one.prompt, one.answer, one.concurrency):
+        raise ValueError(f"{one.name} is measured as {one.prompt}/{one.answer} c{one.concurrency}")
+    return Cell(one.prompt, one.answer, one.concurrency, 0, shape.texts, tuple(series.metric for series in one.series if series.primary))
+
+
+def _of_legs(counted: Sequence[Leg], shaped: Sequence[Cell]) -> Iterator[str]:
+    """Yield what legs say that count and should not; the gate sees more of them, while they run."""
+    answers = {cell.name: cell.answer for cell in shaped}
+    for leg in counted:
+        requests = leg.run.requests if leg.run else ()
+        wrong = [one for one in requests if one.error or one.tokens != answers.get(leg.cell) or not 0 < one.ttft <= one.seconds]
+        if not requests or wrong:
+            yield f"{leg.cell}, block {leg.block}, {leg.side}: {len(wrong)} of {len(requests)} requests are not what was ordered"
+
+
+def _calibration(result: Result) -> Calibration:
+    series = {
+        tracks.name(one.cell, one.metric): tuple(Day(day, value) for day, value in zip(one.days, one.differences, strict=True))
+        for one in result.calibration
+    }
+    return Calibration({}, {}, series)
+
+
+def _of_series(
+    cell: CellResult, one: Series, counted: Sequence[Leg], blocks: Sequence[int], known: dict[str, Known], decision: Decision
+) -> Iterator[str]:  # fmt: skip
+    name = tracks.name(cell.name, one.metric)
+    differences = [d for block in blocks if (d := tracks.difference(counted, cell.name, block, one.metric)) is not None]
+    if not _near(one.differences, differences):
+        yield f"{name}: its differences are not those of its legs"
+    said = known.get(name)
+    if not _near([one.sigma] if one.sigma else [], [said.sigma] if said else []):
+        yield f"{name}: its spread is not that of the A/A blocks"
+    found = next(track for track in decision.found if track.name == name)
+    if one.state != found.state or not _near(one.pass_evidence, found.pass_evidence) or not _near(one.fail_evidence, found.fail_evidence):
+        yield f"{name}: its evidence is not that of its differences"
+
+
+def _near(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=1e-6, abs_tol=NEAR) for a, b in zip(one, other, strict=True))
+
+
+def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
+    """Yield why a pass that is sound is not one of what the policy asks for: wider margins, or cells that were left out."""
+    asked = policy.speeds
+    assert asked is not None
+    if result.margin > asked.margin or result.alpha > asked.alpha:
+        says = f"a margin of {result.margin:g} and an error rate of {result.alpha:g}; asked for: {asked.margin:g} and {asked.alpha:g}"
+        yield Missing("G8", "invalid", "margin-wider", says)
+    had = {(cell.name, one.metric) for cell in result.cells for one in cell.series if one.primary}
+    if lacking := [f"{cell.name} {metric}" for cell in asked.cells for metric in cell.primary if (cell.name, metric) not in had]:
+        yield Missing("G8", "invalid", "cells-missing", line(f"series that decide were not measured: {', '.join(lacking)}"))
+
+
+def shown(result: Result | None) -> tuple[Speed, ...]:
+    """Return what was measured, series by series, for people."""
+    return tuple(_speed(cell, one) for cell in result.cells for one in cell.series) if result and result.kind == "gate" else ()
+
+
+def _speed(cell: CellResult, one: Series) -> Speed:
+    ratio = one.candidate / one.baseline if one.candidate is not None and one.baseline else None
+    passing, failing = (path[-1] if path else None for path in (one.pass_evidence, one.fail_evidence))
+    figures = [_finite(value) for value in (ratio, one.low, one.high, passing, failing)]
+    return Speed(line(cell.name), one.metric, one.state if one.primary else "not-run", *figures)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

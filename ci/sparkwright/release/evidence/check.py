@@ -1,0 +1,120 @@
+"""Whether what is claimed of a wheel holds: each file by its hash, each statement by its signature, and all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.errors import EvidenceInvalid
+from sparkwright.gates.verdict import State
+from sparkwright.release.evidence import agreement
+from sparkwright.release.evidence.predicates import TYPES
+from sparkwright.release.manifest.records import Evidence, Fork, Proved, Wheel
+from sparkwright.release.signing import envelope
+from sparkwright.release.signing.statement import Statement
+from sparkwright.release.signing.trust import Trust
+
+T = TypeVar("T")
+
+#: Verdicts with all their samples are a few megabytes, a measurement of many hours some dozens.
+LARGEST = 64 << 20
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """
+    What holds of a wheel.
+
+    Attributes:
+        signers: Kind of statement → who signed it.
+        rungs: Rung → its state, as it follows from the checks in the verdicts.
+        raw: The files that the statements name, by kind.
+    """
+
+    signers: dict[str, str]
+    rungs: dict[str, State]
+    statements: dict[str, Statement]
+    raw: dict[str, bytes]
+
+
+class _Component(msgspec.Struct, frozen=True):
+    name: str
+    version: str = ""
+
+
+class _About(msgspec.Struct, frozen=True):
+    component: _Component
+
+
+class _Bill(msgspec.Struct, frozen=True):
+    """Of a CycloneDX document, what says which wheel it is about."""
+
+    metadata: _About
+    format: str = msgspec.field(name="bomFormat")
+
+
+def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evidence], bytes], trust: Trust) -> Checked:
+    """
+    Return what holds of *wheel*, having checked everything that *proved* names; nothing is asked but *read*.
+
+    Args:
+        fork: Where the release says that it comes from; None where it says nothing.
+        read: Returns a file of evidence; it need not check anything.
+
+    Raises:
+        EvidenceInvalid: A file is missing, has other bytes, or contradicts another; a statement is about another wheel, or none is there.
+        SignatureInvalid, SignerUnknown: A statement is not signed, or by nobody whom *trust* names.
+        VerdictForeign: The verdicts are about other bytes. VerdictHollow: A pass has nothing behind it.
+    """
+    kinds = [one.kind for one in proved.evidence]
+    if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+        raise EvidenceInvalid(f"There are several files of one kind about {wheel.filename}.", details=twice)
+    files: dict[str, bytes] = {one.kind: _file(one, read, wheel) for one in proved.evidence}
+    opened = {
+        kind: envelope.opened(files[kind], trust, predicate_type=expected, what=f"the {kind} of {wheel.filename}")
+        for kind, expected in TYPES.items()
+        if kind in files
+    }
+    statements: dict[str, Statement] = {kind: one.statement for kind, one in opened.items()}
+    raw: dict[str, bytes] = {kind: data for kind, data in files.items() if kind in ("sbom", "verdicts", "throughput")}
+    found = agreement.check(wheel, fork, proved, statements, raw)
+    if "sbom" in raw:
+        bill(raw["sbom"], wheel)
+    if "pep740" in files:
+        _index(wheel, files)
+    return Checked(
+        {kind: one.by for kind, one in opened.items()}, {one.rung: one.state for one in found.verdicts} if found else {}, statements, raw
+    )
+
+
+def _file(one: Evidence, read: Callable[[Evidence], bytes], wheel: Wheel) -> bytes:
+    if one.size > LARGEST:
+        raise EvidenceInvalid(f"The {one.kind} of {wheel.filename} is too large.", details=[f"{one.size} bytes; bound: {LARGEST}"])
+    data = read(one)
+    if (len(data), digest.sha256_bytes(data)) != (one.size, one.sha256):
+        details = [f"wanted: {one.sha256}, {one.size} bytes", f"found:  {digest.sha256_bytes(data)}, {len(data)} bytes"]
+        raise EvidenceInvalid(f"The {one.kind} of {wheel.filename} is not the file that the proof names.", details=details)
+    return data
+
+
+def bill(data: bytes, wheel: Wheel) -> None:
+    """Require that the bill of materials in *data* is CycloneDX, and about *wheel*; raise `EvidenceInvalid`."""
+    from packaging.utils import canonicalize_name
+
+    try:
+        found = msgspec.json.decode(data, type=_Bill)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EvidenceInvalid(f"The SBOM of {wheel.filename} is no CycloneDX document.", details=[str(error)]) from error
+    said = found.metadata.component
+    if (found.format, canonicalize_name(said.name), said.version) != ("CycloneDX", wheel.project, wheel.version):
+        raise EvidenceInvalid(f"The SBOM of {wheel.filename} is about {said.name!r:.200} {said.version!r:.200}.")
+
+
+def _index(wheel: Wheel, files: Mapping[str, bytes]) -> None:
+    """Require that what the simple API says of the provenance is that provenance, in its own arrangement."""
+    from sparkwright.release.signing import pep740
+
+    if pep740.pep740(files["provenance"], wheel.filename) != files["pep740"]:
+        raise EvidenceInvalid(f"The provenance in the simple API is not that of {wheel.filename}.")

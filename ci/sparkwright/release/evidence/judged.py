@@ -1,0 +1,155 @@
+"""
+The raw files of the gates, read again by whoever installs: are they about this wheel, and do they say what is claimed?
+
+States are computed from the checks, never taken. Only the records of gates are used here, none of what measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from sparkwright.errors import EvidenceInvalid, VerdictForeign, VerdictHollow
+from sparkwright.gates import ladder
+from sparkwright.gates.ladder import Ladder
+from sparkwright.gates.throughput.records import CellResult, Result, Series
+from sparkwright.gates.verdict import ORDER, Check, State, Verdict
+from sparkwright.release.manifest.records import Missing, Proved, Rung, Speed, Wheel
+
+#: The rung that stands on a file of its own.
+THROUGHPUT = "G8"
+
+
+class Tests(NamedTuple):
+    """Checks by what they are to a test result, as ``G0/archive``; *informing* are those not required that did not pass."""
+
+    passed: tuple[str, ...]
+    warned: tuple[str, ...]
+    failed: tuple[str, ...]
+    informing: tuple[str, ...]
+
+
+def verdicts(data: bytes, wheel: Wheel) -> Ladder:
+    """
+    Return the verdicts in *data*, every one of them about *wheel*, every pass with something behind it.
+
+    Raises:
+        EvidenceInvalid: It is no document of verdicts, or the states in it do not follow from its checks.
+        VerdictForeign: They are about other bytes.
+        VerdictHollow: A rung passes and no required check of it shows a figure or a sample.
+    """
+    try:
+        found = ladder.read(data)
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        raise EvidenceInvalid(f"The verdicts about {wheel.filename} cannot be read.", details=[str(error)]) from error
+    _about(wheel, "The verdicts", found.wheel.sha256 if found.wheel else "", *(one.wheel for one in found.verdicts))
+    if wheel.device_code and found.device_code and wheel.device_code != found.device_code:
+        details = [f"wheel:    {wheel.device_code}", f"verdicts: {found.device_code}"]
+        raise VerdictForeign(f"The verdicts about {wheel.filename} tell of other device code.", details=details)
+    names = [one.rung for one in found.verdicts]
+    if len(set(names)) != len(names) or set(names) - ladder.RUNGS.keys():
+        raise EvidenceInvalid(f"The verdicts about {wheel.filename} name a rung twice, or one that does not exist.", details=names)
+    if hollow := [one for one in found.verdicts if one.state == "pass" and not any(map(_shows, one.checks))]:
+        raise VerdictHollow(
+            f"{len(hollow)} rung(s) of {wheel.filename} pass without a figure or a sample.",
+            details=[f"{one.rung} ({one.title}): {len(one.checks)} checks" for one in hollow],
+        )
+    return found
+
+
+def _shows(check: Check) -> bool:
+    return check.required and bool(check.figures or check.samples)
+
+
+def _about(wheel: Wheel, what: str, *named: str) -> None:
+    if other := sorted(set(named) - {wheel.sha256}):
+        details = [f"wheel: {wheel.sha256}", *(f"about: {one or 'no wheel'}" for one in other)]
+        raise VerdictForeign(f"{what} that came with {wheel.filename} are about another wheel.", details=details)
+
+
+def tests(found: Ladder) -> Tests:
+    """Return the checks of *found* by what they are to a test result."""
+
+    def named(states: Sequence[State], *, required: bool = True) -> tuple[str, ...]:
+        every = ((one.rung, check) for one in found.verdicts for check in one.checks)
+        return tuple(f"{rung}/{check.name}" for rung, check in every if check.state in states and check.required == required)
+
+    return Tests(
+        named(("pass",)), named(("not-run", "inconclusive")), named(("fail", "invalid")), named(ORDER[:-1], required=False)
+    )
+
+
+def result(found: Tests, missing: Iterable[Missing]) -> Literal["PASSED", "WARNED", "FAILED"]:
+    """Return the result of a test result: PASSED only where every required check passed and nothing is missing."""
+    if found.failed:
+        return "FAILED"
+    return "PASSED" if found.passed and not found.warned and not list(missing) else "WARNED"
+
+
+def rungs(claimed: Iterable[Rung], found: Ladder | None, wheel: Wheel) -> None:
+    """
+    Require that no rung is claimed to be better than the verdicts say; one of which they say nothing did not run.
+
+    Raises:
+        EvidenceInvalid: One is.
+    """
+    seen: dict[str, State] = {one.rung: one.state for one in found.verdicts} if found else {}
+    better = [
+        f"{one.name}: claimed {one.state}, found {seen.get(one.name, 'not-run')}"
+        for one in claimed
+        if ORDER.index(one.state) > ORDER.index(seen.get(one.name, "not-run"))
+    ]
+    if better:
+        raise EvidenceInvalid(f"{wheel.filename} is said to have passed what its verdicts do not say.", details=better)
+
+
+def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Proved) -> Result:
+    """
+    Return the measurement in *data*: of *wheel* against a baseline, by the policy of *verdict*, with the speeds that are claimed.
+
+    Raises:
+        EvidenceInvalid: It is no measurement, or says something else than is claimed. VerdictForeign: It measured other bytes.
+        VerdictHollow: The rung passes, and no leg counts or a series that decides has no blocks.
+    """
+    try:
+        found = msgspec.json.decode(data, type=Result)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EvidenceInvalid(f"The measurement of {wheel.filename} cannot be read.", details=[str(error)]) from error
+    _about(wheel, "The measurements", found.candidate.sha256)
+    if verdict and verdict.state == "pass":
+        _measured(found, wheel)
+        if (found.policy, found.state) != (verdict.policy, "pass"):
+            details = [f"measured: {found.state} by {found.policy or 'no policy'}", f"verdict:  pass by {verdict.policy or 'no policy'}"]
+            raise EvidenceInvalid(f"The measurement of {wheel.filename} is not the one that was judged.", details=details)
+    wrong = [f"{one.cell}: {one.metric}" for one in proved.speeds if not any(map(one.__eq__, _speeds(one, found)))]
+    if wrong or (proved.margin is not None and found.margin != proved.margin):
+        raise EvidenceInvalid(f"The speeds of {wheel.filename} are not those that were measured.", details=wrong or ["another margin"])
+    return found
+
+
+def _measured(found: Result, wheel: Wheel) -> None:
+    counted = {leg.side for leg in found.legs if leg.counts}
+    deciding = [(cell, series) for cell in found.cells for series in cell.series if series.primary]
+    empty = [f"{cell.name}: {series.metric}: no block" for cell, series in deciding if not series.differences]
+    if found.kind != "gate" or counted != {"baseline", "candidate"} or not deciding or empty:
+        details = [f"legs that count: {sum(leg.counts for leg in found.legs)} of {len(found.legs)}", *empty]
+        raise VerdictHollow(f"{THROUGHPUT} of {wheel.filename} passes, and nothing was measured.", details=details)
+
+
+def _speeds(claimed: Speed, found: Result) -> Iterable[Speed]:
+    """Yield what *found* says of the cell and metric of *claimed*, with its ratio, which rounding may touch."""
+    for cell in found.cells:
+        for series in cell.series:
+            if (cell.name, series.metric) == (claimed.cell, claimed.metric):
+                yield _speed(cell, series, claimed.ratio)
+
+
+def _speed(cell: CellResult, series: Series, ratio: float | None) -> Speed:
+    whole = series.candidate / series.baseline if series.candidate and series.baseline else None
+    near = whole is not None and ratio is not None and abs(ratio / whole - 1) < 0.01
+    return Speed(
+        cell.name, series.metric, series.state, ratio if near else whole, series.low, series.high,
+        series.pass_evidence[-1] if series.pass_evidence else None, series.fail_evidence[-1] if series.fail_evidence else None,
+    )  # fmt: skip

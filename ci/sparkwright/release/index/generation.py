@@ -1,0 +1,285 @@
+"""
+A generation: every page that changes with the manifest, made beside the live one.
+
+What the live generation was made from is known (`state`), so only what differs is rendered: a page is changed line by line, an unchanged
+one becomes a hard link, and the pages of a release, which lie in a folder named after all that they show, stay where they are. The result
+is, byte for byte, what would have been made from nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sparkwright import digest
+from sparkwright.errors import IndexMoved, WheelNameTaken
+from sparkwright.release.index import entries, live, pages, simple, state
+from sparkwright.release.index.entries import Held
+from sparkwright.release.index.folder import FEW, Draft, flush, sync
+from sparkwright.release.index.simple import Line
+from sparkwright.release.index.state import Known, Offer, Row, State
+from sparkwright.release.manifest import places
+from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release
+from sparkwright.store import room_guard
+
+CHANNELS: tuple[Channel, ...] = ("candidate", "verified")
+
+#: Names in the folder of a release that lead to its pages as the live generation has them.
+PAGES = ("index.html", "notes.md", "simple")
+
+#: What the two pages of a project are made by.
+_FORMS: Mapping[str, Callable[[str, bytes, Mapping[str, Line | None]], bytes]] = {
+    "index.html": simple.html_page,
+    "index.json": simple.json_page,
+}
+
+
+def generate(root: Path, manifest: Manifest, sealed: bytes, *, fresh: bool = False) -> Path:
+    """
+    Make the generation of *manifest* below *root*, whole and on the disk, and return its folder; `live.flip` puts it live.
+
+    Args:
+        sealed: The signed manifest, as it is served. *fresh*: build on nothing that is there, and mend pages that a disk changed.
+
+    Raises:
+        IndexDamaged: A record or a file that the pages would point to is missing or not what it should be.
+        VerifiedRefused: An entry says ``verified``, and its proof does not. WheelNameTaken: Two wheels have one name.
+        IndexMoved: Another manifest with the same serial is live. DiskFull: There is no room.
+    """
+    root = root.absolute()
+    with room_guard(root):
+        place, before = live.place(root, manifest.serial), live.current(root)
+        if before and before[0] == manifest.serial:
+            if before[1] != sealed:
+                raise IndexMoved(f"Another manifest with the serial {manifest.serial} is live already.")
+            return place
+        parent = live.place(root, before[0]) if before and not fresh else None
+        making = Making(root, manifest, parent)
+        try:
+            making.releases(fresh=fresh)
+            shutil.rmtree(place, ignore_errors=True)
+            return making.generation(place, sealed)
+        finally:
+            making.drop()
+
+
+class Making:
+    """
+    The work on one generation.
+
+    Attributes:
+        known: Every release of the manifest, in its order.
+    """
+
+    def __init__(self, root: Path, manifest: Manifest, parent: Path | None) -> None:
+        self._root, self._manifest, self._parent = root, manifest, parent
+        self._old = state.load(parent, manifest.url) if parent else State(state.program(), manifest.url)
+        self._lines: dict[tuple[str, str], Line] = {}
+        self._last: dict[str, Release] = {}
+        self._drafts: list[Draft] = []
+        self._present = {entry.release for entry in manifest.entries}
+        self.known: list[Known] = []
+
+    def releases(self, *, fresh: bool) -> None:
+        """Read every release that the parent does not know as it stands now, and make its pages where they are not there."""
+        old = {one.entry.release: one for one in self._old.releases}
+        for entry in self._manifest.entries:
+            one = old.get(entry.release)
+            if one is None or one.entry != entry or one.pages != self._pages(entry, one.before) or not self._made(one).is_dir():
+                held = self._held(entry)
+                entries.present(self._root, held)
+                one = self._known(held)
+                self._release(held, one, fresh=fresh)
+            self.known.append(one)
+        self._once()
+        self._settle()
+
+    def _known(self, one: Held) -> Known:
+        rows = tuple(
+            Row(
+                wheel.filename, wheel.sha256, wheel.size, wheel.project, wheel.machine, wheel.url,
+                tuple(f"{lack.rung} {lack.state}" for lack in one.proved[wheel.sha256].missing),
+            )
+            for wheel in one.release.wheels
+        )  # fmt: skip
+        before = one.release.before
+        return Known(one.entry, before, tuple(lock.machine for lock in one.release.locks), rows, self._pages(one.entry, before))
+
+    def _pages(self, entry: Entry, before: str) -> str:
+        """Return the name of the folder of a release's pages: after all that they show."""
+        shown = [self._old.program, self._manifest.url, entry, before if before in self._present else ""]
+        return f"pages-{digest.key('index-pages', shown)[:16]}"
+
+    def _made(self, one: Known) -> Path:
+        return self._root / "b" / one.entry.release / one.pages
+
+    def _held(self, entry: Entry) -> Held:
+        """Return *entry* with its records, and keep the lines of its files for the roots of the channels."""
+        one = entries.held(self._root, entry)
+        for wheel in one.release.wheels:
+            made = simple.line(entry, wheel, one.proved[wheel.sha256], self._manifest.url, simple.CHANNEL)
+            self._lines[entry.release, wheel.filename] = made
+        return one
+
+    def _release(self, one: Held, known: Known, *, fresh: bool) -> None:
+        """Make the pages of one release; with *fresh*, mend those that are there."""
+        place = self._made(known)
+        if place.is_dir() and not fresh:
+            return
+        files = self._files(one, known)
+        if place.is_dir():
+            _mend(place, files)
+            return
+        draft = Draft(place)
+        self._drafts.append(draft)
+        for name, data in files.items():
+            draft.write(name, data)
+
+    def _files(self, one: Held, known: Known) -> dict[str, bytes]:
+        # Notes are written for people; whoever only reads records does not load them.
+        from sparkwright.release import notes
+
+        before = self._before(one.release)
+        lines: dict[str, dict[str, Line]] = {}
+        for wheel in one.release.wheels:
+            made = simple.line(one.entry, wheel, one.proved[wheel.sha256], self._manifest.url, simple.RELEASE)
+            lines.setdefault(wheel.project, {})[wheel.filename] = made
+        return {
+            "index.html": pages.release(one, known, notes.html(one.release, one.proof, before), self._manifest.url),
+            "notes.md": notes.markdown(one.release, one.proof, before).encode(),
+            **{f"simple/{name}": data for name, data in simple.whole(lines).items()},
+        }
+
+    def _before(self, release: Release) -> Release | None:
+        """Return the release before *release*, where the index still has it."""
+        if release.before not in self._present:
+            return None
+        found = self._last.get(release.before)
+        if found is None:
+            found = entries.record(self._root, places.release(release.before), release.before, Release)
+        # Releases come oldest first, so the next one of the stack asks for this one.
+        self._last = {name: one for name, one in self._last.items() if one.stack != release.stack}
+        self._last[digest.sha256_bytes(digest.canonical(release))] = release
+        return found
+
+    def _once(self) -> None:
+        """Refuse a file name that stands for two wheels, now or in what was retired."""
+        found = dict(self._manifest.retired)
+        for one in self.known:
+            for row in one.rows:
+                if found.setdefault(row.filename, row.sha256) != row.sha256:
+                    what = f"{row.filename} of {one.entry.name} has other bytes than a wheel of that name in another release."
+                    raise WheelNameTaken(what, details=[f"here  {row.sha256}", f"there {found[row.filename]}"])
+
+    def _settle(self) -> None:
+        """Give the new folders of pages their names, once they are on the disk, and lead to them."""
+        flush(self._drafts)
+        for draft in self._drafts:
+            draft.finish(on_disk=False)
+            release = draft.place.parent
+            for name in PAGES:
+                live.point(release / name, f"../../{live.CURRENT}/b/{release.name}/{name}")
+        if len(self._drafts) > FEW:
+            os.sync()
+        else:
+            for draft in self._drafts:
+                sync(draft.place.parent)
+        self._drafts = []
+
+    def generation(self, place: Path, sealed: bytes) -> Path:
+        """Make the folder *place*."""
+        draft = Draft(place)
+        self._drafts.append(draft)
+        draft.write(places.MANIFEST, sealed)
+        draft.write("index.html", pages.front(self._manifest, self.known))
+        for one in self.known:
+            draft.point(f"b/{one.entry.release}", f"../../../b/{one.entry.release}/{one.pages}")
+        written: dict[str, str] = {}
+        for channel in CHANNELS:
+            written |= self._channel(draft, channel)
+        draft.write(state.NAME, State(self._old.program, self._manifest.url, tuple(self.known), written).encode())
+        return draft.finish()
+
+    def _channel(self, draft: Draft, channel: Channel) -> dict[str, str]:
+        """Make the root *channel*, and return the digests of its projects' pages."""
+        old, new = state.offered(self._old.releases, channel), state.offered(self.known, channel)
+        changed: dict[str, set[str]] = {}
+        for name, one in {**old, **new}.items():
+            if old.get(name) != new.get(name):
+                changed.setdefault(one.project, set()).add(name)
+        projects: dict[str, set[str]] = {}
+        for name, one in new.items():
+            projects.setdefault(one.project, set()).add(name)
+        folder, written = places.simple(channel), {}
+        for project, names in projects.items():
+            for form, page in _FORMS.items():
+                path = f"{folder}/{project}/{form}"
+                before = self._before_page(path)
+                # A page that is not there, or that a disk changed, is made from nothing.
+                touched = changed.get(project, set()) if before else names
+                if touched:
+                    data = page(project, before, {name: self._line(new.get(name), name) for name in touched})
+                    draft.write(path, data)
+                    written[path] = digest.sha256_bytes(data)
+                elif self._parent:
+                    draft.link(path, self._parent / path)
+                    written[path] = self._old.pages[path]
+        draft.write(f"{folder}/index.html", simple.html_root(projects))
+        draft.write(f"{folder}/index.json", simple.json_root(projects))
+        return written
+
+    def _before_page(self, path: str) -> bytes:
+        """Return the page *path* of the parent; nothing where it has none, or not the one that it was made with."""
+        if self._parent is None or path not in self._old.pages:
+            return b""
+        try:
+            data = (self._parent / path).read_bytes()
+        except OSError:
+            return b""
+        return data if digest.sha256_bytes(data) == self._old.pages[path] else b""
+
+    def _line(self, one: Offer | None, name: str) -> Line | None:
+        if one is None:
+            return None
+        if (one.entry.release, name) not in self._lines:
+            self._held(one.entry)
+        return self._lines[one.entry.release, name]
+
+    def stale(self) -> list[str]:
+        """Return the pages of releases that are not what they would be if they were made now; they are read as they lie."""
+        found = []
+        for entry in self._manifest.entries:
+            held = self._held(entry)
+            one = self._known(held)
+            place = self._made(one)
+            made = self._files(held, one)
+            found += [f"b/{entry.release}/{one.pages}/{name}" for name, data in made.items() if not same(place / name, data)]
+            self.known.append(one)
+        return found
+
+    def drop(self) -> None:
+        """Remove what was not finished."""
+        for draft in self._drafts:
+            draft.drop()
+
+
+def _mend(place: Path, files: Mapping[str, bytes]) -> None:
+    """Give the files below *place* the bytes that they should have."""
+    for name, data in files.items():
+        path = place / name
+        if not same(path, data):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.mended")
+            temporary.write_bytes(data)
+            sync(temporary)
+            os.replace(temporary, path)
+
+
+def same(path: Path, data: bytes) -> bool:
+    """Return whether the file at *path* holds *data*."""
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False

@@ -1,0 +1,133 @@
+"""
+The simple API: PEP 503 as HTML and PEP 691 as JSON, with 592 (yank), 658 and 714 (metadata), 700 (sizes, times) and 740 (provenance).
+
+A page is a head, one line for each file, sorted by file name, and a tail; so a page can be changed line by line, and the result is the
+page that would have been made from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from urllib.parse import quote
+
+import msgspec
+
+from sparkwright.release.manifest import places
+from sparkwright.release.manifest.records import Entry, Proved, Wheel
+
+#: PEP 792's, the newest; a client that knows 1.0 reads it all the same (PEP 629).
+VERSION = "1.4"
+
+_TOP = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="pypi:repository-version" content="{VERSION}">
+"""
+_END = b"</body>\n</html>\n"
+_LINK, _LINK_END = b"<a ", b"</a><br>"
+_NAME = b'{"filename":"'
+_FILES, _FILES_END = b',"files":[\n', b"\n]}\n"
+
+#: Steps from a project's page to the root of the index: in a channel, and in the folder of one release.
+CHANNEL, RELEASE = 3, 4
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One file on the two pages of its project."""
+
+    html: bytes
+    json: bytes
+
+
+def line(entry: Entry, wheel: Wheel, proved: Proved, url: str, steps: int) -> Line:
+    """
+    Return the lines of *wheel*, as *entry* offers it.
+
+    Args:
+        url: Of the index: provenance is named by a whole address (PEP 740); files are, as a copy of the index needs it, relative.
+        steps: See `CHANNEL` and `RELEASE`.
+    """
+    up = "../" * steps
+    address = wheel.url if "://" in wheel.url else up + quote(wheel.url)
+    attested = next((url + places.evidence(one.sha256) for one in proved.evidence if one.kind == "pep740"), None)
+    metadata = f"sha256={wheel.metadata}"
+    attributes = {
+        "data-requires-python": wheel.requires_python or None,
+        "data-core-metadata": metadata,
+        # What pip before 23.1 reads.
+        "data-dist-info-metadata": metadata,
+        "data-yanked": entry.yanked or None,
+        "data-provenance": attested,
+    }
+    words = "".join(f' {name}="{escape(text)}"' for name, text in attributes.items() if text is not None)
+    html = f'<a href="{escape(address)}#sha256={wheel.sha256}"{words}>{wheel.filename}</a><br>'
+    about: dict[str, object] = {
+        "filename": wheel.filename,
+        "url": address,
+        "hashes": {"sha256": wheel.sha256},
+        **({"requires-python": wheel.requires_python} if wheel.requires_python else {}),
+        "size": wheel.size,
+        "upload-time": wheel.uploaded,
+        "core-metadata": {"sha256": wheel.metadata},
+        "yanked": entry.yanked or False,
+        "provenance": attested,
+        "_sparkwright": {
+            "channel": entry.channel,
+            "release": entry.name,
+            "missing": [{"rung": one.rung, "state": one.state, "reference": one.reference} for one in proved.missing],
+            "evidence": {one.kind: up + places.evidence(one.sha256) for one in proved.evidence},
+        },
+    }
+    return Line(html.encode(), msgspec.json.encode(about))
+
+
+def html_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
+    """Return the page *before* (empty for none) with *changes*: file name → its line, or None for one that is no longer listed."""
+    lines = {one[:-8].rpartition(b">")[2]: one for one in before.split(b"\n") if one.startswith(_LINK) and one.endswith(_LINK_END)}
+    for name, one in changes.items():
+        _put(lines, name, one.html if one else None)
+    title = f"Links for {project}"
+    head = f"{_TOP}<title>{title}</title>\n</head>\n<body>\n<h1>{title}</h1>\n".encode()
+    return b"".join([head, *(lines[name] + b"\n" for name in sorted(lines)), _END])
+
+
+def json_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
+    """Return the same as `html_page`, as JSON."""
+    body = before.partition(_FILES)[2].removesuffix(_FILES_END)
+    lines = {one[len(_NAME) : one.index(b'"', len(_NAME))]: one for one in body.split(b",\n") if one}
+    for name, one in changes.items():
+        _put(lines, name, one.json if one else None)
+    names = sorted(lines)
+    # `entries.held` has seen that the name of a wheel states its version.
+    versions = list(dict.fromkeys(name.split(b"-")[1].decode() for name in names))
+    head = msgspec.json.encode({"meta": {"api-version": VERSION}, "name": project, "versions": versions})
+    return head[:-1] + _FILES + b",\n".join(lines[name] for name in names) + _FILES_END
+
+
+def _put(lines: dict[bytes, bytes], name: str, one: bytes | None) -> None:
+    if one is None:
+        lines.pop(name.encode(), None)
+    else:
+        lines[name.encode()] = one
+
+
+def html_root(projects: Iterable[str]) -> bytes:
+    """Return the list of projects as HTML."""
+    links = "".join(f'<a href="{escape(quote(name))}/">{escape(name)}</a><br>\n' for name in sorted(projects))
+    return f"{_TOP}<title>Simple index</title>\n</head>\n<body>\n{links}".encode() + _END
+
+
+def json_root(projects: Iterable[str]) -> bytes:
+    """Return the list of projects as JSON."""
+    return msgspec.json.encode({"meta": {"api-version": VERSION}, "projects": [{"name": name} for name in sorted(projects)]}) + b"\n"
+
+
+def whole(lines: Mapping[str, Mapping[str, Line]]) -> dict[str, bytes]:
+    """Return the files below a ``simple`` folder: project → file name → line."""
+    made = {"index.html": html_root(lines), "index.json": json_root(lines)}
+    for project, files in lines.items():
+        made[f"{project}/index.html"] = html_page(project, b"", files)
+        made[f"{project}/index.json"] = json_page(project, b"", files)
+    return made

@@ -1,0 +1,118 @@
+"""
+What a generation remembers of what it was made from, so that the next one renders only what changed.
+
+Nothing reads it but the generator; pip, uv and people never see it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.release.manifest.records import Channel, Entry
+
+NAME = "state.json"
+
+#: Rooms of this package whose code and templates decide how pages look.
+_ROOMS = ("index", "notes", "report")
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A wheel of a release: what `index.html` says of it. *missing*: ``rung state`` of everything that ``verified`` asks for."""
+
+    filename: str
+    sha256: str
+    size: int
+    project: str
+    machine: str
+    url: str
+    missing: tuple[str, ...]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """
+    An entry, and what was read of its records.
+
+    Attributes:
+        before: Address of the release before it; empty for none.
+        machines: Those that it has locks for.
+        pages: Name of the folder of its pages, below ``b/<release>/``.
+    """
+
+    entry: Entry
+    before: str
+    machines: tuple[str, ...]
+    rows: tuple[Row, ...]
+    pages: str
+
+
+class State(msgspec.Struct, frozen=True):
+    """
+    What a generation was made from.
+
+    Attributes:
+        program: See `program`. *url*: of the index; both are in every page.
+        pages: Name below the generation → sha256, so that a page that a disk changed is not copied on.
+    """
+
+    program: str
+    url: str
+    releases: tuple[Known, ...] = ()
+    pages: dict[str, str] = {}
+
+    def encode(self) -> bytes:
+        """Return it as a file: the sha256 of the rest, and the rest."""
+        body = msgspec.json.encode(self, order="deterministic")
+        return f"{digest.sha256_bytes(body)}\n".encode() + body
+
+
+def load(generation: Path, url: str) -> State:
+    """Return what *generation* was made from; an empty state where this program cannot build on it."""
+    try:
+        named, _, body = (generation / NAME).read_bytes().partition(b"\n")
+        found = msgspec.json.decode(body, type=State)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return State(program(), url)
+    sound = named.decode("ascii", "replace") == digest.sha256_bytes(body)
+    return found if sound and (found.program, found.url) == (program(), url) else State(program(), url)
+
+
+@functools.cache
+def program() -> str:
+    """Return the digest of what pages are made by; another program makes all of them again."""
+    release = Path(__file__).parents[1]
+    files = sorted(path for room in _ROOMS for path in (release / room).rglob("*") if path.suffix in (".py", ".html", ".css"))
+    return digest.key("index-program", [(path.relative_to(release).as_posix(), digest.sha256_file(path)) for path in files])
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A file in the root of a channel: its project, and the entry that speaks for it."""
+
+    project: str
+    entry: Entry
+
+
+def offered(releases: Iterable[Known], channel: Channel) -> dict[str, Offer]:
+    """
+    Return the files of the root *channel* by name.
+
+    A file may be in several releases. One that is not yanked outweighs one that is, then a verified one, then the newest: so a file is
+    yanked where every release that has it is.
+    """
+    found: dict[str, Offer] = {}
+    for one in releases:
+        if channel == "candidate" or one.entry.channel == "verified":
+            weight = _weight(one.entry)
+            for row in one.rows:
+                other = found.get(row.filename)
+                if other is None or weight >= _weight(other.entry):
+                    found[row.filename] = Offer(row.project, one.entry)
+    return found
+
+
+def _weight(entry: Entry) -> tuple[bool, bool]:
+    return not entry.yanked, entry.channel == "verified"

@@ -1,0 +1,132 @@
+"""Is an index whole? Everything that the manifest names is read again, and, deeply, every hash and every page."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.console import console
+from sparkwright.errors import IndexMissing, ManifestInvalid, SparkwrightError
+from sparkwright.release.index import entries, live
+from sparkwright.release.index.entries import Held
+from sparkwright.release.index.generation import PAGES, Making, same
+from sparkwright.release.manifest import places, signed
+from sparkwright.release.manifest.records import Entry, Manifest
+from sparkwright.release.signing import dsse
+from sparkwright.release.signing.statement import Statement
+from sparkwright.release.signing.trust import Trust
+
+
+class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
+    """What of a Sigstore bundle is read where nobody's signature counts."""
+
+    dsse_envelope: dsse.Envelope
+
+
+def check(root: Path, trust: Trust | None, *, deep: bool = False) -> list[str]:
+    """
+    Return everything that is wrong with the index at *root*, a line each; nothing where it is whole.
+
+    Args:
+        trust: Whose signature counts; without, nobody's is checked. *deep*: hash every file, and make every page again to compare.
+
+    Raises:
+        IndexMissing: There is no index.
+    """
+    root = root.absolute()
+    try:
+        found = live.current(root)
+        if found is None:
+            raise IndexMissing(f"{root} holds no index.")
+        manifest = _manifest(found[1], trust)
+    except IndexMissing:
+        raise
+    except SparkwrightError as error:
+        return [_said(error)]
+    wrong = [] if manifest.serial == found[0] else [f"generation {found[0]} holds the manifest with the serial {manifest.serial}"]
+    wrong += [f"{name} does not lead to the live generation" for name in live.NAMES if not _leads(root / name, f"{live.CURRENT}/{name}")]
+    with console.progress("reading the index", len(manifest.entries)) as progress:
+        for count, entry in enumerate(manifest.entries, 1):
+            wrong += _entry(root, entry, deep=deep)
+            progress.update(count)
+    if deep and not wrong:
+        wrong += _pages(root, manifest, found[1])
+    return wrong
+
+
+def _manifest(data: bytes, trust: Trust | None) -> Manifest:
+    if trust is not None:
+        return signed.read(data, trust, what=places.MANIFEST)
+    try:
+        envelope = dsse.decode(data, places.MANIFEST)
+        if envelope.is_bundle:
+            envelope = msgspec.json.decode(data, type=_Bundle).dsse_envelope
+        return msgspec.convert(Statement.of(envelope.payload, places.MANIFEST).predicate, Manifest)
+    except msgspec.ValidationError as error:
+        raise ManifestInvalid(f"{places.MANIFEST} does not have the fields of a manifest.", details=[str(error)]) from error
+
+
+def _entry(root: Path, entry: Entry, *, deep: bool) -> Iterator[str]:
+    try:
+        one = entries.held(root, entry)
+        entries.present(root, one)
+    except SparkwrightError as error:
+        yield _said(error)
+        return
+    release = f"b/{entry.release}"
+    yield from (
+        f"{release}/{name} does not lead to the live generation"
+        for name in PAGES
+        if not _leads(root / release / name, f"../../{live.CURRENT}/{release}/{name}") or not (root / release / name).exists()
+    )
+    if deep:
+        yield from (
+            f"index-damaged: {name} has other bytes than its hash says"
+            for name, sha256 in _named(one)
+            if digest.sha256_file(root / name) != sha256
+        )
+
+
+def _named(one: Held) -> Iterator[tuple[str, str]]:
+    """Yield every file behind *one* that lies in the index, with its sha256."""
+    address = one.entry.release
+    for wheel in one.release.wheels:
+        if entries.near(wheel):
+            yield wheel.url, wheel.sha256
+            yield f"{wheel.url}.metadata", wheel.metadata
+        yield from ((places.evidence(evidence.sha256), evidence.sha256) for evidence in one.proved[wheel.sha256].evidence)
+    for lock in one.release.locks:
+        yield places.lock(address, lock.machine), lock.sha256
+        yield places.requirements(address, lock.machine), lock.requirements
+    if one.release.onsite:
+        yield places.onsite(address), one.release.onsite
+
+
+def _pages(root: Path, manifest: Manifest, sealed: bytes) -> Iterator[str]:
+    """Yield every page that is not what it would be if it were made now."""
+    making = Making(root, manifest, None)
+    stale = making.stale()
+    with tempfile.TemporaryDirectory(prefix="sparkwright-index-") as folder:
+        made, there = making.generation(Path(folder) / "g", sealed), live.place(root, manifest.serial)
+        for path in sorted(made.rglob("*")):
+            name = path.relative_to(made)
+            if path.is_symlink():
+                stale += [] if _leads(there / name, str(path.readlink())) else [f"{live.GENERATIONS}/{manifest.serial}/{name}"]
+            elif path.is_file() and not same(there / name, path.read_bytes()):
+                stale.append(f"{live.GENERATIONS}/{manifest.serial}/{name}")
+    yield from (f"index-damaged: {name} is not the page that the manifest gives" for name in stale)
+
+
+def _leads(path: Path, target: str) -> bool:
+    try:
+        return str(path.readlink()) == target
+    except OSError:
+        return False
+
+
+def _said(error: SparkwrightError) -> str:
+    return f"{error.reference}: {error.what}"

@@ -1,0 +1,145 @@
+"""
+Which manifest of each index this machine has seen, so that nobody can serve it an older one, or two of the same serial.
+
+One small file per index in the user's state folder: the cache may be deleted at any time, this should not be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.errors import ClockWrong, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
+from sparkwright.release.manifest import times
+from sparkwright.release.manifest.records import Manifest, Sha256, Time
+from sparkwright.release.signing.urls import normalised
+from sparkwright.store import room_guard
+
+#: By how many days this machine's clock may be behind the publisher's; more, and expiry means nothing.
+CLOCK_TOLERANCE = 1.0
+
+LARGEST = 64 * 1024
+
+
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The newest manifest of an index that this machine has seen: its serial, sha256 and time, and the URL it is signed for."""
+
+    url: str
+    serial: int
+    sha256: Sha256
+    made: Time
+
+
+def index_id(url: str) -> str:
+    """Return what an index is known by on this machine: the sha256 of the URL that it is signed for, in its one spelling."""
+    return digest.sha256_bytes(normalised(url).encode())
+
+
+def folder() -> Path:
+    """Return the state folder: ``SPARKWRIGHT_STATE_DIR``, else the platform's place for state."""
+    if named := os.environ.get("SPARKWRIGHT_STATE_DIR"):
+        return Path(named)
+    import platformdirs
+
+    return Path(platformdirs.user_state_path("sparkwright", appauthor=False))
+
+
+def check(manifest: Manifest, sha256: str, index: str, now: Time) -> None:
+    """
+    Refuse a manifest that is older than one that was seen, or that nobody stands for any more; writes nothing.
+
+    Args:
+        sha256: Of the file as it is served, signature included. *index*: see `index_id`. *now*: this machine's clock.
+
+    Raises:
+        ManifestReplayed: A newer one was seen. ManifestForked: One of the same serial was seen, and it was another.
+        ManifestExpired: Its time is over. ClockWrong: This machine's clock cannot tell. StateUnusable: The record cannot be read.
+    """
+    if before := recall(index):
+        _compare(before, manifest, sha256)
+    if (behind := times.days(now, manifest.made)) > CLOCK_TOLERANCE:
+        details = [f"clock  {now}", f"signed {manifest.made}"]
+        raise ClockWrong(f"This machine's clock is {behind:.1f} days behind the index {manifest.url}.", details=details)
+    if (over := times.days(manifest.expires, now)) >= 0:
+        details = [f"serial {manifest.serial}", f"signed {manifest.made}", f"until  {manifest.expires}", f"now    {now}"]
+        raise ManifestExpired(f"The manifest of {manifest.url} expired {over:.1f} days ago.", details=details)
+
+
+def note(manifest: Manifest, sha256: str, index: str) -> None:
+    """
+    Remember that this manifest was seen; never an older one than is remembered.
+
+    Raises:
+        ManifestReplayed, ManifestForked: Another run has seen another one meanwhile. StateUnusable, DiskFull: It cannot be written.
+    """
+    with _held(index):
+        if before := recall(index):
+            _compare(before, manifest, sha256)
+            if before.serial == manifest.serial:
+                return
+        _write(_path(index), msgspec.json.encode(Seen(manifest.url, manifest.serial, sha256, manifest.made)))
+
+
+def recall(index: str) -> Seen | None:
+    """
+    Return what was seen of the index, or None where it is new to this machine.
+
+    Raises:
+        StateUnusable: The record is damaged; a fresh start would let an old manifest pass.
+    """
+    path = _path(index)
+    try:
+        with path.open("rb") as stream:
+            return msgspec.json.decode(stream.read(LARGEST), type=Seen)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StateUnusable(f"{path} cannot be read.", details=[str(error)]) from error
+
+
+def _compare(before: Seen, manifest: Manifest, sha256: str) -> None:
+    if manifest.serial < before.serial:
+        details = [f"seen   serial {before.serial} of {before.made}", f"served serial {manifest.serial} of {manifest.made}"]
+        raise ManifestReplayed(f"The manifest of {manifest.url} is older than one that this machine has seen.", details=details)
+    if manifest.serial == before.serial and sha256 != before.sha256:
+        details = [f"seen   {before.sha256}", f"served {sha256}"]
+        raise ManifestForked(f"There are two manifests of {manifest.url} with the serial {manifest.serial}.", details=details)
+
+
+def _path(index: str) -> Path:
+    return folder() / "seen" / f"{index}.json"
+
+
+@contextlib.contextmanager
+def _held(index: str) -> Iterator[None]:
+    from filelock import FileLock
+
+    path = _path(index).with_suffix(".lock")
+    try:
+        with room_guard(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path)
+            lock.acquire()
+    except OSError as error:
+        raise StateUnusable(f"{path.parent} cannot be written.", details=[str(error)]) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_suffix(".new")  # alone under the lock; what a killed run left is written over
+    try:
+        with room_guard(path.parent), temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StateUnusable(f"{path} cannot be written.", details=[str(error)]) from error

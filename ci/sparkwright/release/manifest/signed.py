@@ -1,0 +1,98 @@
+"""The manifest as a signed file: an in-toto statement about the manifest's own bytes, with the manifest as its predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.errors import EvidenceInvalid, ManifestElsewhere, ManifestInvalid, UsageError
+from sparkwright.release.manifest import times
+from sparkwright.release.manifest.records import FORMAT, Manifest
+from sparkwright.release.signing import envelope
+from sparkwright.release.signing.statement import Signer, Statement, Subject
+from sparkwright.release.signing.trust import Trust
+from sparkwright.release.signing.urls import normalised
+
+PREDICATE = "urn:sparkwright:manifest:v1"
+
+#: Name of the one subject, whose sha256 is that of the predicate's canonical bytes.
+SUBJECT = "manifest"
+
+
+def seal(manifest: Manifest, signer: Signer) -> bytes:
+    """
+    Return *manifest* signed, as it is served.
+
+    Raises:
+        ManifestInvalid: It says what no manifest may say, so that every client would refuse it.
+    """
+    check(manifest, "the manifest to sign")
+    predicate: dict[str, Any] = msgspec.to_builtins(manifest)
+    return signer.sign(Statement((Subject(SUBJECT, _address(predicate)),), PREDICATE, predicate))
+
+
+def read(data: bytes, trust: Trust, *, what: str, asked: str = "") -> Manifest:
+    """
+    Return the manifest in *data*, once somebody whom *trust* names has signed it.
+
+    Args:
+        what: Where it was read, for messages. *asked*: the URL that it has to be signed for; empty takes any.
+
+    Raises:
+        ManifestInvalid: It is no manifest. SignatureInvalid: The bytes are not those that were signed. SignerUnknown: Somebody else
+        signed them. ManifestElsewhere: It is the manifest of another index.
+    """
+    try:
+        statement = envelope.opened(data, trust, predicate_type=PREDICATE, what=what).statement
+    except EvidenceInvalid as error:
+        raise ManifestInvalid(error.what, details=error.details) from error
+    subject = statement.subjects[0]
+    if len(statement.subjects) != 1 or subject.sha256 != _address(statement.predicate):
+        raise ManifestInvalid(f"{what} is a statement about something else than the manifest that it holds.")
+    try:
+        manifest = msgspec.convert(statement.predicate, Manifest)
+    except msgspec.ValidationError as error:
+        raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
+    check(manifest, what)
+    if asked and normalised(asked) != normalised(manifest.url):
+        raise ManifestElsewhere(f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"])
+    return manifest
+
+
+def check(manifest: Manifest, what: str) -> None:
+    """
+    Refuse a manifest that contradicts itself.
+
+    Raises:
+        ManifestInvalid: Its format is unknown, its serial or a time is impossible, or it names a release or a serial twice.
+    """
+    wrong = list(_contradictions(manifest))
+    if wrong:
+        raise ManifestInvalid(f"{what} contradicts itself.", details=wrong)
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    if manifest.format != FORMAT:
+        yield f"format {manifest.format}; this program knows {FORMAT}: a newer sparkwright reads it"
+    if manifest.serial < 1:
+        yield f"serial {manifest.serial}"
+    try:
+        if times.moment(manifest.made) >= times.moment(manifest.expires):
+            yield f"it expires ({manifest.expires}) before it is made ({manifest.made})"
+        normalised(manifest.url)
+    except (ValueError, UsageError) as error:
+        yield str(error)
+    if len({entry.name for entry in manifest.entries}) != len(manifest.entries):
+        yield "two releases have the same name"
+    if len({entry.release for entry in manifest.entries}) != len(manifest.entries):
+        yield "two releases have the same address"
+    serials = [record.serial for record in manifest.log]
+    if serials != sorted(set(serials)) or (serials and not 1 <= serials[0] <= serials[-1] <= manifest.serial):
+        yield "its log is out of order"
+
+
+def _address(predicate: dict[str, Any]) -> str:
+    return digest.sha256_bytes(digest.canonical(predicate))

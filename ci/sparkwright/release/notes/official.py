@@ -1,0 +1,56 @@
+"""What an official wheel holds, read from its bytes, to stand beside what was compiled here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkwright import digest
+from sparkwright.audit import members, policy
+from sparkwright.console import console
+from sparkwright.errors import WheelMismatch
+from sparkwright.forks.session import Session
+from sparkwright.release.decide.libraries import Found
+from sparkwright.release.manifest.records import Fork, Library
+from sparkwright.store import room_guard
+
+
+def libraries(session: Session, path: Path) -> tuple[Library, ...]:
+    """
+    Return the libraries in the wheel at *path*, with the machine code that they hold, as a release tells of its own.
+
+    Raises:
+        WheelInvalid, ArchiveUnsafe: It is no wheel, or a hostile one. DiskFull: There is no room for its largest library.
+    """
+    about = members.subject(path)
+    found = Found(about, policy.load(session.project.audit_file, session.project.spec.arch))
+    place = session.store.folder("work")
+    with (
+        room_guard(place),
+        tempfile.TemporaryDirectory(prefix="stock-", dir=place) as folder,
+        console.progress(f"reading {path.name}", 0, "bytes") as progress,
+    ):
+        members.walk(path, about, Path(folder), found.visit, progress.update)
+    return tuple(Library(one.name, one.size, "base", found.counts.get(one.name, {})) for one in found.binaries)
+
+
+def of(session: Session, forks: Sequence[Fork], wheels: Sequence[Path]) -> dict[str, tuple[Library, ...]]:
+    """
+    Return what the official *wheels* hold, by the fork that was grafted on them.
+
+    Raises:
+        WheelMismatch: A wheel is the official one of none of *forks*.
+    """
+    made = {}
+    for path in wheels:
+        sha256 = digest.sha256_file(path)
+        fork = next((one for one in forks if one.base == sha256), None)
+        if fork is None:
+            known = [f"{one.name}: {one.base}" for one in forks if one.base] or ["no fork of it is a graft"]
+            todo = "Name the official wheel that the release was grafted on; `sparkwright fetch` keeps it in the store."
+            raise WheelMismatch(
+                f"{path.name} is not the official wheel under any fork of this release.", details=[f"its sha256: {sha256}", *known], todo=todo
+            )
+        made[fork.name] = libraries(session, path)
+    return made

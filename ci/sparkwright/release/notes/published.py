@@ -1,0 +1,133 @@
+"""The records of a published release: from an index whose signature counts, from a folder of one's own, or from a file of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.console import console
+from sparkwright.errors import IndexDamaged, IndexMissing, ManifestInvalid, ReleaseUnknown, TrustMissing
+from sparkwright.forks.session import Outside
+from sparkwright.release.client import address, catalogue, install
+from sparkwright.release.client.address import Address
+from sparkwright.release.client.catalogue import Catalogue
+from sparkwright.release.client.install import Wish
+from sparkwright.release.manifest import places, signed
+from sparkwright.release.manifest.records import Entry, Manifest, Proof, Release
+from sparkwright.release.signing import dsse
+from sparkwright.release.signing.statement import Statement
+from sparkwright.release.signing.trust import Trust
+
+T = TypeVar("T", Release, Proof)
+
+
+class Published(msgspec.Struct, frozen=True):
+    """
+    A release as it was published.
+
+    Attributes:
+        before: The release before it; None where there is none, or the index no longer has it.
+        channel: Empty where only its file was read. *yanked*: why it is no longer offered.
+        checked: Whether somebody's signature of the manifest was checked.
+    """
+
+    release: Release
+    proof: Proof
+    before: Release | None
+    channel: str = ""
+    yanked: str = ""
+    checked: bool = False
+
+
+class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
+    """Of a Sigstore bundle, the envelope."""
+
+    dsse_envelope: dsse.Envelope
+
+
+def of_index(session: Outside, wish: Wish) -> Published:
+    """
+    Return the release that *wish* means, or the newest that is not yanked.
+
+    A folder on this machine of which nobody says whose signature counts is read without one, and that is said.
+
+    Raises:
+        SparkwrightError: As `install.opened`. ReleaseUnknown: There is no such release. IndexDamaged, DownloadInvalid, SetMixed: A
+        record is not there, or is another.
+    """
+    checked = True
+    try:
+        index = install.opened(session, wish)
+    except TrustMissing:
+        where = address.find(wish.index, session)
+        if where.folder is None:
+            raise
+        index, checked = _unsigned(session, where), False
+        console.note(f"the signature of {where} is not checked, as nothing says whose counts; name the publisher's key with --key")
+    entry = _meant(index.manifest, wish)
+    release = index.release(entry)
+    earlier = next((one for one in index.manifest.entries if one.release == release.before), None)
+    before = index.release(earlier) if earlier else None
+    return Published(release, index.proof(entry), before, entry.channel, entry.yanked, checked)
+
+
+def _meant(manifest: Manifest, wish: Wish) -> Entry:
+    """Return the release of that name or address; the newest that is offered where none is named."""
+    named = [one for one in manifest.entries if wish.stack in ("", one.stack)]
+    if wish.release:
+        found = [one for one in named if wish.release in (one.name, one.release)]
+    else:
+        found = [one for one in named if not one.yanked]
+    if not found:
+        raise ReleaseUnknown(
+            f"The index has no release {wish.release}." if wish.release else "The index offers no release.",
+            details=[one.name for one in named[-20:]],
+        )
+    return found[-1]
+
+
+def _unsigned(session: Outside, where: Address) -> Catalogue:
+    """Return what the folder *where* holds, with nobody's signature checked."""
+    data = address.small(where, places.MANIFEST, most=catalogue.MOST_MANIFEST, failure=ManifestInvalid)
+    if data is None:
+        raise IndexMissing(f"{where} holds no index of sparkwright.", details=[f"missing: {places.MANIFEST}"])
+    what = f"the manifest of {where}"
+    try:
+        envelope = dsse.decode(data, what)
+        payload = msgspec.json.decode(data, type=_Bundle).dsse_envelope.payload if envelope.is_bundle else envelope.payload
+        manifest = msgspec.convert(Statement.of(payload, what).predicate, Manifest)
+    except msgspec.MsgspecError as error:
+        raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
+    signed.check(manifest, what)
+    return Catalogue(session, where, Trust(), manifest)
+
+
+def of_file(path: Path) -> Published:
+    """
+    Return the release whose ``release.json`` is at *path*, with the newest proof beside it.
+
+    Raises:
+        IndexDamaged: It cannot be read, or there is no proof of it beside it.
+    """
+    release = _read(path, Release)
+    mine = digest.sha256_bytes(digest.canonical(release))
+    proofs = [one for one in (_read(file, Proof) for file in sorted(path.parent.glob("proof-*.json"))) if one.release == mine]
+    if not proofs:
+        raise IndexDamaged(f"There is no proof of {release.name} beside {path}.")
+    other = path.parent.parent / release.before / path.name
+    before = _read(other, Release) if release.before and other.is_file() else None
+    return Published(release, max(proofs, key=lambda one: one.made), before)
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(catalogue.MOST_RECORD + 1)
+        if len(data) > catalogue.MOST_RECORD:
+            raise IndexDamaged(f"{path} is larger than a record can be.")
+        return msgspec.json.decode(data, type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise IndexDamaged(f"{path} cannot be read.", details=[str(error)]) from error

@@ -1,0 +1,183 @@
+"""
+Verdicts about the wheels of `tests.wheels`: ladders whose rungs all pass, or are worse in a way that a test names, and the measurement
+behind G8.
+
+    made = verdicts.ladder(path)                                  # everything that ci/release.yaml asks for
+    verdicts.ladder(path, worse={"G4": "inconclusive"}, without=["G7"])
+    verdicts.write(path, made); verdicts.write_result(path, verdicts.result(path, slower=0.05))
+
+Evidence and states follow from the legs by the gate's own code; only the legs themselves are made up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+from tests import wheels
+
+from sparkwright.audit import members
+from sparkwright.gates import ladder as ladders
+from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.load.order import Request, Run
+from sparkwright.gates.model.roofline import Bandwidth
+from sparkwright.gates.recipes.cells import Cell
+from sparkwright.gates.statistics import calibration
+from sparkwright.gates.statistics.decision import Rule, decide
+from sparkwright.gates.throughput import places, summary, tracks
+from sparkwright.gates.throughput import rung as throughput
+from sparkwright.gates.throughput.course import Outcome
+from sparkwright.gates.throughput.records import Calibrated, Leg, Result, Subject
+from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.verdict import Check, Figure, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed
+from sparkwright.release import content
+from sparkwright.release.decide import policy as policies
+from sparkwright.release.decide.policy import ReleasePolicy, Speeds
+
+#: What a machine tells of itself; the architecture is the wheel's.
+HOST = {
+    "gpu": "NVIDIA GB10 (SM 12.1)",
+    "driver": "580.95.05",
+    "processor": "Cortex-X925",
+    "cores": "20",
+    "memory": "128.0 GB",
+    "kernel": "6.14",
+}
+#: 2026-11-22 00:00 UTC.
+BEGAN = 1_795_305_600.0
+SPEED, NOISE = 0.024, 0.003
+MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
+    "fail": failed,
+    "invalid": invalid,
+    "inconclusive": inconclusive,
+    "not-run": not_run,
+}
+
+
+@functools.cache
+def policy() -> ReleasePolicy:
+    """Return the repository's own release policy."""
+    return policies.load(wheels.ROOT)
+
+
+def companions_of(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the facts by which a ladder says what was installed beside its wheel."""
+    return {f"content {wheels.subject(path).name}": content.of_wheel(path) for path in paths}
+
+
+def ladder(
+    path: Path, *, companions: Sequence[Path] = (), worse: Mapping[str, State] | None = None, without: Collection[str] = (),
+    host: Mapping[str, str] | None = None, stack: str = wheels.STACK, sha256: str = "",
+) -> Ladder:  # fmt: skip
+    """
+    Return verdicts about the wheel at *path*, with every rung that its fork needs.
+
+    Args:
+        companions: Wheels of ours that are installed beside it.
+        worse: Rung → the state of its first check. *without*: rungs that nobody climbed.
+        host: Facts in place of those of a GB10. *sha256*: of another wheel, which they are about instead.
+    """
+    about = wheels.subject(path)
+    machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
+    facts = {**HOST, "architecture": machine, **companions_of(companions), **(host or {})}
+    subject = replace(about, sha256=sha256 or about.sha256)
+    rungs = RUNGS if about.name == "vllm" else ("G0",)
+    made = []
+    for name in (one for one in rungs if one not in without):
+        checks = list(_checks(path, name))
+        if state := (worse or {}).get(name):
+            checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
+        judged = policy().judged_by(name, stack) or wheels.hexed("policy", name)
+        made.append(Verdict(name, RUNGS[name], subject.sha256, judged, tuple(checks), "", facts, BEGAN, 60.0))
+    return Ladder(stack, subject, tuple(made), "", facts)
+
+
+def _checks(path: Path, rung: str) -> Iterator[Check]:
+    if rung == "G8":
+        yield from throughput.checks(result(path))
+        yield passed("candidate-wheel", "the environment holds every file of the wheel")
+        yield passed("baseline-wheel", "the environment holds every file of the baseline")
+        return
+    rule = policy().rungs[rung]
+    for pattern in rule.checks:
+        name = pattern.replace("*", "gsm8k" if rung == "G6" else "any")
+        figures = [Figure("mismatches", 0, bound=0)] if rule.measures(name) else ()
+        yield passed(name, "as it should be", figures=figures, samples=[Sample("bf16 0x3e80", "0.25", "0.25")] if figures else ())
+
+
+def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, cells: Sequence[Cell] = ()) -> Result:
+    """
+    Return what a throughput gate measures of the wheel at *path* against the stock wheel.
+
+    Args:
+        slower: By how much, as a part of 1.
+    """
+    return _result(wheels.subject(path), slower, blocks, seed, tuple(cells))
+
+
+@functools.lru_cache
+def _result(about: members.Subject, slower: float, blocks: int, seed: int, cells: tuple[Cell, ...]) -> Result:
+    speeds = policy().speeds
+    assert isinstance(speeds, Speeds)
+    chance, asked = random.Random(seed), cells or speeds.cells
+    legs = tuple(leg for block in range(blocks) for cell in asked for leg in _legs(chance, cell, block, slower))
+    aa = tuple(_calibrated(chance, cell, metric) for cell in asked for metric in cell.primary)
+    known = {tracks.name(one.cell, one.metric): Known(one.sigma) for one in aa}
+    rule = Rule(speeds.margin, speeds.alpha, speeds.least, 12)
+    outcome = Outcome(legs, frozenset(range(blocks)), decide(rule, tracks.of(asked, legs, range(blocks), known)))
+    state, says = summary.state("gate", outcome)
+    candidate = Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK)
+    upstream = about.version.partition("+")[0]
+    stock = Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream)
+    return Result(
+        kind="gate", state=state, says=says, candidate=candidate, baseline=stock,
+        cells=summary.cells(asked, outcome, known, True), legs=legs, culprits=outcome.decision.culprits if outcome.decision else (),
+        recipe="qwen3-30b-a3b-nvfp4", model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
+        host=HOST, margin=speeds.margin, alpha=speeds.alpha, blocks=12, quads=1,
+        generator="vllm-rs 0.33.0", qualified=("plain-c1: vllm-rs 0.33.0 is right",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        calibration=aa, policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
+    )  # fmt: skip
+
+
+def _legs(chance: random.Random, cell: Cell, block: int, slower: float) -> Iterator[Leg]:
+    for position, side in enumerate(places.sides(1, block)):
+        run = _run(chance, cell, slower if side == "candidate" else 0.0)
+        yield Leg(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
+
+
+def _run(chance: random.Random, cell: Cell, slower: float) -> Run:
+    factor = (1 + slower) * math.exp(chance.gauss(0, NOISE))
+    ttft, tpot = 0.2 * factor, SPEED * factor
+    one = Request(0.0, ttft, ttft + tpot * (cell.answer - 1), cell.prompt, cell.answer)
+    requests = (one,) * max(3, cell.concurrency)
+    return Run("vllm-rs 0.33.0", wheels.hexed("generator"), one.seconds * len(requests) / cell.concurrency, requests)
+
+
+def _calibrated(chance: random.Random, cell: Cell, metric: str) -> Calibrated:
+    values = tuple(chance.gauss(0, NOISE) for _ in range(calibration.ENOUGH))
+    days = tuple("2026-11-20" for _ in values)
+    return Calibrated(cell.name, metric, values, days, calibration.upper_sigma(values), True)  # type: ignore[arg-type]  # a metric of a cell
+
+
+def write(path: Path, made: Ladder) -> Path:
+    """Write *made* beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
+    place = path.parent / f"{path.name.removesuffix('.whl')}.verdicts.json"
+    place.write_bytes(msgspec.json.format(msgspec.json.encode(ladders.document(made)), indent=1) + b"\n")
+    return place
+
+
+def write_result(path: Path, made: Result) -> Path:
+    """Write *made* beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
+    place = path.parent / f"{path.name.removesuffix('.whl')}.throughput.json"
+    place.write_bytes(msgspec.json.encode(made))
+    return place
+
+
+def states(made: Ladder) -> dict[str, State]:
+    """Return the state of each rung."""
+    return {verdict.rung: verdict.state for verdict in made.verdicts}

@@ -1,0 +1,213 @@
+"""
+Small real wheels of ours, and the verdicts of gates about them.
+
+    made = wheels.release(tmp_path)            # cutlass, flashinfer, its jit-cache and vllm, with passing verdicts beside each
+    wheels.vllm(tmp_path, label="spark.2026.11.2", requires=["torch==2.14.0"], size=300_000_000)
+    wheels.judge(path, worse={"G4": "fail"})   # other verdicts beside a wheel
+
+They have METADATA, WHEEL, RECORD, a build record and an SBOM as a build writes them, but no machine code. Figures in verdicts are made up.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.audit import members
+from sparkwright.build import wheelfile
+from sparkwright.build.archs import Site
+from sparkwright.build.graft import Transplant
+from sparkwright.build.jitcache import JitCacheRecord, PackedModule
+from sparkwright.build.sourcetree import SourceTree
+from sparkwright.build.wheel import BuildRecord
+from sparkwright.build.wheelfile import WheelName
+from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.digest import sha256_bytes, sha256_file
+from sparkwright.forks.sources import FetchedSource
+from sparkwright.forks.spec import SourceKind
+
+ROOT = Path(__file__).parents[1]
+STACK, ARCH = "2026.11", "12.1f"
+LABEL = "spark.2026.11"
+#: What follows the stack's label in a version: the patch set and the CUDA release.
+BUILT = "p1a2b3c4d.cu130"
+VERSIONS = {"vllm": "0.33.0", "flashinfer-python": "0.7.2.post1", "flashinfer-jit-cache": "0.7.2.post1", "sparkwright-cutlass": "4.7.1"}
+TAGS = {"vllm": "cp38-abi3-manylinux_2_34_{machine}", "flashinfer-jit-cache": "py3-none-manylinux_2_28_{machine}"}
+PATCHES = (
+    ("clamp-the-samples.patch", "Clamp the samples", "a negative estimate exhausts the unified memory of a GB10", 0),
+    ("35568.patch", "Use native FP4 conversion", "the software conversion is slow on SM 12.1", 35568),
+)
+MACHINE = platform.machine()
+
+
+def hexed(*parts: object) -> str:
+    """Return a sha256 that stands for *parts*; the same for the same."""
+    return sha256_bytes(repr(parts).encode())
+
+
+def metadata(project: str, version: str, requires: Iterable[str] = (), python: str = ">=3.9") -> str:
+    """Return the text of a METADATA file."""
+    wanted = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    return f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\nRequires-Python: {python}\n{wanted}"
+
+
+def sbom(project: str, version: str) -> bytes:
+    """Return a small CycloneDX document about that version."""
+    component = {"type": "library", "bom-ref": project, "name": project, "version": version}
+    document = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": component}, "components": []}
+    return msgspec.json.encode(document)
+
+
+def plain(
+    folder: Path, project: str, version: str, *, requires: Iterable[str] = (), tag: str = "py3-none-any",
+    files: Mapping[str, bytes] | None = None, size: int = 0, python: str = ">=3.9",
+) -> Path:  # fmt: skip
+    """
+    Write a wheel of *project* as others make them, without anything of ours.
+
+    Args:
+        files: Members beside its package, which states the version.
+        size: Bytes of a further member that cannot be compressed; the same bytes for the same project and version.
+    """
+    package = project.replace("-", "_")
+    name = WheelName(package, version, tag.format(machine=MACHINE))
+    made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode(), **(files or {})}
+    if size:
+        made[f"{package}/data.bin"] = random.Random(f"{project}{version}").randbytes(size)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name.filename
+    wheelfile.write(path, name, made, metadata(project, version, requires, python), pure=tag.endswith("any"))
+    return path
+
+
+def _source(fork: str, version: str, resolved: bool, patches: Sequence[tuple[str, str, str, int]]) -> SourceTree:
+    def tree(*parts: object) -> str:
+        return hexed(fork, version, *parts)[:40]
+
+    kind: SourceKind = "git" if fork == "vllm" else "sdist"
+    steps = tuple(AppliedPatch(name, hexed(name), subject, reason, tree(name), pick) for name, subject, reason, pick in patches)
+    sites = (Site("marlin-other-12.0f", "CMakeLists.txt", 680, "8.0+PTX", "8.0+PTX;12.0f"),) if fork == "vllm" else ()
+    pin = tree("commit") if kind == "git" else hexed(fork, version)
+    return SourceTree(
+        fork, FetchedSource(fork, kind, f"{fork} {version}", pin, tree(), resolved), tree("patched"), tree("built"), steps, sites
+    )
+
+
+def ours(
+    folder: Path, fork: str, project: str, *, label: str = LABEL, version: str = "", requires: Iterable[str] = (), machine: str = MACHINE,
+    size: int = 0, with_sbom: bool = True, resolved: bool = True, patches: Sequence[tuple[str, str, str, int]] = (), record: bytes = b"",
+    files: Mapping[str, bytes] | None = None, stack: str = STACK, isolation: str = "namespace",
+) -> Path:  # fmt: skip
+    """
+    Write a wheel of *project* as a build of *fork* does.
+
+    Args:
+        label: The stack's part of the local version label. *version*: upstream's.
+        record: Its build record; made up where none is given.
+    """
+    upstream = version or VERSIONS[project]
+    whole = f"{upstream}+{label}.{BUILT}"
+    package = project.replace("-", "_")
+    name = WheelName(package, whole, TAGS.get(project, "py3-none-any").format(machine=machine))
+    made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{whole}"\n'.encode(), **(files or {})}
+    compiled: dict[str, Any] = {}
+    if fork == "vllm":
+        # No ELF: what reads machine code passes it over, and every installer takes it.
+        here = {f"{package}/_C_stable_libtorch.abi3.so": b"compiled here " + whole.encode()}
+        base = {f"{package}/_big_C.abi3.so": b"of the official wheel " + upstream.encode()}
+        made |= here | base
+        stated = {name: "sha256=" + _unpadded(data) for name, data in base.items()}
+        done = Transplant({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
+        compiled = {
+            "plan": hexed("plan"), "base": hexed("base", upstream), "tools": hexed("tools"), "compiler": "13.3.0 aarch64-linux-gnu",
+            "isolation": isolation, "counts": {"native": 108}, "transplant": done,
+        }  # fmt: skip
+    if size:
+        made[f"{package}/data.bin"] = random.Random(f"{project}{whole}").randbytes(size)
+    built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
+    made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
+    if with_sbom:
+        made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name.filename
+    wheelfile.write(path, name, made, metadata(project, whole, requires), pure=name.tag.endswith("any"))
+    return path
+
+
+def _unpadded(data: bytes) -> str:
+    import base64
+
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def vllm(folder: Path, **changed: Any) -> Path:
+    """Write a wheel of vLLM, a graft with two patches."""
+    return ours(folder, "vllm", "vllm", **{"patches": PATCHES, **changed})
+
+
+def flashinfer(folder: Path, **changed: Any) -> Path:
+    """Write a wheel of FlashInfer."""
+    return ours(folder, "flashinfer", "flashinfer-python", **changed)
+
+
+def cutlass(folder: Path, **changed: Any) -> Path:
+    """Write a wheel of CUTLASS's headers."""
+    return ours(
+        folder, "cutlass", "sparkwright-cutlass", **{"files": {"sparkwright_cutlass/include/cutlass/version.h": b"//\n"}, **changed}
+    )
+
+
+def jitcache(folder: Path, sources: Path, **changed: Any) -> Path:
+    """Write a wheel of FlashInfer's compiled modules, made from the wheel *sources*."""
+    library = b"a module, compiled ahead of time"
+    modules = {"norm": PackedModule("flashinfer.jit.norm.gen_norm_module", ("sm_121f",), sha256_bytes(library))}
+    record = JitCacheRecord(
+        __version__, changed.get("stack", STACK), ARCH, hexed("key"), sha256_file(sources), hexed("tools"), "13.3.0", modules
+    )
+    wants = [f"flashinfer-python=={WheelName.of(sources.name).version}"]
+    given = {"requires": wants, "files": {"flashinfer_jit_cache/jit_cache/norm/norm.so": library}, "record": msgspec.json.encode(record)}
+    return ours(folder, "flashinfer", "flashinfer-jit-cache", **{**given, **changed})
+
+
+def release(
+    folder: Path, *, judged: bool = True, label: str = LABEL, requires: Iterable[str] = (), size: int = 0, **changed: Any
+) -> list[Path]:
+    """
+    Write the wheels of one release: cutlass, flashinfer, its jit-cache and vllm, which requires the two of FlashInfer.
+
+    Args:
+        judged: Put verdicts beside them, by which all of them may go to ``verified``.
+        requires: What vllm requires besides. *size*: of vllm's further member. *changed*: for all of them.
+    """
+    headers, kernels = cutlass(folder, label=label, **changed), flashinfer(folder, label=label, **changed)
+    modules = jitcache(folder, kernels, label=label, **changed)
+    wanted = [f"flashinfer-python=={WheelName.of(kernels.name).version}", *requires]
+    served = vllm(folder, label=label, requires=wanted, size=size, **changed)
+    made = [headers, kernels, modules, served]
+    for path in made if judged else ():
+        judge(path, companions=[one for one in made if one != path] if path == served else ())
+    return made
+
+
+def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> None:
+    """Write verdicts beside the wheel at *path*, and the measurement behind G8 where they have it; see `tests.verdicts.ladder`."""
+    from tests import verdicts  # the two import each other
+
+    ladder = verdicts.ladder(path, companions=companions, **changed)
+    verdicts.write(path, ladder)
+    if any(verdict.rung == "G8" for verdict in ladder.verdicts):
+        verdicts.write_result(path, verdicts.result(path))
+
+
+@functools.lru_cache
+def subject(path: Path) -> members.Subject:
+    """Return what the wheel at *path* is called, and its sha256."""
+    return members.subject(path)
