@@ -109,6 +109,36 @@ def rebuild(session: nox.Session) -> None:
 
 
 @nox.session(default=False, tags=["pipeline"])
+def publish(session: nox.Session) -> None:
+    """Make wheels whose verdicts allow it a release of the index in --at, signed with --key."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def promote(session: nox.Session) -> None:
+    """Move a candidate of the index in --at to verified, where new verdicts show all that is asked for."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def yank(session: nox.Session) -> None:
+    """Stop offering a release of the index in --at, with the reason; its files stay."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def retain(session: nox.Session) -> None:
+    """Remove old candidates from the index in --at, with the files that nothing else refers to."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def refresh(session: nox.Session) -> None:
+    """Sign the index in --at again, so that clients go on to believe it."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
 def install(session: nox.Session) -> None:
     """Install a release into the environment named by --into: signature, evidence and hashes first, then the whole matched set."""
     verb(session)
@@ -123,6 +153,12 @@ def rollback(session: nox.Session) -> None:
 @nox.session(default=False, tags=["pipeline"])
 def uninstall(session: nox.Session) -> None:
     """Remove from the environment named by --into exactly what `install` put there."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
+def evidence(session: nox.Session) -> None:
+    """Check what is claimed of wheel files, by whom, and whether it holds (wheels and --at INDEX or --from FOLDER behind --)."""
     verb(session)
 
 
@@ -183,6 +219,12 @@ def modules(session: nox.Session) -> None:
 @nox.session(default=False, tags=["look"])
 def report(session: nox.Session) -> None:
     """Show results of measurements (files, given behind --) as a page, as Markdown or here."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
+def notes(session: nox.Session) -> None:
+    """Show the notes of a published release, and whether anybody still needs this fork."""
     verb(session)
 
 

@@ -145,6 +145,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             match = re.fullmatch(rf"/repos/{world.repository}(?P<rest>/.*)?", unquote(path.path))
             if self.server.name == "storage":
                 self._stored(path.path)
+            elif public := re.fullmatch(rf"/{world.repository}/releases/download/(?P<tag>[^/]+)/(?P<name>[^/]+)", unquote(path.path)):
+                self._public(public["tag"], public["name"])
             elif match is None:
                 self.answer(404, {"message": "Not Found"})
             else:
@@ -155,6 +157,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _stored(self, path: str) -> None:
         asset = next((one for release in self.world.releases.values() for one in release.assets.values() if path == f"/{one.id}"), None)
         self.answer(200, asset.data) if asset else self.answer(404)
+
+    def _public(self, tag: str, name: str) -> None:
+        """Answer as everybody is answered; drafts have no address here."""
+        released = [one for one in self.world.releases.values() if one.tag == tag and not one.draft]
+        found = [asset for one in released for asset in one.assets.values() if asset.name == name]
+        self.answer(302, Location=f"{self.world.hosts['storage'].url}/{found[0].id}") if found else self.answer(404)
 
     def _ask(self, path: str, query: dict[str, list[str]]) -> None:
         sent = self.body() if self.server.name == "api" else b""

@@ -1,5 +1,5 @@
 """
-A Sigstore of its own on loopback: an authority that certifies identities, the log that timestamps its certificates, and the log of signatures.
+A Sigstore of its own on loopback: an authority that certifies identities, the log of its certificates, and the log of signatures.
 
 The real library signs with it and verifies against its trusted root. Its keys are made for each world, so two worlds distrust each other.
 """
@@ -135,7 +135,7 @@ class World:
         key = x509.load_pem_x509_csr(request).public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         begin = datetime.datetime.now(datetime.UTC).replace(microsecond=0) - datetime.timedelta(seconds=30)
-        name: x509.GeneralName = x509.RFC822Name(self.identity) if "://" not in self.identity else x509.UniformResourceIdentifier(self.identity)
+        name = (x509.UniformResourceIdentifier if "://" in self.identity else x509.RFC822Name)(self.identity)
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([]))
@@ -177,7 +177,7 @@ class World:
         self.leaves.append(body)
         index, log = len(self.leaves) - 1, hashlib.sha256(_spki(self.rekor)).digest()
         when = int(datetime.datetime.now(datetime.UTC).timestamp()) + self.late
-        promise = {"body": _b64(body), "integratedTime": when, "logID": log.hex(), "logIndex": index}
+        promise: dict[str, Any] = {"body": _b64(body), "integratedTime": when, "logID": log.hex(), "logIndex": index}
         root, path = _tree(self.leaves, index)
         proof = {"logIndex": index, "treeSize": index + 1, "rootHash": root.hex(), "hashes": [one.hex() for one in path]}
         verification = {
@@ -254,7 +254,7 @@ def _handler(world: World) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
 
-        def do_POST(self) -> None:  # noqa: N802  the name that the library calls
+        def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/api/v2/signingCert":
                 chain = world.certify(base64.b64decode(asked["certificateSigningRequest"]))

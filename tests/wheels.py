@@ -10,11 +10,14 @@ They have METADATA, WHEEL, RECORD, a build record and an SBOM as a build writes 
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import platform
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +146,6 @@ def ours(
 
 
 def _unpadded(data: bytes) -> str:
-    import base64
-
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
@@ -211,3 +212,32 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
 def subject(path: Path) -> members.Subject:
     """Return what the wheel at *path* is called, and its sha256."""
     return members.subject(path)
+
+
+def packed(path: Path, files: Mapping[str, bytes]) -> Path:
+    """Write an archive of just these members to *path*, whatever they are, and return it."""
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
+        # Names that are there twice are what some tests want.
+        warnings.simplefilter("ignore")
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object], *, honest: bool = True, name: str = "") -> Path:
+    """
+    Write the wheel at *path* to *folder* with its members as *edit* leaves them, and return it.
+
+    Args:
+        honest: RECORD is made anew; otherwise it stays as it was, or as *edit* leaves it.
+        name: Of the new file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        found = {one: archive.read(one) for one in archive.namelist()}
+    record = next(one for one in found if one.endswith(".dist-info/RECORD"))
+    edit(found)
+    if honest:
+        rows = [f"{one},sha256={_unpadded(data)},{len(data)}\n" for one, data in found.items() if one != record]
+        found[record] = "".join([*rows, f"{record},,\n"]).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    return packed(folder / (name or path.name), found)

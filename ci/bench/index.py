@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import shutil
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from sparkwright.console import console
 from sparkwright.release import index
 from sparkwright.release.manifest import change, places, signed
 from sparkwright.release.manifest.records import (
+    Channel,
     Entry,
     Evidence,
     Fork,
@@ -83,7 +83,8 @@ class Books:
         packages = {f"package-{count}": f"1.{count}.{number}" for count in range(150)}
         locks = tuple(Lock(machine, "1" * 64, "2" * 64, packages) for machine in MACHINES)
         patches = tuple(Patch(f"{count}.patch", "3" * 64, f"Patch {count}", "it is needed on a Spark", count) for count in range(8))
-        fork = Fork("vllm", "0.33.0", "git", "https://upstream.example/vllm.git", "4" * 40, "5" * 40, True, "graft", "6" * 40, patches=patches)
+        origin = "https://upstream.example/vllm.git"
+        fork = Fork("vllm", "0.33.0", "git", origin, "4" * 40, "5" * 40, True, "graft", "6" * 40, patches=patches)
         before = self.manifest.entries[-1].release if self.manifest.entries else ""
         release = Release(f"2026.11.{number}", "2026.11", TIME, wheels, (fork,), locks, before=before)
         address = self._record(release, "release")
@@ -91,8 +92,8 @@ class Books:
             self._file(places.lock(address, machine), "lock")
             self._file(places.requirements(address, machine), "requirements")
         proof = self._record(Proof(address, TIME, tuple(self._proved(wheel) for wheel in wheels)), address)
-        channel = "candidate" if number % 3 else "verified"
-        entry = msgspec.convert({**msgspec.structs.asdict(Entry(address, proof, release.name, "2026.11", TIME, "candidate")), "channel": channel}, Entry)
+        channel: Channel = "candidate" if number % 3 else "verified"
+        entry = Entry(address, proof, release.name, "2026.11", TIME, channel)
         self.manifest = change.publish(self.manifest, entry, at=TIME, by=self.signer.by)
 
     def _wheel(self, project: str, machine: Machine, number: int) -> Wheel:
@@ -153,7 +154,7 @@ def once(root: Path, fresh: bool) -> None:
     began = time.perf_counter()
     index.generate(root, manifest, sealed, fresh=fresh)
     index.flip(root, manifest.serial)
-    console.result(json.dumps({"seconds": time.perf_counter() - began, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+    console.result(json.dumps({"seconds": time.perf_counter() - began}))
 
 
 def child(command: list[str]) -> tuple[float, float, str]:

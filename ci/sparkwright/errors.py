@@ -613,6 +613,12 @@ class SetUnresolved(SparkwrightError):
     todo = "Read uv's explanation above. A version that the index lacks is replaced under `overrides` in ci/release.yaml."
 
 
+class LockInvalid(SparkwrightError):
+    reference = "lock-invalid"
+    means = "The lock of a set is no pylock.toml of wheels with sha256 hashes, or it names a file that would leave its folder."
+    todo = "Do not install from it. Use the index's own address; if that serves the same, tell its publisher."
+
+
 class SetMixed(SparkwrightError):
     reference = "set-mixed"
     means = "The lock names another wheel, another index or another version than the release it belongs to: two releases were mixed."

@@ -86,7 +86,9 @@ class Index:
         path.write_bytes(data)
         return sha(data)
 
-    def add(self, ours: Sequence[Path], others: Sequence[Path], *, channel: Channel = "verified", stack: str = STACK, onsite: bytes = b"") -> Entry:
+    def add(
+        self, ours: Sequence[Path], others: Sequence[Path], *, channel: Channel = "verified", stack: str = STACK, onsite: bytes = b""
+    ) -> Entry:
         """Publish a release of the wheels *ours*, with what lies beside them, and of *others*."""
         inspected = facts.inspect_all(ours)
         beside = {path.name: judged.beside(path) for path in ours}
@@ -96,7 +98,11 @@ class Index:
             wheel = replace(one.wheel, url=places.wheel(one.wheel.sha256, one.wheel.filename), uploaded=BEGAN)
             self._put(wheel.url, one.path)
             self.write(f"{wheel.url}.metadata", one.metadata)
-            raw: dict[Any, bytes] = {"verdicts": beside[wheel.filename].verdicts, "throughput": beside[wheel.filename].throughput, "sbom": one.sbom}
+            raw: dict[Any, bytes] = {
+                "verdicts": beside[wheel.filename].verdicts,
+                "throughput": beside[wheel.filename].throughput,
+                "sbom": one.sbom,
+            }
             proved.append(self.evidence(wheel, one, about, {kind: data for kind, data in raw.items() if data}))
             made.append(wheel)
         for path in others:
@@ -106,7 +112,9 @@ class Index:
         versions = {packages.canonical(WheelName.of(path.name).distribution): WheelName.of(path.name).version for path in (*ours, *others)}
         locks = (Lock(MACHINE, sha(lock), sha(b""), versions),)  # type: ignore[arg-type]  # this machine's name
         forks = {one.fork.name: one.fork for one in inspected}
-        release = Release(f"{stack}.{number}", stack, BEGAN, tuple(made), tuple(forks.values()), locks, onsite=sha(onsite) if onsite else "")
+        release = Release(
+            f"{stack}.{number}", stack, BEGAN, tuple(made), tuple(forks.values()), locks, onsite=sha(onsite) if onsite else ""
+        )
         return self.put(release, tuple(proved), lock, channel, onsite)
 
     def evidence(self, wheel: Wheel, one: facts.Inspected, about: Proved, raw: Mapping[Any, bytes]) -> Proved:
@@ -130,7 +138,15 @@ class Index:
         self.save(change.publish(self.manifest, entry, at=BEGAN, by=self.signer.by))
         return entry
 
-    def again(self, name: str, *, channel: Channel = "verified", lock: bytes = b"", proved: Callable[[Proved], Proved] | None = None, **changed: Any) -> Entry:
+    def again(
+        self,
+        name: str,
+        *,
+        channel: Channel = "verified",
+        lock: bytes = b"",
+        proved: Callable[[Proved], Proved] | None = None,
+        **changed: Any,
+    ) -> Entry:
         """
         Publish the release *name* again, changed, under the next number: what a publisher would sign who makes or tells it wrong.
 
@@ -160,7 +176,9 @@ class Index:
         rows = [(one.project, one.version, self.url + one.url, one.size, one.sha256) for one in ours]
         for path in others:
             name = WheelName.of(path.name)
-            rows.append((packages.canonical(name.distribution), name.version, self._other(path), path.stat().st_size, digest.sha256_file(path)))
+            rows.append(
+                (packages.canonical(name.distribution), name.version, self._other(path), path.stat().st_size, digest.sha256_file(path))
+            )
         text = f'lock-version = "1.0"\ncreated-by = "tests"\nrequires-python = ">=3.9"\nenvironments = []\n'
         text = text.replace("environments = []\n", "")
         for project, version, url, size, sha256 in sorted(rows):
@@ -214,7 +232,9 @@ class Host:
     def _first(self) -> Index:
         made, folder = self.bare(), self.folder / "wheels"
         torch = wheels.plain(folder, "torch", "2.14.0", size=200_000)
-        numpy = wheels.plain(folder, "numpy", "2.4.0", files={"numpy/core/__init__.py": b"", "numpy-2.4.0.data/scripts/f2py": b"#!python\nprint(1)\n"})
+        numpy = wheels.plain(
+            folder, "numpy", "2.4.0", files={"numpy/core/__init__.py": b"", "numpy-2.4.0.data/scripts/f2py": b"#!python\nprint(1)\n"}
+        )
         scipy = wheels.plain(folder, "scipy", "1.18.0")
         self.made["1"] = wheels.release(folder / "1", requires=["torch==2.14.0"], size=300_000)
         self.made["2"] = wheels.release(folder / "2", requires=["torch==2.14.0"], label=f"{wheels.LABEL}.2")
@@ -288,7 +308,9 @@ class User:
     def run(self, verb: str, *more: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the program as people do."""
         command = [sys.executable, "-m", "sparkwright", *self.words(verb, *more)]
-        return subprocess.run(command, env={**os.environ, **self.env, **env}, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(
+            command, env={**os.environ, **self.env, **env}, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120
+        )
 
     def listing(self) -> dict[str, str]:
         """Return every file of the environment that a run could change: its name, and its bytes or where it points."""
@@ -302,6 +324,6 @@ class User:
         return found
 
 
-def wish(index: Index, **changed: Any) -> Wish:
+def wish(index: Index, /, **changed: Any) -> Wish:
     """Return the wish for the newest release of *index* by somebody who has its publisher's key."""
     return Wish(**{"index": index.url, "keys": (index.public,), **changed})

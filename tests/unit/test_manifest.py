@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -158,6 +157,14 @@ def test_the_name_of_a_removed_wheel_is_never_used_for_other_bytes() -> None:
     assert gone.sha256 in error.value.details[0]
 
 
+def test_what_was_retired_once_stays_retired() -> None:
+    """A second removal adds its names to those of the first."""
+    manifest = published("candidate", "candidate", "candidate")
+    for keep in (2, 1):
+        manifest = change.retain(manifest, releases(manifest), keep=keep, at=at(9), by=BY)
+    assert {"vllm-1.0-py3-none-any.whl", "vllm-2.0-py3-none-any.whl"} <= set(manifest.retired)
+
+
 def test_only_a_candidate_that_is_offered_is_promoted() -> None:
     """A verified one, a yanked one and one that does not exist are not; the others stay as they were."""
     manifest = published("candidate", "verified", "candidate")
@@ -175,7 +182,7 @@ def test_only_a_candidate_that_is_offered_is_promoted() -> None:
 def test_a_yank_has_a_reason_and_happens_once() -> None:
     """Without a reason it is refused; the reason is in the entry and in the log; a release is found by its address, too."""
     manifest = published("verified")
-    for reason in ("", " "):
+    for reason in ("", " ", "two\nlines", "a" * 1001, "\x1b[2J"):
         with pytest.raises(UsageError):
             change.yank(manifest, "2026.11.1", at=at(9), by=BY, reason=reason)
     after = change.yank(manifest, manifest.entries[0].release, at=at(9), by=BY, reason="wrong numbers")
@@ -286,7 +293,7 @@ def test_a_manifest_of_a_newer_program_is_read_as_far_as_it_is_known() -> None:
 )
 def test_a_signed_manifest_that_makes_no_sense_is_refused(spoil: Callable[[dict[str, Any]], object], says: str) -> None:
     """Even the right key cannot sign impossible times, names that leave the folder, terminal codes, or a log out of order."""
-    predicate = msgspec.to_builtins(published("verified", "candidate", "candidate"))
+    predicate = json.loads(digest.canonical(published("verified", "candidate", "candidate")))
     spoil(predicate)
     with pytest.raises(ManifestInvalid) as error:
         signed.read(sealed(predicate), TRUST, what="it")
@@ -311,9 +318,10 @@ def test_each_way_in_which_a_manifest_is_none_has_its_reference() -> None:
     assert URL in error.value.details[1]
 
 
-def test_what_no_client_would_read_is_not_signed(tmp_path: Path) -> None:
-    """The state before the first publication, and one that names a release twice, are refused before they are signed."""
+def test_what_no_client_would_read_is_not_signed() -> None:
+    """The state before the first publication, a release that is named twice, and a name that is none are refused before they are signed."""
     manifest = published("verified")
-    for bad in (change.first(URL, at=at(0)), replace(manifest, entries=manifest.entries * 2)):
+    bare = change.publish(manifest, replace(entry(release(2)), name="a name with blanks"), at=at(2), by=BY)
+    for bad in (change.first(URL, at=at(0)), replace(manifest, entries=manifest.entries * 2), bare):
         with pytest.raises(ManifestInvalid):
             signed.seal(bad, SIGNER)

@@ -79,6 +79,14 @@ def test_on_the_newest_release_the_series_is_needed_as_it_applies(made: Host) ->
     """The index has nothing later, and upstream's branch is the release itself: its newest lacks every patch."""
     found = gathered(made)
     assert set(states(found).values()) == {"needed"}
+    assert found["first.patch"].says.startswith("main 2026-11-01 lacks it and takes it; tried on ")
+
+
+def test_the_newest_release_is_enough_where_the_branch_is_out_of_reach(made: Host) -> None:
+    """The index says that there is nothing later; that nobody saw the branch is said, too."""
+    found = gathered(made, "--mirror", f"{made.url}={NOWHERE}")
+    says = "1.0 is the newest release, and the patch was applied to it; upstream's branch was not tried"
+    assert {(need.state, need.says) for need in found.values()} == {("needed", says)}
 
 
 def test_a_later_release_decides(made: Host, offered: Index) -> None:

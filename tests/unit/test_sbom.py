@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -49,9 +50,15 @@ BILL = Bill(
 )
 
 
+@functools.cache
+def validator() -> JsonStrictValidator:
+    """Return the validator, which reads its schema once."""
+    return JsonStrictValidator(SchemaVersion.V1_6)
+
+
 def checked(data: bytes) -> dict[str, Any]:
     """Return the document in *data*, valid by the strict schema of CycloneDX 1.6."""
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode()) is None
+    assert validator().validate_str(data.decode()) is None
     made: dict[str, Any] = json.loads(data)
     return made
 
@@ -90,7 +97,7 @@ def test_every_part_is_named_by_hash() -> None:
     upstream = facts(parts["source/vllm"])
     assert (upstream["pin"], upstream["tree"], upstream["tree:patched"], upstream["tree:built"]) == (COMMIT, "b" * 40, "c" * 40, "d" * 40)
     assert parts["source/vllm"]["purl"] == f"pkg:github/acme/mini@{COMMIT}"
-    assert sha256_of(parts["source/cutlass"]) == "9" * 64
+    assert ("hashes" in parts["source/cutlass"], facts(parts["source/cutlass"])["pin"]) == (False, "9" * 64), "more than its folder"
     assert sha256_of(parts[f"base/{BILL.bases[0].filename}"]) == "3" * 64
     assert facts(parts["vendored/third/party"])["commit"] == COMMIT
     tool = parts[f"tool/{BILL.tools[0].filename}"]
@@ -144,7 +151,7 @@ def changed(bill: Bill, **changes: Any) -> Bill:
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=4), st.dictionaries(TEXTS, st.just("5" * 64), max_size=3))
 def test_any_text_of_a_patch_survives(patches: list[tuple[str, str, str]], libraries: dict[str, str]) -> None:
     """Names, subjects and reasons in any script come out as they went in, in a valid document."""
@@ -157,7 +164,7 @@ def test_any_text_of_a_patch_survives(patches: list[tuple[str, str, str]], libra
     found = [parts[f"patch/vllm/{step.sha256}"] for step in steps]
 
     assert [(one["name"], one["description"], facts(one)["patch:reason"]) for one in found] == patches
-    assert {name for name in libraries} == {ref.removeprefix("library/") for ref in parts if ref.startswith("library/")}
+    assert set(libraries) == {ref.removeprefix("library/") for ref in parts if ref.startswith("library/")}
 
 
 # In wheels.
@@ -210,15 +217,15 @@ def test_vendored_sources_are_those_that_the_build_takes(mini: Mini) -> None:
     source = sourcetree.make(session, "vllm")
 
     assert materials.vendored(session, source) == {}
-    assert set(materials.vendored(dataclasses.replace(session, full=True), source)) == set(
+    assert set(materials.vendored(dataclasses.replace(session, full=True), source)) == {
         name for name, one in session.lock.forks["vllm"].vendored.items() if one.variable and name != "cutlass"
-    )
+    }
 
 
 def test_an_sbom_of_upstream_stays_and_ours_is_replaced(tmp_path: Path) -> None:
     """A wheel may hold several (PEP 770); ours is the one of the wheel at hand, once."""
     info, name = "mini-1.0.dist-info", WheelName.of("mini-1.0-py3-none-any.whl")
-    files = {"mini/__init__.py": b"", f"{info}/sboms/upstream.cdx.json": b"{}", f"{info}/{SBOM}": b"old", f"{info}/sparkwright.json": b"old"}
+    files = {f"{info}/{name}": b"old" for name in (SBOM, "sparkwright.json")} | {f"{info}/sboms/upstream.cdx.json": b"{}"}
     wheelfile.write(tmp_path / name.filename, name, files, "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n", pure=True)
     made = wheelfile.remake(tmp_path / name.filename, tmp_path, version="1.0+a", build_record=b"new", sbom=b"bill")
 

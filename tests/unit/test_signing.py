@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import os
 import stat
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
-from securesystemslib.signer import CryptoSigner, SSlibKey
+from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # exported, but not by __all__
 
 from sparkwright.cli import main
 from sparkwright.errors import EvidenceInvalid, FileInvalid, KeyInvalid, SignatureInvalid, SignerUnknown, TrustMissing, UsageError
@@ -76,11 +77,11 @@ def test_a_statement_survives_writing_and_reading(statement: Statement) -> None:
 
 def test_a_statement_is_what_the_in_toto_library_reads() -> None:
     """The reference library reads our encoding, and finds the fields where the specification has them."""
-    from google.protobuf import json_format
-    from in_toto_attestation.v1 import statement_pb2
-    from in_toto_attestation.v1.statement import Statement as Reference
+    json_format = importlib.import_module("google.protobuf.json_format")  # three modules without types
+    statement_pb2 = importlib.import_module("in_toto_attestation.v1.statement_pb2")
+    reference = importlib.import_module("in_toto_attestation.v1.statement").Statement
 
-    read = Reference.copy_from_pb(json_format.Parse(STATEMENT.encode(), statement_pb2.Statement()))
+    read = reference.copy_from_pb(json_format.Parse(STATEMENT.encode(), statement_pb2.Statement()))
     read.validate()
     assert (read.pb.predicate_type, read.pb.subject[0].name, read.pb.subject[0].digest["sha256"]) == (
         PREDICATE,
@@ -202,8 +203,9 @@ def test_one_of_several_signatures_is_enough(signer: KeySigner) -> None:
 def test_what_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, signer: KeySigner) -> None:
     """More bytes than the bound, or more signatures than anybody makes, are refused before anything is verified."""
     data = signer.sign(STATEMENT)
+    many = altered(data, lambda one: one.update(signatures=one["signatures"] * 17))
     with pytest.raises(EvidenceInvalid):
-        opened(altered(data, lambda one: one.update(signatures=one["signatures"] * 17)), trusting(signer), predicate_type=PREDICATE, what="it")
+        opened(many, trusting(signer), predicate_type=PREDICATE, what="it")
     monkeypatch.setattr(dsse, "LARGEST", len(data) - 1)
     with pytest.raises(EvidenceInvalid, match="bytes"):
         opened(data, trusting(signer), predicate_type=PREDICATE, what="it")
@@ -369,7 +371,7 @@ def test_the_verb_makes_a_key_and_says_its_fingerprint(
 def test_opening_needs_no_library_that_an_installer_lacks() -> None:
     """What verifies a key's signature loads neither Sigstore's library nor anything of the part ``full``."""
     code = (
-        "import sys\nfrom sparkwright.release.signing import envelope, trust\nfrom sparkwright.release.manifest import change, seen, signed\n"
+        "import sys\nfrom sparkwright.release.manifest import change, seen, signed\nfrom sparkwright.release.signing import envelope\n"
         "print(sorted({'sigstore', 'git', 'numpy', 'pypi_simple', 'jinja2', 'in_toto_attestation', 'requests'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))

@@ -12,17 +12,19 @@ from typing import Any
 
 import pypi_attestations
 import pytest
+from msgspec.structs import replace
 from sigstore.models import ClientTrustConfig
 from sigstore.verify import Verifier, policy
+from tests.badserver import Listener, silent
+from tests.sigstoreworld import GITHUB, WORKFLOW, World
 
 from sparkwright.errors import EvidenceInvalid, IdentityUnusable, ManifestInvalid, SignatureInvalid, SignerUnknown, TrustMissing
 from sparkwright.release.manifest import change, signed
-from sparkwright.release.signing import Signer, Statement, Subject, bundle, pep740
+from sparkwright.release.signing import Signer, Statement, Subject, bundle, identity, pep740
 from sparkwright.release.signing.envelope import opened
 from sparkwright.release.signing.identity import TOKEN, IdentitySigner
 from sparkwright.release.signing.keys import KeySigner, make
 from sparkwright.release.signing.trust import Identity, Trust
-from tests.sigstoreworld import GITHUB, WORKFLOW, World
 
 WHEEL = "toy-1.0-py3-none-any.whl"
 PROVENANCE = Statement((Subject(WHEEL, "ab" * 32),), pep740.PREDICATE, {"buildDefinition": {"buildType": "urn:toy:build"}})
@@ -78,6 +80,14 @@ def test_an_identity_signs_a_manifest_as_a_key_does(world: World, tmp_path: Path
     assert len(certificates) == 1
 
 
+def test_a_certificate_is_renewed_before_it_runs_out(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication that takes longer than a certificate holds goes on with another one."""
+    monkeypatch.setattr(identity, "CERTIFICATE_SECONDS", -1.0)
+    signer = world.signer(tmp_path)
+    made = [json.loads(signer.sign(PROVENANCE)) for _ in range(2)]
+    assert len({one["verificationMaterial"]["certificate"]["rawBytes"] for one in made}) == 2
+
+
 def test_another_identity_is_unknown(world: World, made: bytes, tmp_path: Path) -> None:
     """The same repository's other workflow, and the same name from another issuer, are not who is trusted; the message says who it was."""
     root = world.config(tmp_path)
@@ -123,7 +133,8 @@ def test_a_certificate_that_did_not_hold_at_the_time_of_signing_is_refused(late:
 def test_the_log_entry_of_other_bytes_does_not_vouch(world: World, made: bytes, tmp_path: Path) -> None:
     """Certificate and log entry of one bundle with the statement of another: each is genuine, and together they are not."""
     second = world.signer(tmp_path).sign(Statement((Subject("other", "ef" * 32),), pep740.PREDICATE, {}))
-    mixed = altered(made, lambda one: one["verificationMaterial"].update(tlogEntries=json.loads(second)["verificationMaterial"]["tlogEntries"]))
+    entries = json.loads(second)["verificationMaterial"]["tlogEntries"]
+    mixed = altered(made, lambda one: one["verificationMaterial"].update(tlogEntries=entries))
     refused(mixed, world.trust(tmp_path), SignatureInvalid)
     swapped = altered(made, lambda one: one.update(dsseEnvelope=json.loads(second)["dsseEnvelope"]))
     refused(swapped, world.trust(tmp_path), SignatureInvalid)
@@ -141,7 +152,9 @@ def test_every_part_of_the_logs_word_is_checked(world: World, made: bytes, tmp_p
         elif path == "rootHash":
             entry["inclusionProof"]["rootHash"] = wrong
         elif path == "checkpoint":
-            entry["inclusionProof"]["checkpoint"]["envelope"] = entry["inclusionProof"]["checkpoint"]["envelope"].replace("\n4\n", "\n5\n", 1) + "x"
+            checkpoint = entry["inclusionProof"]["checkpoint"]
+            origin, size, rest = checkpoint["envelope"].split("\n", 2)
+            checkpoint["envelope"] = f"{origin}\n{int(size) + 1}\n{rest}"
         elif path == "signedEntryTimestamp":
             entry["inclusionPromise"]["signedEntryTimestamp"] = wrong
         else:
@@ -172,7 +185,7 @@ def test_a_bundle_and_an_envelope_do_not_pass_for_each_other(world: World, made:
     """The envelope taken out of a bundle is a stranger's, and a key's envelope that calls itself a bundle is none."""
     make(tmp_path / "key")
     signer = KeySigner.load(tmp_path / "key")
-    trust = Trust((signer.public,), *[(one.identities, one.root) for one in [world.trust(tmp_path)]][0])
+    trust = replace(world.trust(tmp_path), keys=(signer.public,))
     inner = json.dumps(json.loads(made)["dsseEnvelope"]).encode()
     refused(inner, trust, SignerUnknown)
     kind = json.loads(made)["mediaType"]
@@ -220,6 +233,22 @@ def test_signing_without_a_usable_identity_says_so(world: World, tmp_path: Path,
         gone.sign(PROVENANCE)
 
 
+def test_services_that_never_answer_end_the_signing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority that accepts the connection and says nothing is given up after the limit."""
+    listener = Listener(silent)
+    try:
+        config = json.loads(Path(world.config(tmp_path)).read_text())
+        config["signingConfig"]["caUrls"][0]["url"] = listener.url
+        (tmp_path / "silent.json").write_text(json.dumps(config))
+        signer = IdentitySigner(str(tmp_path / "silent.json"), world.token())
+        monkeypatch.setattr(identity, "SECONDS", 0.5)
+        with pytest.raises(IdentityUnusable, match="failed"):
+            signer.sign(PROVENANCE)
+        assert listener.asked == ["/api/v2/signingCert"]
+    finally:
+        listener.close()
+
+
 def test_pep740_holds_what_its_own_verifiers_read(world: World, made: bytes, tmp_path: Path) -> None:
     """The reference library reads the object, finds the publisher, and Sigstore verifies what it turns back into a bundle."""
     data = pep740.pep740(made, WHEEL)
@@ -245,7 +274,7 @@ def test_pep740_is_made_of_a_provenance_of_that_wheel_alone(world: World, made: 
 
 
 @pytest.mark.parametrize(
-    ("identity", "issuer", "claims", "publisher"),
+    ("name", "issuer", "claims", "publisher"),
     [
         ("me@toy.example", "https://issuer.example", {}, None),
         ("bot@toy.example", "https://accounts.google.com", {}, pypi_attestations.GooglePublisher(email="bot@toy.example")),
@@ -259,15 +288,15 @@ def test_pep740_is_made_of_a_provenance_of_that_wheel_alone(world: World, made: 
     ids=["person", "google", "gitlab"],
 )
 def test_pep740_names_the_publisher_only_where_there_is_one(
-    tmp_path: Path, identity: str, issuer: str, claims: dict[int, str], publisher: object
+    tmp_path: Path, name: str, issuer: str, claims: dict[int, str], publisher: object
 ) -> None:
     """Each kind of publisher is named as verifiers know it; for a person's signature there is no object."""
     with World() as world:
-        world.identity, world.issuer, world.claims = identity, issuer, claims
-        trust = Trust(identities=(Identity(identity, issuer),), root=world.config(tmp_path))
+        world.identity, world.issuer, world.claims = name, issuer, claims
+        trust = Trust(identities=(Identity(name, issuer),), root=world.config(tmp_path))
         signer = IdentitySigner(trust.root, world.token() if issuer != "https://accounts.google.com" else google(world))
         data = signer.sign(PROVENANCE)
-    assert opened(data, trust, predicate_type=pep740.PREDICATE, what="it").by == identity == signer.by
+    assert opened(data, trust, predicate_type=pep740.PREDICATE, what="it").by == name == signer.by
     made = pep740.pep740(data, WHEEL)
     if publisher is None:
         assert made == b""

@@ -8,27 +8,23 @@ date or chance: its serial number follows from its content, and equal inputs giv
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from sparkwright import __version__, digest
+from sparkwright.build.component import component, github, index, release
 from sparkwright.build.sourcetree import SourceTree
 from sparkwright.build.wheelfile import SBOM, WheelName
 from sparkwright.cherry_picks.series import AppliedPatch
 from sparkwright.forks.lock import UNRESOLVED, VendoredLock
-from sparkwright.forks.sources import FetchedSource
 
 if TYPE_CHECKING:
-    from cyclonedx.model.component import Component, ComponentScope, ComponentType, Pedigree
-    from packageurl import PackageURL
+    from cyclonedx.model.component import Component, ComponentScope, Pedigree
 
 __all__ = ["SBOM", "Archive", "Bill", "Papers", "document"]
-
-_GITHUB = re.compile(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?")
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -82,15 +78,15 @@ def document(bill: Bill, name: WheelName) -> bytes:
     from packaging.utils import canonicalize_name
 
     project = canonicalize_name(name.distribution)
-    main = _component(project, name.version, ref="wheel", facts=bill.facts, purl=_index(project, name.version))
+    main = component(project, name.version, ref="wheel", facts=bill.facts, purl=index(project, name.version))
     main.pedigree = _pedigree(bill, name)
     for origin, libraries in (("compiled", bill.compiled), ("base", bill.kept)):
         for member, sha256 in libraries.items():
             facts = {"library:origin": origin}
-            main.components.add(_component(member, ref=f"library/{member}", kind=ComponentType.FILE, sha256=sha256, facts=facts))
+            main.components.add(component(member, ref=f"library/{member}", kind=ComponentType.FILE, sha256=sha256, facts=facts))
     made = Bom()
     made.metadata.component = main
-    made.metadata.tools.components.add(_component("sparkwright", __version__, kind=ComponentType.APPLICATION))
+    made.metadata.tools.components.add(component("sparkwright", __version__, kind=ComponentType.APPLICATION))
     parts = list(_parts(bill))
     made.components.update(parts)
     made.register_dependency(main, parts)
@@ -116,7 +112,7 @@ def _parts(bill: Bill) -> Iterator[Component]:
         facts = {"ref": one.ref, "resolved": _yes(one.resolved), "commit": one.commit, "tree": one.tree, "without": ", ".join(one.without)}
         told = {key: value for key, value in facts.items() if value not in ("", UNRESOLVED)}
         version = told.get("commit", one.ref)
-        yield _component(name, version, ref=f"vendored/{name}", facts=told, purl=_github(one.url, version), url=one.url)
+        yield component(name, version, ref=f"vendored/{name}", facts=told, purl=github(one.url, version), url=one.url)
     for tool in bill.tools:
         yield _archive(tool, f"tool/{tool.filename}", ComponentScope.EXCLUDED)
 
@@ -141,7 +137,11 @@ def _pedigree(bill: Bill, name: WheelName) -> Pedigree:
 
 
 def _upstream(made: SourceTree, version: str) -> Component:
-    """Return the source of a fork as it was fetched; its *pin* is a commit, or the sha256 of a file of the package index."""
+    """
+    Return the source of a fork as it was fetched.
+
+    Its *pin* is a commit, or the sha256 of a file of the package index; of a folder in a wheel that is the hash of more than the source.
+    """
     source = made.source
     git = source.kind == "git"
     url = source.origin.partition(" @ ")[0] if git else ""
@@ -149,9 +149,9 @@ def _upstream(made: SourceTree, version: str) -> Component:
         "kind": source.kind, "origin": source.origin, "pin": source.pin, "resolved": _yes(source.resolved), "tree": source.tree,
         "tree:patched": made.patched, "tree:built": made.tree, "sites": str(len(made.sites)),
     }  # fmt: skip
-    return _component(
-        source.fork, version or (source.pin if git else ""), ref=f"source/{source.fork}", sha256="" if git else source.pin,
-        facts=facts, purl=_github(url, source.pin) if git else _release(source), url=url,
+    return component(
+        source.fork, version or (source.pin if git else ""), ref=f"source/{source.fork}", facts=facts, url=url,
+        sha256=source.pin if source.kind == "sdist" else "", purl=github(url, source.pin) if git else release(source.origin),
     )  # fmt: skip
 
 
@@ -164,59 +164,15 @@ def _patch(fork: str, order: int, step: AppliedPatch) -> Component:
 
     facts = {"patch:fork": fork, "patch:order": str(order), "patch:reason": step.reason, "patch:tree": step.tree}
     facts |= {"patch:pick": str(step.pick)} if step.pick else {}
-    return _component(
+    return component(
         step.name, ref=_patch_ref(fork, step), kind=ComponentType.FILE, sha256=step.sha256, facts=facts, description=step.subject
     )
 
 
 def _archive(one: Archive, ref: str, scope: ComponentScope | None = None) -> Component:
     version = one.filename.split("-")[1] if one.filename.endswith(".whl") else ""
-    purl = _index(one.project, version)
-    return _component(one.project, version, ref=ref, sha256=one.sha256, facts={"file": one.filename}, purl=purl, scope=scope)
-
-
-def _component(
-    name: str, version: str = "", *, ref: str = "", kind: ComponentType | None = None, sha256: str = "",
-    facts: Mapping[str, str] | None = None, purl: PackageURL | None = None, url: str = "", description: str = "",
-    scope: ComponentScope | None = None,
-) -> Component:  # fmt: skip
-    """Return a component; *facts* become properties of ours."""
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
-    from cyclonedx.model.component import Component, ComponentType
-
-    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
-    links = [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(url))] if url.startswith(("https://", "http://")) else []
-    return Component(
-        name=name, version=version or None, type=kind or ComponentType.LIBRARY, bom_ref=ref or None, hashes=hashes, scope=scope,
-        properties=[Property(name=f"sparkwright:{key}", value=value) for key, value in (facts or {}).items()],
-        external_references=links, purl=purl, description=description or None,
-    )  # fmt: skip
-
-
-def _index(name: str, version: str) -> PackageURL:
-    """Return the package URL of a project of the package index."""
-    from packageurl import PackageURL
-
-    return PackageURL("pypi", name=name, version=version or None)
-
-
-def _release(source: FetchedSource) -> PackageURL | None:
-    """Return the package URL of a source distribution; a folder of a wheel is no release of the fork."""
-    from packaging.utils import InvalidSdistFilename, parse_sdist_filename
-
-    try:
-        name, version = parse_sdist_filename(source.origin)
-    except InvalidSdistFilename:
-        return None
-    return _index(name, str(version))
-
-
-def _github(url: str, commit: str) -> PackageURL | None:
-    """Return the package URL of the repository *url* at *commit*; None where it lies elsewhere."""
-    from packageurl import PackageURL
-
-    found = _GITHUB.fullmatch(url)
-    return PackageURL("github", found[1], found[2], commit) if found else None
+    purl = index(one.project, version)
+    return component(one.project, version, ref=ref, sha256=one.sha256, facts={"file": one.filename}, purl=purl, scope=scope)
 
 
 def _yes(value: bool) -> str:

@@ -50,7 +50,7 @@ def _list(session: Outside, arguments: argparse.Namespace, wish: Wish) -> int:
 
 
 def _cells(row: listing.Row) -> list[str]:
-    versions = " ".join(f"{name} {version}" for name, version in row.versions.items())
+    versions = "\n".join(f"{name} {version}" for name, version in row.versions.items())
     fits = "" if row.fits else "not for this machine"
     last = f"yanked: {row.yanked}" if row.yanked else fits
     mark = "* " if row.installed else "  "

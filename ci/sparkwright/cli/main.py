@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright import __version__
-from sparkwright.cli import clientoptions, gateoptions
+from sparkwright.cli import clientoptions, evidenceoptions, gateoptions, notesoptions, publishoptions
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, SparkwrightError, UsageError
 from sparkwright.forks.session import Outside, Session, mirror_map
@@ -40,11 +40,18 @@ VERBS = {
     "bench": "measure how fast a model is served, or calibrate this machine for the throughput gate",
     "verify": "measure what others published of a recipe, and say whether it holds on this machine",
     "report": "show results of measurements as a page, as Markdown or here",
+    "notes": "show the notes of a published release, and whether anybody still needs this fork",
     "rebuild": "build a finished wheel again, elsewhere, and say whether the same inputs gave the same wheel",
+    "publish": "make wheels whose verdicts allow it a release of an index, signed; nothing is overwritten",
+    "promote": "move a candidate to verified, where new verdicts show all that is asked for",
+    "yank": "stop offering a release, with the reason; its files stay",
+    "retain": "remove old candidates from an index, with the files that nothing else refers to",
+    "refresh": "sign an index again, so that clients go on to believe it, and remove what killed runs left",
     "install": "install a release into a Python environment: signature, evidence and hashes first, then the whole matched set",
     "rollback": "go back: an environment to the set before the present one, or an index to the release before its newest",
     "uninstall": "remove from an environment exactly what `install` put there",
     "key": "make a key that signs an index, or show the fingerprint of one",
+    "evidence": "check what is claimed of a wheel file, by whom, and whether it holds",
     "pick": "pin an upstream pull request in the ledger, verified, and let the stack carry it",
     "status": "show what each stack carries, how old it is, why, and whether it is still needed",
     "bisect": "find the commit or release at which a patch stops applying, or what changed the answer of a command",
@@ -151,6 +158,9 @@ def parser() -> argparse.ArgumentParser:
     _modules(made["modules"])
     _report(made["report"])
     clientoptions.options(made)
+    notesoptions.options(made["notes"])
+    publishoptions.options(made)
+    evidenceoptions.evidence(made["evidence"])
     made["key"].add_argument("file", type=Path, metavar="FILE", help="the private key; its public half lies beside it in FILE.pub")
     made["key"].add_argument("--show", action="store_true", help="make nothing; show what people know the key in FILE by")
     return top
@@ -259,6 +269,7 @@ def needs_checkout(arguments: argparse.Namespace) -> bool:
         "install": getattr(arguments, "onsite", False),
         "rollback": bool(getattr(arguments, "at", None)),
         "doctor": getattr(arguments, "into", None) is None,
+        "notes": bool(getattr(arguments, "stock", ())),
     }.get(arguments.verb, arguments.verb not in OUTSIDE)
 
 

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkwright.console import console
 from sparkwright.errors import UsageError
 from sparkwright.release.client.install import Wish
-from sparkwright.release.notes import official, published, rendered, whole
+from sparkwright.release.notes import published, rendered, whole
 from sparkwright.release.notes.published import Published
+from sparkwright.release.notes.stock import Stock
 
-
-def options(verb: argparse.ArgumentParser) -> None:
-    """Add the options; which index, and whose key, are those of ``install``."""
-    verb.add_argument("release", nargs="?", default="", metavar="RELEASE", help="name, address or release.json (default: the newest)")
-    verb.add_argument("--at", dest="index", default="", metavar="FOLDER|URL", help="the same as --index")
-    verb.add_argument("--need", action="store_true", help="only: do you still need this fork?")
-    verb.add_argument(
-        "--stock", type=Path, action="append", default=[], metavar="WHEEL", help="the official wheel, to hold its libraries against ours"
-    )
-    verb.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
-    verb.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown")
+if TYPE_CHECKING:
+    from sparkwright.forks.session import Session
 
 
 def run(session: Any, arguments: argparse.Namespace) -> int:
@@ -33,7 +25,7 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
     found = _found(session, arguments)
     if found.yanked:
         console.warn(f"{found.release.name} was yanked: {found.yanked}")
-    stock = official.of(session, found.release.forks, arguments.stock) if arguments.stock else {}
+    stock = _stock(session, arguments, found) if arguments.stock else {}
     if arguments.need:
         blocks = whole.need(found.release, found.proof, stock)
     else:
@@ -58,3 +50,10 @@ def _found(session: Any, arguments: argparse.Namespace) -> Published:
         return published.of_file(Path(arguments.release))
     wish = Wish(arguments.index, tuple(arguments.key), arguments.signed_for, "candidate", arguments.stack or "", arguments.release)
     return published.of_index(session, wish)
+
+
+def _stock(session: Session, arguments: argparse.Namespace, found: Published) -> Stock:
+    """Read the official wheels, which needs a checkout: its policy says how device code is counted."""
+    from sparkwright.release.notes import official
+
+    return official.of(session, found.release.forks, arguments.stock)

@@ -11,4 +11,5 @@ from sparkwright.release.publish import changes
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Move a candidate to verified, where new verdicts show all that is asked for."""
-    return publishing.show(changes.promote(publishing.publisher(session, arguments), arguments.release, arguments.verdicts, arguments.reason))
+    who = publishing.publisher(session, arguments)
+    return publishing.show(changes.promote(who, arguments.release, arguments.verdicts, arguments.reason))

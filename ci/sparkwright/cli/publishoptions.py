@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -61,3 +62,11 @@ def retain(verb: argparse.ArgumentParser) -> None:
 def refresh(verb: argparse.ArgumentParser) -> None:
     """Add the options of ``refresh``."""
     _at(verb)
+
+
+def options(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the options of all of them, by verb."""
+    for verb, add in {
+        "publish": publish, "promote": promote, "yank": yank, "rollback": rollback, "retain": retain, "refresh": refresh,
+    }.items():  # fmt: skip
+        add(made[verb])

@@ -43,7 +43,7 @@ def rollback(session: Outside, folder: Path) -> Done:
         # What was broken since is put back by going back, whoever broke it.
         todo = change.plan(place, was, chosen, looked, replace=True)
         done = change.bring(session, place, was, chosen, looked, todo, history)
-    kept = tuple(one.project for one in todo.keep)
+    kept = change.names(todo.keep)
     return Done(
         "back", chosen.name, chosen.release, chosen.channel, str(place.prefix), chosen.serial, done.came, done.went, kept, done.edits
     )

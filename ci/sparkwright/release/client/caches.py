@@ -7,6 +7,7 @@ has set stays. With the environment the folders go, too.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Collection, Iterator
@@ -51,6 +52,8 @@ def _base(environment: Environment) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
+    if path.is_file() and path.read_bytes() == text.encode():
+        return
     temporary = path.with_name(f".{path.name}.sparkwright")
     temporary.write_text(text, "utf-8")
     temporary.replace(path)
@@ -73,6 +76,8 @@ def remove(environment: Environment) -> None:
             (environment.site / name).unlink(missing_ok=True)
         for compiled in (environment.site / "__pycache__").glob(f"{Path(MODULE).stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (environment.site / "__pycache__").rmdir()
 
 
 def lost(environment: Environment, known: Installed) -> Iterator[str]:

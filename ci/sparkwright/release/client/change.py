@@ -207,7 +207,17 @@ def bring(
     done = record(place, chosen, todo, history, was)
     state.end(place, done)
     caches.clean(place, set(done.caches.values()))
-    return Changed(done, tuple(one.project for one in (*todo.come, *todo.edit)), todo.go, edits)
+    return Changed(done, names(todo.come, todo.edit), went(todo), edits)
+
+
+def names(*groups: Sequence[Pinned]) -> tuple[str, ...]:
+    """Return the projects of all *groups*."""
+    return tuple(one.project for group in groups for one in group)
+
+
+def went(todo: Plan) -> tuple[str, ...]:
+    """Return project and version of each package that goes."""
+    return tuple(" ".join(packages.of_info(info)) for info in todo.go)
 
 
 def record(place: Environment, chosen: Chosen, todo: Plan, history: tuple[Chosen, ...], was: Before) -> Installed:

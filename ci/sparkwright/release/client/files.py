@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Files at once: one connection rarely fills a line, and more than a few help nobody.
 LINES = 4
+#: Seconds before another attempt, times how many brought nothing.
+PAUSE = 1.0
 #: Where nothing says how large a file is; the largest wheels on the package index are below it.
 LARGEST = 4 << 30
 
@@ -130,13 +132,14 @@ def _resume(url: str, one: Pinned, partial: Path, account: _Account) -> None:
     import requests
     from urllib3.exceptions import HTTPError
 
-    broke, cut = "", False
+    broke, cut, idle = "", False, 0
     account.add(_size(partial), one.filename)
     with http() as session:
-        for attempt in range(ATTEMPTS):
-            account.stopped.wait(min(4, attempt))
+        while idle < ATTEMPTS:
+            account.stopped.wait(PAUSE * idle)
             if account.stopped.is_set():
                 raise SourceUnreachable("Another file could not be had.")
+            before = _size(partial)
             try:
                 if _transfer(session, url, one, partial, account):
                     return
@@ -150,6 +153,8 @@ def _resume(url: str, one: Pinned, partial: Path, account: _Account) -> None:
                 broke, cut = shown(str(error)), True
             except requests.RequestException as error:
                 broke, cut = shown(str(error)), False
+            # A line that breaks often, and brings something each time, gets there.
+            idle = 0 if _size(partial) > before else idle + 1
             console.detail(f"{one.filename}: {broke}; trying again")
     details = [broke, f"kept: {_size(partial)} of {one.size or 'unknown'} bytes in {partial}"]
     if cut:
@@ -177,6 +182,12 @@ def _transfer(session: requests.Session, url: str, one: Pinned, partial: Path, a
             have = 0
         length = reply.headers.get("Content-Length", "")
         whole = one.size or (have + int(length) if length.isdigit() else 0)
+        if length.isdigit() and have + int(length) < whole:
+            details = [
+                f"signed: {whole} bytes",
+                f"served: {have + int(length)} bytes of {reply.headers.get('Content-Type', 'no type')!r:.80}",
+            ]
+            raise DownloadInvalid(f"{shown(url)} is shorter than the signed release says.", details=details)
         with partial.open("ab" if have else "wb") as sink:
             for chunk in _pieces(reply, account):
                 have += len(chunk)

@@ -53,7 +53,7 @@ class Done(msgspec.Struct, frozen=True):
 
     Attributes:
         state: ``there already``: nothing was to do. ``would install``: with a dry run.
-        came, went, stayed: Projects, or ``.dist-info`` folders for those that went.
+        came, went, stayed: Projects; with their versions for those that went.
         missing: What is not proved of a candidate. *yanked*: why the release is no longer offered.
     """
 
@@ -131,13 +131,11 @@ def _install(session: Outside, place: Environment, index: Catalogue, entry: Entr
     change.refuse_foreign(place, was, chosen, replace=wish.replace)
     looked = change.at_hand(session, place, change.needed(was, chosen))
     todo = change.plan(place, was, chosen, looked, replace=wish.replace)
+    kept = change.names(todo.keep)
     if wish.dry:
-        came = tuple(one.project for one in (*todo.come, *todo.edit))
-        return _done(
-            "would install", place, chosen, came, todo.go, tuple(one.project for one in todo.keep), missing=missing, yanked=entry.yanked
-        )
+        came = change.names(todo.come, todo.edit)
+        return _done("would install", place, chosen, came, change.went(todo), kept, missing=missing, yanked=entry.yanked)
     done = change.bring(session, place, was, chosen, looked, todo, _history(was, chosen))
-    kept = tuple(one.project for one in todo.keep)
     return _done("installed", place, chosen, done.came, done.went, kept, done.edits, missing, entry.yanked)
 
 

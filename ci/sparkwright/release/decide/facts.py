@@ -110,7 +110,7 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
     metadata = _headers(texts["METADATA"])
     wheel = Wheel(
         path.name, about.sha256, about.size, came.fork.name, about.name, str(metadata["Version"]), _machine(path.name, about), "",
-        sha256_bytes(texts["METADATA"]), "", str(metadata["Requires-Python"] or ""), found.digest, content.of_wheel(path),
+        sha256_bytes(texts["METADATA"]), "", origin.line(str(metadata["Requires-Python"] or "")), found.digest, content.of_wheel(path),
         libraries.listed(path.name, found, came, rows),
     )  # fmt: skip
     sbom = texts.get(SBOM, b"")
@@ -177,7 +177,7 @@ def _check_bill(wheel: Wheel, sbom: bytes) -> None:
 
     try:
         bill = msgspec.json.decode(sbom, type=_Bill)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WheelMismatch(f"The SBOM of {wheel.filename} is no CycloneDX document.", details=[str(error)]) from error
     said = bill.metadata.component
     if bill.bom_format != "CycloneDX" or (canonicalize_name(said.name), said.version) != (wheel.project, wheel.version):

@@ -80,7 +80,7 @@ def _decoded(origin: str, text: bytes) -> BuildRecord | JitCacheRecord:
     for kind in kinds:
         try:
             return msgspec.json.decode(text, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             faults.append(str(error))
     raise WheelMismatch(f"The build record of {origin} cannot be read.", details=faults)
 

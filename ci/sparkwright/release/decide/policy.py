@@ -90,11 +90,11 @@ class SetRule(_Record, frozen=True):
     How the matched set of a stack is locked.
 
     Attributes:
-        python: The version that it is for (``3.12``); a lock holds for one.
+        pythons: Versions that it is for (``3.12``).
         requires: Requirements beside those of the wheels.
     """
 
-    python: Annotated[str, msgspec.Meta(pattern=r"^3\.\d{1,2}$")]
+    pythons: Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"^3\.\d{1,2}$")], ...], msgspec.Meta(min_length=1)]
     requires: tuple[Text, ...] = ()
     overrides: tuple[Override, ...] = ()
 

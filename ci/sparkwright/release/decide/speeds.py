@@ -48,14 +48,23 @@ def _faults(verdict: Verdict, result: Result, asked: Speeds) -> Iterator[str]:
         yield "nothing is compared: there is no baseline, or it is the candidate itself"
     if not result.qualified:
         yield "nothing says that the load generator was qualified"
+    if bare := [leg for leg in result.legs if leg.discarded and not leg.reasons]:
+        yield f"{len(bare)} legs were set aside, and nothing says why"
+        return
     try:
         yield from _recomputed(result, asked)
-    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        yield from _of_rows(verdict, result)
+    # A Result that nobody measured may hold any numbers.
+    except (ValueError, ArithmeticError, LookupError) as error:
         yield f"the legs cannot be reckoned with: {error}"
-    told = {one.name: one for one in verdict.checks}
-    yield from (f"the verdict has no check {one.name}" for one in rung.checks(result) if one.name not in told)
-    rows = [one for one in rung.checks(result) if one.name in told and told[one.name].state != one.state]
-    yield from (f"{one.name}: the verdict says {told[one.name].state}, the result {one.state}" for one in rows)
+
+
+def _of_rows(verdict: Verdict, result: Result) -> Iterator[str]:
+    """Yield which rows of the measurement the verdict lacks, or tells otherwise."""
+    told = {one.name: one.state for one in verdict.checks}
+    for one in rung.checks(result):
+        if told.get(one.name) != one.state:
+            yield f"{one.name}: the verdict says {told.get(one.name, 'nothing')}, the result {one.state}"
 
 
 def _recomputed(result: Result, asked: Speeds) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,18 @@ from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Fork, Proved, Wheel
 from sparkwright.release.signing.statement import Statement
 
+#: Bytes of a file. Verdicts with all their samples are a few megabytes, a measurement of many hours some dozens.
+LARGEST = 64 << 20
+
 #: How the wheel under a graft is called among what a build depends on. It is another one on each machine, and a release names one.
 BASE = "the official wheel"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+def line(text: str) -> str:
+    """Return *text* as the one line that records of releases hold."""
+    return _CONTROL.sub(" ", text)[:1000]
 
 
 def file(name: str, sha256: str) -> Resource:
@@ -66,6 +77,8 @@ def check(wheel: Wheel, fork: Fork | None, proved: Proved, payloads: Mapping[str
         EvidenceInvalid: Something is missing, about other bytes, or contradicts something else.
         VerdictForeign, VerdictHollow: See `judged`.
     """
+    if large := [f"{kind}: {len(data)} bytes" for kind, data in raw.items() if len(data) > LARGEST]:
+        raise EvidenceInvalid(f"A file about {wheel.filename} is larger than {LARGEST} bytes.", details=large)
     if proved.wheel != wheel.sha256:
         details = [f"wheel: {wheel.sha256}", f"about: {proved.wheel}"]
         raise EvidenceInvalid(f"What is proved is not about {wheel.filename}.", details=details)

@@ -11,6 +11,7 @@ from sparkwright import digest
 from sparkwright.errors import EvidenceInvalid
 from sparkwright.gates.verdict import State
 from sparkwright.release.evidence import agreement
+from sparkwright.release.evidence.agreement import LARGEST
 from sparkwright.release.evidence.predicates import TYPES
 from sparkwright.release.manifest.records import Evidence, Fork, Proved, Wheel
 from sparkwright.release.signing import envelope
@@ -18,9 +19,6 @@ from sparkwright.release.signing.statement import Statement
 from sparkwright.release.signing.trust import Trust
 
 T = TypeVar("T")
-
-#: Verdicts with all their samples are a few megabytes, a measurement of many hours some dozens.
-LARGEST = 64 << 20
 
 
 class Checked(msgspec.Struct, frozen=True):

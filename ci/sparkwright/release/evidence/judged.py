@@ -6,6 +6,7 @@ States are computed from the checks, never taken. Only the records of gates are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -76,9 +77,7 @@ def tests(found: Ladder) -> Tests:
         every = ((one.rung, check) for one in found.verdicts for check in one.checks)
         return tuple(f"{rung}/{check.name}" for rung, check in every if check.state in states and check.required == required)
 
-    return Tests(
-        named(("pass",)), named(("not-run", "inconclusive")), named(("fail", "invalid")), named(ORDER[:-1], required=False)
-    )
+    return Tests(named(("pass",)), named(("not-run", "inconclusive")), named(("fail", "invalid")), named(ORDER[:-1], required=False))
 
 
 def result(found: Tests, missing: Iterable[Missing]) -> Literal["PASSED", "WARNED", "FAILED"]:
@@ -123,9 +122,11 @@ def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Prove
         if (found.policy, found.state) != (verdict.policy, "pass"):
             details = [f"measured: {found.state} by {found.policy or 'no policy'}", f"verdict:  pass by {verdict.policy or 'no policy'}"]
             raise EvidenceInvalid(f"The measurement of {wheel.filename} is not the one that was judged.", details=details)
-    wrong = [f"{one.cell}: {one.metric}" for one in proved.speeds if not any(map(one.__eq__, _speeds(one, found)))]
-    if wrong or (proved.margin is not None and found.margin != proved.margin):
-        raise EvidenceInvalid(f"The speeds of {wheel.filename} are not those that were measured.", details=wrong or ["another margin"])
+    measured = speeds(found)
+    wrong = [f"{one.cell}: {one.metric}" for one in proved.speeds if one not in measured]
+    if wrong or proved.margin not in (None, found.margin):
+        details = [*wrong, f"margin: claimed {proved.margin}, measured {found.margin}"]
+        raise EvidenceInvalid(f"The speeds of {wheel.filename} are not those that were measured.", details=details)
     return found
 
 
@@ -138,18 +139,14 @@ def _measured(found: Result, wheel: Wheel) -> None:
         raise VerdictHollow(f"{THROUGHPUT} of {wheel.filename} passes, and nothing was measured.", details=details)
 
 
-def _speeds(claimed: Speed, found: Result) -> Iterable[Speed]:
-    """Yield what *found* says of the cell and metric of *claimed*, with its ratio, which rounding may touch."""
-    for cell in found.cells:
-        for series in cell.series:
-            if (cell.name, series.metric) == (claimed.cell, claimed.metric):
-                yield _speed(cell, series, claimed.ratio)
+def speeds(found: Result) -> tuple[Speed, ...]:
+    """Return what *found* says of each series, as a proof tells it; only series that decide have a state."""
+    series = ((cell, one) for cell in found.cells for one in cell.series) if found.kind == "gate" else ()
+    return tuple(_speed(cell, one) for cell, one in series)
 
 
-def _speed(cell: CellResult, series: Series, ratio: float | None) -> Speed:
-    whole = series.candidate / series.baseline if series.candidate and series.baseline else None
-    near = whole is not None and ratio is not None and abs(ratio / whole - 1) < 0.01
-    return Speed(
-        cell.name, series.metric, series.state, ratio if near else whole, series.low, series.high,
-        series.pass_evidence[-1] if series.pass_evidence else None, series.fail_evidence[-1] if series.fail_evidence else None,
-    )  # fmt: skip
+def _speed(cell: CellResult, one: Series) -> Speed:
+    ratio = one.candidate / one.baseline if one.candidate is not None and one.baseline else None
+    passing, failing = (path[-1] if path else None for path in (one.pass_evidence, one.fail_evidence))
+    figures = (value if value is not None and math.isfinite(value) else None for value in (ratio, one.low, one.high, passing, failing))
+    return Speed(cell.name, one.metric, one.state if one.primary else "not-run", *figures)

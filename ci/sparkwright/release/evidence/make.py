@@ -55,7 +55,7 @@ def statements(
         record: The wheel's build record, where it has one.
         lock_digest: sha256 of ``forks/<stack>/lock.yaml``; empty where it is not known.
         stack: Where there is no *record* that says it.
-        required: Rungs that the policy asks of the wheel; by default all of which *proved* tells.
+        required: Rungs that the policy asks of the wheel; by default what *proved* lets conclude: those that pass, and those missing.
         builder: See `builder_of`.
 
     Raises:
@@ -67,15 +67,20 @@ def statements(
     if found:
         made["test-result"] = test_result(found, proved, raw)
     payloads: dict[str, Statement] = {kind: Statement(about, TYPES[kind], _plain(one)) for kind, one in made.items()}
-    named = tuple(one.name for one in proved.rungs) if required is None else tuple(required)
-    final = summary(wheel, proved, payloads, raw, named)
+    final = summary(wheel, proved, payloads, raw, _asked(proved) if required is None else required)
     payloads["summary"] = Statement(about, TYPES["summary"], _plain(final))
     agreement.check(wheel, fork, proved, payloads, raw)
     return payloads
 
 
+def _asked(proved: Proved) -> list[str]:
+    missing = {one.rung for one in proved.missing}
+    return [one.name for one in proved.rungs if one.state == "pass" or one.name in missing]
+
+
 def _plain(record: msgspec.Struct) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.to_builtins(record)
+    # As whoever reads it will have it: lists, and no tuples.
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return made
 
 
@@ -152,10 +157,8 @@ def summary(
     inputs += [agreement.input_file(digest.sha256_bytes(data)) for _, data in sorted(raw.items())]
     passed = not proved.missing
     return Summary(
-        Verifier(VERIFIER, {"sparkwright": __version__}), places.wheel(wheel.sha256, wheel.filename),
+        Verifier(VERIFIER), places.wheel(wheel.sha256, wheel.filename),
         Policy("ci/release.yaml", {"sha256": proved.policy}), tuple(inputs), "PASSED" if passed else "FAILED",
         (LEVEL,) if passed else ("FAILED",), "1.0", tuple(required), {one.name: one.state for one in proved.rungs}, proved.missing,
-        proved.speeds, proved.baseline, proved.margin, dict(proved.host),
+        proved.speeds, proved.baseline, proved.margin, dict(proved.host), __version__,
     )  # fmt: skip
-
-

@@ -85,7 +85,7 @@ class Provenance(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     build_definition: Definition
     run_details: Details
-    level: str = msgspec.field(default=LEVEL, name="sparkwright_level")
+    level: str = msgspec.field(name="sparkwright_level")
     says: str = msgspec.field(default="", name="sparkwright_says")
 
 
@@ -108,11 +108,10 @@ class TestResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     rungs: dict[str, State] = msgspec.field(default_factory=dict, name="sparkwright_rungs")
 
 
-class Verifier(msgspec.Struct, frozen=True, omit_defaults=True):
+class Verifier(msgspec.Struct, frozen=True):
     """What decided."""
 
     id: str
-    version: dict[str, str] = {}
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -137,7 +136,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         verification_result: ``PASSED`` where nothing is missing for ``verified``.
         verified_levels: ``FAILED`` alone where something is.
         required: Rungs that the policy asks of it. *rungs*: the state of each that was shown.
-        missing, speeds, baseline, margin, host: As in `Proved`.
+        missing, speeds, baseline, margin, host: As in `Proved`. *program*: the version of sparkwright that decided.
     """
 
     verifier: Verifier
@@ -154,6 +153,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     baseline: str = msgspec.field(default="", name="sparkwright_baseline")
     margin: float | None = msgspec.field(default=None, name="sparkwright_margin")
     host: dict[str, str] = msgspec.field(default_factory=dict, name="sparkwright_host")
+    program: str = msgspec.field(default="", name="sparkwright_program")
 
 
 def read(predicate: dict[str, Any], kind: type[T], what: str) -> T:

@@ -1,18 +1,23 @@
-"""The records behind an entry of the manifest, as they lie on disk: read by their hashes, and held against each other and their files."""
+"""
+The records behind an entry of the manifest, as they lie on disk: read by their hashes, and held against each other and their files.
+
+What every page needs of a release is skimmed from its records, without the parts that only its own page shows: of a thousand releases,
+those would take most of the time.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from sparkwright import digest
 from sparkwright.errors import IndexDamaged, VerifiedRefused, WheelMismatch
 from sparkwright.release.manifest import places
-from sparkwright.release.manifest.records import Entry, Proof, Proved, Release, Wheel
+from sparkwright.release.manifest.records import Entry, Line, Machine, Missing, Name, Proof, Proved, Release, Sha256, Time
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -20,7 +25,75 @@ T = TypeVar("T", bound=msgspec.Struct)
 LARGEST = 64 << 20
 
 
-class Held(msgspec.Struct, frozen=True):
+class File(msgspec.Struct, frozen=True, gc=False):
+    """Of a `Wheel`: what the simple API shows."""
+
+    filename: Name
+    sha256: Sha256
+    size: int
+    project: Name
+    version: Name
+    machine: Machine
+    url: Line
+    metadata: Sha256
+    uploaded: Time
+    requires_python: Line = ""
+
+
+class Locked(msgspec.Struct, frozen=True, gc=False):
+    """Of a `Lock`: all but the packages."""
+
+    machine: Machine
+    sha256: Sha256
+    requirements: Sha256
+
+
+class Listed(msgspec.Struct, frozen=True, gc=False):
+    """Of a `Release`: what pages about many show."""
+
+    name: Name
+    stack: Name
+    made: Time
+    wheels: tuple[File, ...]
+    locks: tuple[Locked, ...]
+    onsite: str = ""
+    before: str = ""
+    format: Literal[1] = 1
+
+
+class Attested(msgspec.Struct, frozen=True, gc=False):
+    """Of an `Evidence`: all of it; a kind that this program does not know is still a file."""
+
+    kind: Line
+    sha256: Sha256
+    size: int
+
+
+class Shown(msgspec.Struct, frozen=True, gc=False):
+    """Of a `Proved`: what is missing, and where the evidence lies."""
+
+    wheel: Sha256
+    missing: tuple[Missing, ...]
+    evidence: tuple[Attested, ...] = ()
+
+
+class Proofs(msgspec.Struct, frozen=True, gc=False):
+    """Of a `Proof`: the same of each wheel."""
+
+    release: Sha256
+    wheels: tuple[Shown, ...]
+    format: Literal[1] = 1
+
+
+class Skimmed(msgspec.Struct, frozen=True, gc=False):
+    """An entry with what pages about many show of its records; *shown*: by the sha256 of the wheel."""
+
+    entry: Entry
+    release: Listed
+    shown: dict[str, Shown]
+
+
+class Whole(msgspec.Struct, frozen=True):
     """An entry with its records; *proved*: by the sha256 of the wheel."""
 
     entry: Entry
@@ -36,11 +109,10 @@ def record(root: Path, name: str, sha256: str, kind: type[T]) -> T:
     Raises:
         IndexDamaged: It is missing, has other bytes than *sha256* says, or is no such record.
     """
-    path = root / name
+    path = f"{root}/{name}"
     try:
-        if path.stat().st_size > LARGEST:
-            raise IndexDamaged(f"{name} has more than {LARGEST >> 20} MiB, which no record has.")
-        data = path.read_bytes()
+        with open(path, "rb") as stream:  # noqa: PTH123  thousands of files; pathlib would cost as much as the reading
+            data = stream.read(LARGEST + 1)
         if (found := digest.sha256_bytes(data)) != sha256:
             raise IndexDamaged(f"{name} has other bytes than its name says.", details=[f"named: {sha256}", f"found: {found}"])
         return msgspec.json.decode(data, type=kind)
@@ -48,40 +120,48 @@ def record(root: Path, name: str, sha256: str, kind: type[T]) -> T:
         raise IndexDamaged(f"{name} cannot be read.", details=[str(error)]) from error
 
 
-def held(root: Path, entry: Entry) -> Held:
+def skimmed(root: Path, entry: Entry) -> Skimmed:
     """
-    Return *entry* with its records.
+    Return *entry* with what pages about many show of it.
 
     Raises:
         IndexDamaged: A record is missing or damaged, or the two are not about each other.
         VerifiedRefused: The entry says ``verified``, and the proof does not.
         WheelMismatch: A wheel's name states another project (normalised, PEP 503) or version than its record.
     """
-    release = record(root, places.release(entry.release), entry.release, Release)
-    proof = record(root, places.proof(entry.release, entry.proof), entry.proof, Proof)
+    release = record(root, places.release(entry.release), entry.release, Listed)
+    proof = record(root, places.proof(entry.release, entry.proof), entry.proof, Proofs)
     said = (release.name, release.stack, release.made, proof.release)
     if said != (entry.name, entry.stack, entry.made, entry.release):
         raise IndexDamaged(f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
-    proved = {one.wheel: one for one in proof.wheels}
-    if len(proved) != len(proof.wheels) or proved.keys() != {wheel.sha256 for wheel in release.wheels}:
+    shown = {one.wheel: one for one in proof.wheels}
+    if len(shown) != len(proof.wheels) or shown.keys() != {wheel.sha256 for wheel in release.wheels}:
         raise IndexDamaged(f"The proof of {entry.name} is about other wheels than the release has.")
     for wheel in release.wheels:
         name, _, rest = wheel.filename.partition("-")
         if re.sub(r"[-_.]+", "-", name).lower() != wheel.project or rest.split("-")[0] != wheel.version:
             raise WheelMismatch(f"{wheel.filename} is recorded as {wheel.project} {wheel.version}.")
-    _proven(entry, release, proved)
-    return Held(entry, release, proof, proved)
+        near(wheel)
+    one = Skimmed(entry, release, shown)
+    _proven(one)
+    return one
 
 
-def _proven(entry: Entry, release: Release, proved: dict[str, Proved]) -> None:
-    lacking = [
-        f"{wheel.filename}: {one.rung} {one.state} ({one.reference})" for wheel in release.wheels for one in proved[wheel.sha256].missing
-    ]
-    if entry.channel == "verified" and lacking:
-        raise VerifiedRefused(f"{entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking[:20])
+def _proven(one: Skimmed) -> None:
+    found = [(wheel, lack) for wheel in one.release.wheels for lack in one.shown[wheel.sha256].missing]
+    if one.entry.channel == "verified" and found:
+        lacking = [f"{wheel.filename}: {lack.rung} {lack.state} ({lack.reference})" for wheel, lack in found[:20]]
+        raise VerifiedRefused(f"{one.entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking)
 
 
-def near(wheel: Wheel) -> bool:
+def whole(root: Path, entry: Entry) -> Whole:
+    """Return *entry*, which was skimmed, with its records; raises `IndexDamaged` as `record` does."""
+    release = record(root, places.release(entry.release), entry.release, Release)
+    proof = record(root, places.proof(entry.release, entry.proof), entry.proof, Proof)
+    return Whole(entry, release, proof, {one.wheel: one for one in proof.wheels})
+
+
+def near(wheel: File) -> bool:
     """
     Return whether the index itself keeps *wheel*.
 
@@ -95,7 +175,7 @@ def near(wheel: Wheel) -> bool:
     return True
 
 
-def present(root: Path, one: Held) -> None:
+def present(root: Path, one: Skimmed) -> None:
     """
     See that everything that pages about *one* point to is there: by its size where that is known, unread.
 
@@ -107,7 +187,7 @@ def present(root: Path, one: Held) -> None:
         if near(wheel):
             _size(root, wheel.url, wheel.size)
             _size(root, f"{wheel.url}.metadata", None)
-        for evidence in one.proved[wheel.sha256].evidence:
+        for evidence in one.shown[wheel.sha256].evidence:
             _size(root, places.evidence(evidence.sha256), evidence.size)
     for lock in one.release.locks:
         _size(root, places.lock(address, lock.machine), None)
@@ -117,9 +197,8 @@ def present(root: Path, one: Held) -> None:
 
 
 def _size(root: Path, name: str, expected: int | None) -> None:
-    # Tens of thousands of files are asked here; pathlib would cost as much as the kernel.
     try:
-        found = os.stat(f"{root}/{name}").st_size  # noqa: PTH116
+        found = os.stat(f"{root}/{name}").st_size  # noqa: PTH116  see `record`
     except OSError as error:
         raise IndexDamaged(f"{name} is missing.", details=[str(error)]) from error
     if found != expected and (expected is not None or not found):

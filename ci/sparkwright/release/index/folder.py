@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 #: With more files than this, or in more folders, flushing all that the machine has not written yet is quicker than flushing one by one.
@@ -18,21 +19,27 @@ class Draft:
 
     Args:
         place: Nothing lies there yet. Whoever makes a folder there is alone in doing so; what a killed run left is removed.
+        at_once: Bring each file to the disk while the next ones are made: right for some files, far too slow for thousands.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *, at_once: bool = False) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         for left in place.parent.glob(f".{place.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
         self.place, self.path = place, Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
         self._folders, self._written = {""}, list[str]()
+        self._pool = ThreadPoolExecutor(4) if at_once else None
+        self._syncing: list[Future[None]] = []
 
     def write(self, name: str, data: bytes) -> None:
         """Write *data* to the file *name*."""
         self._above(name)
         with open(f"{self.path}/{name}", "xb", buffering=0) as stream:  # noqa: PTH123  thousands of small files
             stream.write(data)
-        self._written.append(name)
+        if self._pool:
+            self._syncing.append(self._pool.submit(sync, self.path / name))
+        else:
+            self._written.append(name)
 
     def link(self, name: str, other: Path) -> None:
         """Give the file *other* the further name *name*; where the file system has no hard links, copy it."""
@@ -41,11 +48,6 @@ class Draft:
             os.link(other, self.path / name)
         except OSError:
             self.write(name, other.read_bytes())
-
-    def point(self, name: str, target: str) -> None:
-        """Make the symbolic link *name*."""
-        self._above(name)
-        os.symlink(target, f"{self.path}/{name}")  # noqa: PTH211  thousands of them
 
     def _above(self, name: str) -> None:
         folder = name.rpartition("/")[0]
@@ -66,11 +68,15 @@ class Draft:
 
     @property
     def written(self) -> list[Path]:
-        """The files and folders that were made; what is only linked is on the disk already."""
+        """The files and folders that are not on the disk yet; what is only linked is."""
+        for one in self._syncing:
+            one.result()
         return [self.path / name for name in [*self._written, *self._folders]]
 
     def drop(self) -> None:
         """Remove what was not finished."""
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -13,10 +13,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from sparkwright import digest
+from sparkwright.console import console
 from sparkwright.errors import IndexMoved, WheelNameTaken
 from sparkwright.release.index import entries, live, pages, simple, state
-from sparkwright.release.index.entries import Held
+from sparkwright.release.index.entries import Skimmed
 from sparkwright.release.index.folder import FEW, Draft, flush, sync
 from sparkwright.release.index.simple import Line
 from sparkwright.release.index.state import Known, Offer, Row, State
@@ -25,9 +28,6 @@ from sparkwright.release.manifest.records import Channel, Entry, Manifest, Relea
 from sparkwright.store import room_guard
 
 CHANNELS: tuple[Channel, ...] = ("candidate", "verified")
-
-#: Names in the folder of a release that lead to its pages as the live generation has them.
-PAGES = ("index.html", "notes.md", "simple")
 
 #: What the two pages of a project are made by.
 _FORMS: Mapping[str, Callable[[str, bytes, Mapping[str, Line | None]], bytes]] = {
@@ -85,51 +85,48 @@ class Making:
     def releases(self, *, fresh: bool) -> None:
         """Read every release that the parent does not know as it stands now, and make its pages where they are not there."""
         old = {one.entry.release: one for one in self._old.releases}
-        for entry in self._manifest.entries:
-            one = old.get(entry.release)
-            if one is None or one.entry != entry or one.pages != self._pages(entry, one.before) or not self._made(one).is_dir():
-                held = self._held(entry)
-                entries.present(self._root, held)
-                one = self._known(held)
-                self._release(held, one, fresh=fresh)
-            self.known.append(one)
+        with console.progress("making the index", len(self._manifest.entries)) as progress:
+            for count, entry in enumerate(self._manifest.entries, 1):
+                one = old.get(entry.release)
+                if one is None or one.entry != entry or (one.before and one.before not in self._present):
+                    found = self._skimmed(entry)
+                    entries.present(self._root, found)
+                    one = self._known(found)
+                if fresh or not os.path.isdir(self._made(one)):  # noqa: PTH112  a thousand of them
+                    self._release(one, fresh=fresh)
+                self.known.append(one)
+                progress.update(count)
         self._once()
         self._settle()
 
-    def _known(self, one: Held) -> Known:
+    def _known(self, one: Skimmed) -> Known:
         rows = tuple(
             Row(
                 wheel.filename, wheel.sha256, wheel.size, wheel.project, wheel.machine, wheel.url,
-                tuple(f"{lack.rung} {lack.state}" for lack in one.proved[wheel.sha256].missing),
+                tuple(f"{lack.rung} {lack.state}" for lack in one.shown[wheel.sha256].missing),
             )
             for wheel in one.release.wheels
         )  # fmt: skip
-        before = one.release.before
-        return Known(one.entry, before, tuple(lock.machine for lock in one.release.locks), rows, self._pages(one.entry, before))
+        before = one.release.before if one.release.before in self._present else ""
+        shown = [self._old.program, self._manifest.url, one.entry, before]
+        pages = f"pages-{digest.key('index-pages', shown)[:16]}"
+        return Known(one.entry, before, tuple(lock.machine for lock in one.release.locks), rows, pages)
 
-    def _pages(self, entry: Entry, before: str) -> str:
-        """Return the name of the folder of a release's pages: after all that they show."""
-        shown = [self._old.program, self._manifest.url, entry, before if before in self._present else ""]
-        return f"pages-{digest.key('index-pages', shown)[:16]}"
+    def _made(self, one: Known) -> str:
+        return f"{self._root}/b/{one.entry.release}/{one.pages}"
 
-    def _made(self, one: Known) -> Path:
-        return self._root / "b" / one.entry.release / one.pages
-
-    def _held(self, entry: Entry) -> Held:
-        """Return *entry* with its records, and keep the lines of its files for the roots of the channels."""
-        one = entries.held(self._root, entry)
+    def _skimmed(self, entry: Entry) -> Skimmed:
+        """Return *entry* with what is shown of its records, and keep the lines of its files for the roots of the channels."""
+        one = entries.skimmed(self._root, entry)
         for wheel in one.release.wheels:
-            made = simple.line(entry, wheel, one.proved[wheel.sha256], self._manifest.url, simple.CHANNEL)
+            made = simple.line(entry, wheel, one.shown[wheel.sha256], self._manifest.url, simple.CHANNEL)
             self._lines[entry.release, wheel.filename] = made
         return one
 
-    def _release(self, one: Held, known: Known, *, fresh: bool) -> None:
+    def _release(self, one: Known, *, fresh: bool) -> None:
         """Make the pages of one release; with *fresh*, mend those that are there."""
-        place = self._made(known)
-        if place.is_dir() and not fresh:
-            return
-        files = self._files(one, known)
-        if place.is_dir():
+        place, files = Path(self._made(one)), self._files(one)
+        if fresh and place.is_dir():
             _mend(place, files)
             return
         draft = Draft(place)
@@ -137,14 +134,15 @@ class Making:
         for name, data in files.items():
             draft.write(name, data)
 
-    def _files(self, one: Held, known: Known) -> dict[str, bytes]:
+    def _files(self, known: Known) -> dict[str, bytes]:
         # Notes are written for people; whoever only reads records does not load them.
         from sparkwright.release import notes
 
-        before = self._before(one.release)
+        one, found = entries.whole(self._root, known.entry), entries.skimmed(self._root, known.entry)
+        before = self._before(one.release) if known.before else None
         lines: dict[str, dict[str, Line]] = {}
-        for wheel in one.release.wheels:
-            made = simple.line(one.entry, wheel, one.proved[wheel.sha256], self._manifest.url, simple.RELEASE)
+        for wheel in found.release.wheels:
+            made = simple.line(known.entry, wheel, found.shown[wheel.sha256], self._manifest.url, simple.RELEASE)
             lines.setdefault(wheel.project, {})[wheel.filename] = made
         return {
             "index.html": pages.release(one, known, notes.html(one.release, one.proof, before), self._manifest.url),
@@ -152,10 +150,8 @@ class Making:
             **{f"simple/{name}": data for name, data in simple.whole(lines).items()},
         }
 
-    def _before(self, release: Release) -> Release | None:
-        """Return the release before *release*, where the index still has it."""
-        if release.before not in self._present:
-            return None
+    def _before(self, release: Release) -> Release:
+        """Return the release before *release*."""
         found = self._last.get(release.before)
         if found is None:
             found = entries.record(self._root, places.release(release.before), release.before, Release)
@@ -178,9 +174,9 @@ class Making:
         flush(self._drafts)
         for draft in self._drafts:
             draft.finish(on_disk=False)
-            release = draft.place.parent
-            for name in PAGES:
-                live.point(release / name, f"../../{live.CURRENT}/b/{release.name}/{name}")
+            if not (draft.place.parent / "pages").is_symlink():
+                # Nothing points to this release before the flip; of others, what is live stays live until then.
+                live.lead(draft.place.parent, draft.place.name)
         if len(self._drafts) > FEW:
             os.sync()
         else:
@@ -190,12 +186,11 @@ class Making:
 
     def generation(self, place: Path, sealed: bytes) -> Path:
         """Make the folder *place*."""
-        draft = Draft(place)
+        draft = Draft(place, at_once=True)
         self._drafts.append(draft)
         draft.write(places.MANIFEST, sealed)
         draft.write("index.html", pages.front(self._manifest, self.known))
-        for one in self.known:
-            draft.point(f"b/{one.entry.release}", f"../../../b/{one.entry.release}/{one.pages}")
+        draft.write(live.PAGES, msgspec.json.encode({one.entry.release: one.pages for one in self.known}))
         written: dict[str, str] = {}
         for channel in CHANNELS:
             written |= self._channel(draft, channel)
@@ -244,17 +239,15 @@ class Making:
         if one is None:
             return None
         if (one.entry.release, name) not in self._lines:
-            self._held(one.entry)
+            self._skimmed(one.entry)
         return self._lines[one.entry.release, name]
 
     def stale(self) -> list[str]:
         """Return the pages of releases that are not what they would be if they were made now; they are read as they lie."""
         found = []
         for entry in self._manifest.entries:
-            held = self._held(entry)
-            one = self._known(held)
-            place = self._made(one)
-            made = self._files(held, one)
+            one = self._known(self._skimmed(entry))
+            made, place = self._files(one), Path(self._made(one))
             found += [f"b/{entry.release}/{one.pages}/{name}" for name, data in made.items() if not same(place / name, data)]
             self.known.append(one)
         return found

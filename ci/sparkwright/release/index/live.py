@@ -2,7 +2,7 @@
 Which generation is live: what the symbolic link ``current`` points to.
 
 The names at the root of the index are symbolic links into ``current/``, so replacing that one link, by a rename, changes everything that
-a client sees at once.
+a client sees there at once.
 """
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
+
+import msgspec
 
 from sparkwright.errors import IndexDamaged
 from sparkwright.release.index.folder import sync
 from sparkwright.release.manifest import places
+from sparkwright.release.manifest.records import Sha256
 
 GENERATIONS, CURRENT = "g", "current"
 
 #: Names at the root that change with the manifest.
 NAMES = (places.MANIFEST, "index.html", "candidate", "verified")
+
+#: Names in the folder of a release that change with how it stands; they lead to ``pages/``, and that to the folder that shows it.
+RELEASE_NAMES = ("index.html", "notes.md", "simple")
+
+#: In a generation: which folder that is, for each release.
+PAGES = "pages.json"
 
 #: Generations that stay, the live one among them: a client that began to read an older page may still follow its links.
 KEPT = 3
@@ -74,57 +82,60 @@ def current(root: Path) -> tuple[int, bytes] | None:
 
 def flip(root: Path, serial: int) -> None:
     """
-    Put the generation of *serial* live, by one rename, and remove generations that are old.
+    Put the generation of *serial* live, by one rename; then lead to the pages of releases as it has them, and remove old generations.
+
+    A run that ends after the rename leaves pages of a release that stands as it stood before; the next flip leads to the new ones.
 
     Raises:
         IndexDamaged: There is no such generation, or it is not whole.
     """
     made = place(root, serial)
-    if missing := [name for name in NAMES if not (made / name).exists()]:
+    if missing := [name for name in (*NAMES, PAGES) if not (made / name).exists()]:
         raise IndexDamaged(f"Generation {serial} cannot go live: it lacks {', '.join(missing)}.")
-    _point(root / CURRENT, f"{GENERATIONS}/{serial}")
+    point(root / CURRENT, f"{GENERATIONS}/{serial}")
     for name in NAMES:
         point(root / name, f"{CURRENT}/{name}")
     sync(root)
+    for release, pages in pages_of(made).items():
+        lead(root / "b" / release, pages)
     _clear(root, serial)
 
 
+def pages_of(generation: Path) -> dict[str, str]:
+    """Return the folder of pages of each release, as *generation* has them; raises `IndexDamaged` where it does not say."""
+    try:
+        return msgspec.json.decode((generation / PAGES).read_bytes(), type=dict[Sha256, str])
+    except (OSError, msgspec.DecodeError) as error:
+        raise IndexDamaged(f"Generation {generation.name} does not say which pages its releases have.", details=[str(error)]) from error
+
+
+def lead(release: Path, pages: str) -> None:
+    """Make the names in the folder *release* lead to *pages* there, by one rename; what they led to before stays for one more change."""
+    link = release / "pages"
+    before = str(link.readlink()) if link.is_symlink() else ""
+    if before == pages:
+        return
+    for name in RELEASE_NAMES:
+        point(release / name, f"pages/{name}")
+    point(link, pages)
+    for path in release.glob("pages-*"):
+        if path.name not in (before, pages):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def point(path: Path, target: str) -> None:
-    """Make the symbolic link *path*, unless it is there already."""
+    """Make the symbolic link *path*, unless it is there already. Whoever does so is alone."""
     with contextlib.suppress(OSError):
         if str(path.readlink()) == target:
             return
-    _point(path, target)
-
-
-def _point(path: Path, target: str) -> None:
     # A link cannot be made under a name that is taken, so it is made beside it and renamed over it.
-    for left in path.parent.glob(f".{path.name}.*"):
-        shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        (folder / path.name).symlink_to(target)
-        os.replace(folder / path.name, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
 
 
 def _clear(root: Path, live: int) -> None:
-    """Remove old generations, and pages of releases that no generation leads to any more."""
     found = sorted((int(path.name) for path in (root / GENERATIONS).iterdir() if path.name.isdecimal()), reverse=True)
-    kept = [one for one in found if one <= live][:KEPT]
-    gone = [one for one in found if one <= live and one not in kept]
-    kept_pages = {path for one in found if one not in gone for path in _led(place(root, one))}
-    idle = {path for one in gone for path in _led(place(root, one))} - kept_pages
-    for path in [*(f"{place(root, one)}" for one in gone), *idle]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _led(generation: Path) -> list[str]:
-    """Return the folders of releases' pages that *generation* leads to."""
-    folder = f"{generation}/b"
-    try:
-        # A thousand links; pathlib would take as long as all the rest of a publication.
-        return [os.path.normpath(f"{folder}/{os.readlink(one.path)}") for one in os.scandir(folder)]  # noqa: PTH115
-    except FileNotFoundError:
-        return []
+    for one in [one for one in found if one <= live][KEPT:]:
+        shutil.rmtree(place(root, one), ignore_errors=True)

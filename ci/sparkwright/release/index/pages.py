@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__, console
-from sparkwright.release.index.entries import Held
+from sparkwright.release.index.entries import Whole
+from sparkwright.release.index.simple import addressed
 from sparkwright.release.index.state import Known, Row
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Lock, Manifest, Wheel
@@ -52,8 +53,8 @@ def front(manifest: Manifest, releases: Sequence[Known]) -> bytes:
         channels=[_channel(name, newest) for name in ("verified", "candidate")],
         best=best.entry.name if best else "",
         commands=commands(best.entry, best.machines, best.rows, manifest.url) if best else (),
-        releases=[_shown(one) for one in newest[:SHOWN]],
-        older=[_shown(one) for one in newest[SHOWN:]],
+        releases=[_shown(one, wheels=True) for one in newest[:SHOWN]],
+        older=[_shown(one, wheels=False) for one in newest[SHOWN:]],
         log=list(reversed(manifest.log))[:SHOWN],
     )
     return made.encode()
@@ -76,21 +77,16 @@ def _channel(name: str, releases: Sequence[Known]) -> tuple[str, int, str]:
     return name, found, says
 
 
-def _shown(one: Known) -> dict[str, Any]:
+def _shown(one: Known, *, wheels: bool) -> dict[str, Any]:
     lacking = sum(bool(row.missing) for row in one.rows)
     return {
         "entry": one.entry,
         "standing": standing(one.entry),
         "total": console.size(sum(row.size for row in one.rows)),
         "lacking": f"{lacking} of {len(one.rows)}" if lacking else "none",
-        "rows": [(row, _address(row.url, ""), console.size(row.size)) for row in one.rows],
+        "rows": [(row, addressed(row.url, ""), console.size(row.size)) for row in one.rows] if wheels else (),
+        "count": len(one.rows),
     }
-
-
-def _address(url: str, up: str) -> str:
-    from urllib.parse import quote
-
-    return url if "://" in url else up + quote(url)
 
 
 def commands(entry: Entry, machines: Sequence[str], rows: Sequence[Row], url: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -111,7 +107,7 @@ def commands(entry: Entry, machines: Sequence[str], rows: Sequence[Row], url: st
     return found
 
 
-def release(one: Held, known: Known, notes: str, url: str) -> bytes:
+def release(one: Whole, known: Known, notes: str, url: str) -> bytes:
     """Return ``index.html`` of a release; *notes*: its notes, as HTML that is escaped."""
     from markupsafe import Markup
 
@@ -141,7 +137,7 @@ def release(one: Held, known: Known, notes: str, url: str) -> bytes:
     return made.encode()
 
 
-def _verdicts(one: Held) -> dict[str, Any]:
+def _verdicts(one: Whole) -> dict[str, Any]:
     """Return the table of verdicts: a wheel in each row, a rung in each column."""
     rungs = list({rung.name: rung.title for proved in one.proved.values() for rung in proved.rungs}.items())
     rows = []
@@ -152,8 +148,8 @@ def _verdicts(one: Held) -> dict[str, Any]:
     return {"rungs": rungs, "verdicts": rows}
 
 
-def _links(one: Held, wheel: Wheel) -> dict[str, Any]:
-    address = _address(wheel.url, "../../")
+def _links(one: Whole, wheel: Wheel) -> dict[str, Any]:
+    address = addressed(wheel.url, "../../")
     found = [(evidence.kind, f"../../{places.evidence(evidence.sha256)}") for evidence in one.proved[wheel.sha256].evidence]
     return {"address": address, "size": console.size(wheel.size), "evidence": found}
 

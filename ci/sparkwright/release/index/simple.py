@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from urllib.parse import quote
 
 import msgspec
 
+from sparkwright.release.index.entries import File, Shown
 from sparkwright.release.manifest import places
-from sparkwright.release.manifest.records import Entry, Proved, Wheel
+from sparkwright.release.manifest.records import Entry
 
 #: PEP 792's, the newest; a client that knows 1.0 reads it all the same (PEP 629).
 VERSION = "1.4"
@@ -34,14 +34,14 @@ _FILES, _FILES_END = b',"files":[\n', b"\n]}\n"
 CHANNEL, RELEASE = 3, 4
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One file on the two pages of its project."""
 
     html: bytes
     json: bytes
 
 
-def line(entry: Entry, wheel: Wheel, proved: Proved, url: str, steps: int) -> Line:
+def line(entry: Entry, wheel: File, shown: Shown, url: str, steps: int) -> Line:
     """
     Return the lines of *wheel*, as *entry* offers it.
 
@@ -50,8 +50,8 @@ def line(entry: Entry, wheel: Wheel, proved: Proved, url: str, steps: int) -> Li
         steps: See `CHANNEL` and `RELEASE`.
     """
     up = "../" * steps
-    address = wheel.url if "://" in wheel.url else up + quote(wheel.url)
-    attested = next((url + places.evidence(one.sha256) for one in proved.evidence if one.kind == "pep740"), None)
+    address = addressed(wheel.url, up)
+    attested = next((url + places.evidence(one.sha256) for one in shown.evidence if one.kind == "pep740"), None)
     metadata = f"sha256={wheel.metadata}"
     attributes = {
         "data-requires-python": wheel.requires_python or None,
@@ -76,11 +76,20 @@ def line(entry: Entry, wheel: Wheel, proved: Proved, url: str, steps: int) -> Li
         "_sparkwright": {
             "channel": entry.channel,
             "release": entry.name,
-            "missing": [{"rung": one.rung, "state": one.state, "reference": one.reference} for one in proved.missing],
-            "evidence": {one.kind: up + places.evidence(one.sha256) for one in proved.evidence},
+            "missing": [{"rung": one.rung, "state": one.state, "reference": one.reference} for one in shown.missing],
+            "evidence": {one.kind: up + places.evidence(one.sha256) for one in shown.evidence},
         },
     }
     return Line(html.encode(), msgspec.json.encode(about))
+
+
+def addressed(url: str, up: str) -> str:
+    """
+    Return *url* of a wheel as it is written on a page *up* steps below the root, or as it is where another host keeps it.
+
+    Names of wheels (`records.Name`) need no escaping but for the plus, which some hosts take for a blank.
+    """
+    return url if "://" in url else up + url.replace("+", "%2B")
 
 
 def html_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
@@ -100,8 +109,8 @@ def json_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -
     for name, one in changes.items():
         _put(lines, name, one.json if one else None)
     names = sorted(lines)
-    # `entries.held` has seen that the name of a wheel states its version.
-    versions = list(dict.fromkeys(name.split(b"-")[1].decode() for name in names))
+    # `entries.skimmed` has seen that the name of a wheel states its version.
+    versions = list(dict.fromkeys(name.split(b"-", 2)[1].decode() for name in names))
     head = msgspec.json.encode({"meta": {"api-version": VERSION}, "name": project, "versions": versions})
     return head[:-1] + _FILES + b",\n".join(lines[name] for name in names) + _FILES_END
 
@@ -115,7 +124,7 @@ def _put(lines: dict[bytes, bytes], name: str, one: bytes | None) -> None:
 
 def html_root(projects: Iterable[str]) -> bytes:
     """Return the list of projects as HTML."""
-    links = "".join(f'<a href="{escape(quote(name))}/">{escape(name)}</a><br>\n' for name in sorted(projects))
+    links = "".join(f'<a href="{escape(name)}/">{escape(name)}</a><br>\n' for name in sorted(projects))
     return f"{_TOP}<title>Simple index</title>\n</head>\n<body>\n{links}".encode() + _END
 
 

@@ -21,7 +21,7 @@ NAME = "state.json"
 _ROOMS = ("index", "notes", "report")
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A wheel of a release: what `index.html` says of it. *missing*: ``rung state`` of everything that ``verified`` asks for."""
 
     filename: str
@@ -33,14 +33,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     missing: tuple[str, ...]
 
 
-class Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True, gc=False):
     """
     An entry, and what was read of its records.
 
     Attributes:
-        before: Address of the release before it; empty for none.
+        before: Address of the release before it, where the index has it, so that the notes say what changed; else empty.
         machines: Those that it has locks for.
-        pages: Name of the folder of its pages, below ``b/<release>/``.
+        pages: Name of the folder of its pages, below ``b/<release>/``; the name follows from all that they show.
     """
 
     entry: Entry
@@ -89,7 +89,7 @@ def program() -> str:
     return digest.key("index-program", [(path.relative_to(release).as_posix(), digest.sha256_file(path)) for path in files])
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(msgspec.Struct, frozen=True, gc=False):
     """A file in the root of a channel: its project, and the entry that speaks for it."""
 
     project: str

@@ -10,10 +10,10 @@ import msgspec
 
 from sparkwright import digest
 from sparkwright.console import console
-from sparkwright.errors import IndexMissing, ManifestInvalid, SparkwrightError
+from sparkwright.errors import IndexDamaged, IndexMissing, ManifestInvalid, SparkwrightError
 from sparkwright.release.index import entries, live
-from sparkwright.release.index.entries import Held
-from sparkwright.release.index.generation import PAGES, Making, same
+from sparkwright.release.index.entries import Skimmed
+from sparkwright.release.index.generation import Making, same
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Entry, Manifest
 from sparkwright.release.signing import dsse
@@ -42,16 +42,17 @@ def check(root: Path, trust: Trust | None, *, deep: bool = False) -> list[str]:
         found = live.current(root)
         if found is None:
             raise IndexMissing(f"{root} holds no index.")
-        manifest = _manifest(found[1], trust)
+        manifest, led = _manifest(found[1], trust), live.pages_of(live.place(root, found[0]))
     except IndexMissing:
         raise
     except SparkwrightError as error:
         return [_said(error)]
-    wrong = [] if manifest.serial == found[0] else [f"generation {found[0]} holds the manifest with the serial {manifest.serial}"]
-    wrong += [f"{name} does not lead to the live generation" for name in live.NAMES if not _leads(root / name, f"{live.CURRENT}/{name}")]
+    wrong = [] if manifest.serial == found[0] else [_damaged(f"generation {found[0]} holds the manifest with the serial {manifest.serial}")]
+    lost = [name for name in live.NAMES if not _leads(root / name, f"{live.CURRENT}/{name}")]
+    wrong += [_damaged(f"{name} does not lead to the live generation") for name in lost]
     with console.progress("reading the index", len(manifest.entries)) as progress:
         for count, entry in enumerate(manifest.entries, 1):
-            wrong += _entry(root, entry, deep=deep)
+            wrong += _entry(root, entry, led.get(entry.release, ""), deep=deep)
             progress.update(count)
     if deep and not wrong:
         wrong += _pages(root, manifest, found[1])
@@ -70,35 +71,34 @@ def _manifest(data: bytes, trust: Trust | None) -> Manifest:
         raise ManifestInvalid(f"{places.MANIFEST} does not have the fields of a manifest.", details=[str(error)]) from error
 
 
-def _entry(root: Path, entry: Entry, *, deep: bool) -> Iterator[str]:
+def _entry(root: Path, entry: Entry, pages: str, *, deep: bool) -> Iterator[str]:
     try:
-        one = entries.held(root, entry)
+        one = entries.skimmed(root, entry)
         entries.present(root, one)
     except SparkwrightError as error:
         yield _said(error)
         return
     release = f"b/{entry.release}"
-    yield from (
-        f"{release}/{name} does not lead to the live generation"
-        for name in PAGES
-        if not _leads(root / release / name, f"../../{live.CURRENT}/{release}/{name}") or not (root / release / name).exists()
-    )
+    names = {"pages": pages, **{name: f"pages/{name}" for name in live.RELEASE_NAMES}}
+    for name, target in names.items():
+        if not _leads(root / release / name, target) or not (root / release / name).exists():
+            yield _damaged(f"{release}/{name} does not lead to the pages that the live generation has")
     if deep:
         yield from (
-            f"index-damaged: {name} has other bytes than its hash says"
+            _damaged(f"{name} has other bytes than its hash says")
             for name, sha256 in _named(one)
             if digest.sha256_file(root / name) != sha256
         )
 
 
-def _named(one: Held) -> Iterator[tuple[str, str]]:
+def _named(one: Skimmed) -> Iterator[tuple[str, str]]:
     """Yield every file behind *one* that lies in the index, with its sha256."""
     address = one.entry.release
     for wheel in one.release.wheels:
         if entries.near(wheel):
             yield wheel.url, wheel.sha256
             yield f"{wheel.url}.metadata", wheel.metadata
-        yield from ((places.evidence(evidence.sha256), evidence.sha256) for evidence in one.proved[wheel.sha256].evidence)
+        yield from ((places.evidence(evidence.sha256), evidence.sha256) for evidence in one.shown[wheel.sha256].evidence)
     for lock in one.release.locks:
         yield places.lock(address, lock.machine), lock.sha256
         yield places.requirements(address, lock.machine), lock.requirements
@@ -114,11 +114,9 @@ def _pages(root: Path, manifest: Manifest, sealed: bytes) -> Iterator[str]:
         made, there = making.generation(Path(folder) / "g", sealed), live.place(root, manifest.serial)
         for path in sorted(made.rglob("*")):
             name = path.relative_to(made)
-            if path.is_symlink():
-                stale += [] if _leads(there / name, str(path.readlink())) else [f"{live.GENERATIONS}/{manifest.serial}/{name}"]
-            elif path.is_file() and not same(there / name, path.read_bytes()):
+            if path.is_file() and not same(there / name, path.read_bytes()):
                 stale.append(f"{live.GENERATIONS}/{manifest.serial}/{name}")
-    yield from (f"index-damaged: {name} is not the page that the manifest gives" for name in stale)
+    yield from (_damaged(f"{name} is not the page that the manifest gives") for name in stale)
 
 
 def _leads(path: Path, target: str) -> bool:
@@ -126,6 +124,10 @@ def _leads(path: Path, target: str) -> bool:
         return str(path.readlink()) == target
     except OSError:
         return False
+
+
+def _damaged(what: str) -> str:
+    return f"{IndexDamaged.reference}: {what}"
 
 
 def _said(error: SparkwrightError) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from sparkwright.errors import ReleaseNameTaken, ReleaseUnknown, ReleaseYanked, UsageError, WheelNameTaken
 from sparkwright.release.manifest import times
-from sparkwright.release.manifest.records import Action, Channel, Entry, Manifest, Record, Release, Time
+from sparkwright.release.manifest.records import Action, Channel, Entry, Line, Manifest, Record, Release, Time
 from sparkwright.release.signing.urls import normalised
 
 #: How long clients believe a manifest; a publisher who is away for longer runs `refresh` by a timer.
@@ -121,7 +122,8 @@ def retain(
     wheels = [wheel for entry in gone for wheel in removed[entry.release].wheels if wheel.sha256 not in kept]
     retired = manifest.retired | {wheel.filename: wheel.sha256 for wheel in wheels}
     said = reason or f"kept {keep}, removed {', '.join(entry.name for entry in gone) or 'nothing'}"
-    entries = tuple(entry for entry in manifest.entries if entry not in gone)
+    addresses = {entry.release for entry in gone}
+    entries = tuple(entry for entry in manifest.entries if entry.release not in addresses)
     return replace(_next(manifest, "retain", "", said[:1000], at, by, days, entries), retired=retired)
 
 
@@ -170,6 +172,10 @@ def surplus(manifest: Manifest, keep: int, *, verified: bool = False) -> Sequenc
 def _next(
     manifest: Manifest, action: Action, release: str, reason: str, at: Time, by: str, days: int, entries: tuple[Entry, ...]
 ) -> Manifest:
+    try:
+        msgspec.convert(reason, Line)
+    except msgspec.ValidationError as error:
+        raise UsageError("A reason is one line of at most 1000 characters, without control characters.") from error
     serial = manifest.serial + 1
     log = (*manifest.log, Record(serial, at, action, release, reason, by))
     return replace(manifest, serial=serial, made=at, expires=times.after(at, days), entries=entries, log=log)

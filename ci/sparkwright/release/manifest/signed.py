@@ -31,6 +31,7 @@ def seal(manifest: Manifest, signer: Signer) -> bytes:
     """
     check(manifest, "the manifest to sign")
     predicate: dict[str, Any] = msgspec.to_builtins(manifest)
+    _converted(predicate, "the manifest to sign")
     return signer.sign(Statement((Subject(SUBJECT, _address(predicate)),), PREDICATE, predicate))
 
 
@@ -52,14 +53,18 @@ def read(data: bytes, trust: Trust, *, what: str, asked: str = "") -> Manifest:
     subject = statement.subjects[0]
     if len(statement.subjects) != 1 or subject.sha256 != _address(statement.predicate):
         raise ManifestInvalid(f"{what} is a statement about something else than the manifest that it holds.")
-    try:
-        manifest = msgspec.convert(statement.predicate, Manifest)
-    except msgspec.ValidationError as error:
-        raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
+    manifest = _converted(statement.predicate, what)
     check(manifest, what)
     if asked and normalised(asked) != normalised(manifest.url):
         raise ManifestElsewhere(f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"])
     return manifest
+
+
+def _converted(predicate: dict[str, Any], what: str) -> Manifest:
+    try:
+        return msgspec.convert(predicate, Manifest)
+    except msgspec.ValidationError as error:
+        raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
 
 
 def check(manifest: Manifest, what: str) -> None:

@@ -33,6 +33,8 @@ _UNPROVED = {
     "empty": "it changes nothing there",
 }
 
+_NOTHING = "nothing later than the locked source could be had"
+
 
 class _Known(msgspec.Struct, frozen=True):
     """
@@ -89,7 +91,7 @@ def _asked(session: Session, fork: str) -> _Known:
     for base in bases.later(session, fork, mirror, book.branch if book else "", patches, every=False):
         found += drift.trials(session, fork, book, patches, base)
     if not found:
-        return _Known(drift.last(session, fork), newest, "" if newest else "nothing later than the locked source could be had")
+        return _Known(drift.last(session, fork), newest, "upstream's branch was not tried" if newest else _NOTHING)
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     made = Drift(fork, session.project.stack, day, tuple(dict.fromkeys(one.base for one in found)), tuple(found))
     drift.save(session, made)
@@ -107,7 +109,7 @@ def _need(session: Session, fork: Fork, one: Carried, known: _Known) -> Need:
     if has := next((trial for trial in tried if trial.state == "already-upstream"), None):
         return _made(fork, one, "upstream", f"{has.base} has it: {drift.proof(has)}", day)
     if not tried and known.newest and known.newest == fork.version:
-        return _made(fork, one, "needed", f"{known.newest} is the newest release, and the patch was applied to it", merged)
+        return _made(fork, one, "needed", f"{known.newest} is the newest release, and the patch was applied to it", known.asked, merged)
     if merged:
         return _made(fork, one, "upstream", merged, "" if tried else "no later release was tried")
     told = _unproved(tried[-1]) if tried else known.asked or "nobody tried it on anything later than its own source"

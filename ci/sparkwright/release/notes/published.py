@@ -9,7 +9,7 @@ import msgspec
 
 from sparkwright import digest
 from sparkwright.console import console
-from sparkwright.errors import IndexDamaged, IndexMissing, ManifestInvalid, ReleaseUnknown, TrustMissing
+from sparkwright.errors import EvidenceInvalid, IndexDamaged, IndexMissing, ManifestInvalid, ReleaseUnknown, TrustMissing
 from sparkwright.forks.session import Outside
 from sparkwright.release.client import address, catalogue, install
 from sparkwright.release.client.address import Address
@@ -77,10 +77,7 @@ def of_index(session: Outside, wish: Wish) -> Published:
 def _meant(manifest: Manifest, wish: Wish) -> Entry:
     """Return the release of that name or address; the newest that is offered where none is named."""
     named = [one for one in manifest.entries if wish.stack in ("", one.stack)]
-    if wish.release:
-        found = [one for one in named if wish.release in (one.name, one.release)]
-    else:
-        found = [one for one in named if not one.yanked]
+    found = [one for one in named if (wish.release in (one.name, one.release) if wish.release else not one.yanked)]
     if not found:
         raise ReleaseUnknown(
             f"The index has no release {wish.release}." if wish.release else "The index offers no release.",
@@ -99,6 +96,8 @@ def _unsigned(session: Outside, where: Address) -> Catalogue:
         envelope = dsse.decode(data, what)
         payload = msgspec.json.decode(data, type=_Bundle).dsse_envelope.payload if envelope.is_bundle else envelope.payload
         manifest = msgspec.convert(Statement.of(payload, what).predicate, Manifest)
+    except EvidenceInvalid as error:
+        raise ManifestInvalid(error.what, details=error.details) from error
     except msgspec.MsgspecError as error:
         raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
     signed.check(manifest, what)

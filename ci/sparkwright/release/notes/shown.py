@@ -74,10 +74,15 @@ def speeds(proved: Proved) -> Iterator[Block]:
     margin = f"{words.percent(proved.margin)} slower still passes" if proved.margin is not None else "no margin is recorded"
     yield Says(f"Speed against {proved.baseline or 'a baseline that is not named'}; {margin}.")
     rows = tuple(
-        (one.cell, title(one), Mark(one.state), change(one), interval(one), _evidence(one.evidence_pass), _evidence(one.evidence_fail))
+        (one.cell, title(one), _state(one), change(one), interval(one), _evidence(one.evidence_pass), _evidence(one.evidence_fail))
         for one in proved.speeds
     )
     yield Grid(("workload", "metric", "state", "change", "95 % interval", "evidence for pass", "for fail"), rows, 3)
+
+
+def _state(speed: Speed) -> Inline:
+    """Return the state; a series that was measured and does not decide is only reported."""
+    return "reported" if speed.state == "not-run" and speed.ratio is not None else Mark(speed.state)
 
 
 def title(speed: Speed) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from sparkwright.console import size
@@ -58,7 +59,12 @@ def _against(now: int, then: int | None) -> tuple[Words, Words]:
 
 def code(one: Library) -> str:
     """Return for what a library has machine code, and how many cubins."""
-    return ", ".join(f"{arch} ({count})" for arch, count in sorted(one.code.items())) or "no GPU"
+    return ", ".join(f"{arch} ({one.code[arch]})" for arch in sorted(one.code, key=_order)) or "no GPU"
+
+
+def _order(arch: str) -> tuple[int, str]:
+    """Return what architectures are sorted by: sm_75 before sm_100."""
+    return int(re.sub(r"\D", "", arch.partition(" ")[0])[:9] or 0), arch
 
 
 def provenance(release: Release) -> Iterator[Block]:

@@ -146,7 +146,7 @@ def _speed(release: Release, proof: Proof) -> Iterator[Words]:
         against = "the stock wheel" if base and base[:12] in proved.baseline else "its baseline"
         yield (
             f"{wheel.project} against {against}: faster in {faster}, slower in {slower} of {len(known)} figures that were measured; "
-            f"for the other {len(known) - faster - slower} no difference was shown."
+            f"the other {len(known) - faster - slower} show neither."
         )
         if against != "the stock wheel":
             yield f"The record does not say by hash that this baseline ({proved.baseline or 'not named'}) is the stock wheel."

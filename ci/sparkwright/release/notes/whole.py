@@ -19,22 +19,23 @@ def address(release: Release) -> str:
     return digest.sha256_bytes(digest.canonical(release))
 
 
-def blocks(release: Release, proof: Proof, before: Release | None) -> list[Block]:
+def blocks(release: Release, proof: Proof, before: Release | None, known: stock.Stock | None = None) -> list[Block]:
     """
     Return the notes of *release*.
+
+    Args:
+        known: What official wheels hold, where somebody looked into them.
 
     Raises:
         IndexDamaged: The proof is of another release.
     """
-    mine = address(release)
-    if proof.release != mine:
-        raise IndexDamaged(f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"])
+    mine = _check(release, proof)
     return [
         Says(_lead(release)),
         *shown.missing(release, proof),
         *changes.stack(release, before),
         *changes.patches(release, before),
-        *stock.section(release, proof, {}),
+        *stock.section(release, proof, known or {}),
         *shown.rungs(release, proof),
         *sizes.wheels(release, before),
         *sizes.provenance(release),
@@ -43,9 +44,18 @@ def blocks(release: Release, proof: Proof, before: Release | None) -> list[Block
     ]
 
 
-def need(release: Release, proof: Proof, known: stock.Stock) -> list[Block]:
-    """Return only the answer to "do you still need this fork?"; *known* says what official wheels hold that somebody looked into."""
-    return list(stock.section(release, proof, known))
+def _check(release: Release, proof: Proof) -> str:
+    """Return the address of *release*, which *proof* must be about."""
+    mine = address(release)
+    if proof.release != mine:
+        raise IndexDamaged(f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"])
+    return mine
+
+
+def need(release: Release, proof: Proof, known: stock.Stock | None = None) -> list[Block]:
+    """Return only the answer to "do you still need this fork?"; see `blocks`."""
+    _check(release, proof)
+    return list(stock.section(release, proof, known or {}))
 
 
 def _lead(release: Release) -> Words:

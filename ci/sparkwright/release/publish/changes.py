@@ -18,6 +18,7 @@ from sparkwright.release.publish.folder import Folder
 from sparkwright.release.publish.journal import Draft
 from sparkwright.release.publish.offers import INSTALLER, Offers
 from sparkwright.release.publish.prepare import Publisher
+from sparkwright.store import room_guard
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ def _there(publisher: Publisher) -> Iterator[Manifest]:
     """Hold the index, which has to be there, and yield its manifest."""
     if not publisher.root.is_dir():
         raise IndexMissing(f"There is no folder {publisher.root}.")
-    with ground.held(publisher.root):
+    with ground.held(publisher.root), room_guard(publisher.root):
         yield ground.required(publisher.root, publisher.trust)
 
 

@@ -51,11 +51,24 @@ class Folder:
                 self._write(place, iter(lambda: source.read(CHUNK), b""), sha256, moved)
         return place
 
-    def write(self, place: str, data: bytes) -> None:
-        """Bring *data* to *place* as `put` does."""
-        sha256 = digest.sha256_bytes(data)
-        if not self._known(place, sha256):
-            self._write(place, [data], sha256, unmoved)
+    def take(self, place: str, path: Path, sha256: str) -> None:
+        """Bring the small file at *path* to *place*, too, by a further name for it where the file system has such; `flush` ends it."""
+        if self._known(place, sha256):
+            return
+        there = self.root / place
+        self._observe(f"name {place}")
+        with room_guard(self.root):
+            if (found := digest.sha256_file(path)) != sha256:
+                raise PublishFailed(f"{path} is not what it was.", details=[f"now: {found}", f"was: {sha256}"])
+            there.parent.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o644)
+            _name(path, there, copied=True)
+        self.sent.append(place)
+
+    def flush(self) -> None:
+        """Write what was taken, and its names, through to the disk; nothing may refer to it before."""
+        for path in {one for place in self.sent for one in ((self.root / place), (self.root / place).parent)}:
+            _flush(path)
 
     def finish(self) -> None:
         """Do nothing: what lies in the folder is there for everybody who knows its name."""
@@ -94,7 +107,7 @@ class Folder:
                 raise PublishFailed(f"The disk does not keep {place}.", details=[f"kept:    {found}", f"written: {sha256}"])
             self._observe(f"name {place}")
             _name(unfinished, path)
-        _flush_folder(path.parent)
+        _flush(path.parent)
         self.sent.append(place)
 
 
@@ -135,24 +148,30 @@ def _read_back(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _name(unfinished: Path, path: Path) -> None:
-    """Give the file its name, which must be free."""
+def _name(unfinished: Path, path: Path, *, copied: bool = False) -> None:
+    """Give the file its name, which must be free; with *copied*, *unfinished* keeps its own where there are no hard links."""
     try:
         os.link(unfinished, path)
     except FileExistsError:
         raise WheelNameTaken(f"{path.name} appeared while it was written.") from None
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EXDEV):
             raise
         # A file system without hard links; nobody else writes here, since the caller holds the lock.
         if path.exists():
             raise WheelNameTaken(f"{path.name} appeared while it was written.") from None
-        os.rename(unfinished, path)
+        if copied:
+            with _beside(path) as beside:
+                beside.write_bytes(unfinished.read_bytes())
+                beside.chmod(0o644)
+                os.rename(beside, path)
+        else:
+            os.rename(unfinished, path)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Write the names in *folder* through to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _flush(path: Path) -> None:
+    """Write a file, or the names in a folder, through to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

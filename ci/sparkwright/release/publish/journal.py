@@ -87,9 +87,7 @@ class Draft:
         return Planned(where, sha256, len(data))
 
     def finish(self, entry: Entry, host: str, files: tuple[Planned, ...], names: Mapping[str, str]) -> Journal:
-        """Write the journal, once all that it names is on the disk."""
-        for path in self.folder.iterdir():
-            _flush(path)
+        """Write the journal; the files that it names are hashed again before they are used, so nothing has to flush them."""
         return self.write(Journal(self._key, host, (entry.release,), files, tuple(self._small), dict(names), entry=entry))
 
     def write(self, made: Journal) -> Journal:
@@ -121,6 +119,16 @@ def read(root: Path, key: str) -> Journal | None:
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found if found.key == key else None
+
+
+def whole(root: Path, key: str) -> Journal | None:
+    """Return the journal *key*, if there is one and a disk that failed did not change what it keeps."""
+    found, folder = read(root, key), place(root, key)
+    if found is None:
+        return None
+    kept = {one.sha256 for one in (*found.files, *found.small) if (folder / one.sha256).exists()}
+    sound = kept.issuperset(one.sha256 for one in found.small) and all(digest.sha256_file(folder / one) == one for one in kept)
+    return found if sound else None
 
 
 def clear(root: Path, key: str) -> None:
@@ -155,7 +163,7 @@ def _undone(root: Path, journal: Journal, referred: set[str], host_of: Callable[
         if record not in referred:
             # Pages of it were made there, too.
             shutil.rmtree((root / record).parent, ignore_errors=True)
-    Folder(root).remove(small)
+    host_of(Folder.name).remove(small)
     try:
         if files:
             host_of(journal.host).remove(files)

@@ -20,7 +20,6 @@ from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import (
     Channel,
     Entry,
-    Evidence,
     Fork,
     Lock,
     Machine,
@@ -146,7 +145,8 @@ def _placed(wheel: Wheel, offers: Offers, host: Host, at: Time) -> Wheel:
 
 def _locked(publisher: Publisher, decided: Decided, machine: Machine, urls: Mapping[str, str]) -> sets.Resolved:
     fitting = [one.path for one in decided.inspected if one.wheel.machine in (machine, "any") and one.wheel.fork != INSTALLER]
-    return sets.resolve(fitting, machine, index_url=packageindex.index_url(), urls=urls)
+    project = publisher.session.project
+    return sets.of_stack(project, publisher.policy, fitting, machine, index_url=packageindex.index_url(), urls=urls)
 
 
 def _release(
@@ -199,14 +199,7 @@ def _evident(publisher: Publisher, draft: Draft, wheel: Wheel, one: Inspected, w
         wheel, one.fork, what, raw, record=one.record, lock_digest=digest.sha256_file(lock) if lock.exists() else "",
         stack=publisher.session.project.stack, required=rule.rungs if rule else (),
     )  # fmt: skip
-    files = {**raw} | {kind: publisher.signer.sign(statement) for kind, statement in made.items()}
-    if publisher.signer.has_identity and "provenance" in files:
-        from sparkwright.release.signing.pep740 import pep740
-
-        files["pep740"] = pep740(files["provenance"], wheel.filename)
-    kept = [Evidence(kind, _kept(draft, data), len(data)) for kind, data in sorted(files.items()) if data]
-    return replace(what, evidence=tuple(kept))
-
-
-def _kept(draft: Draft, data: bytes) -> str:
-    return draft.add(places.evidence(digest.sha256_bytes(data)), data)
+    files = make.signed(made, raw, wheel, publisher.signer)
+    for named, data in files.items():
+        draft.add(places.evidence(named.sha256), data)
+    return replace(what, evidence=tuple(sorted(files, key=lambda one: one.kind)))

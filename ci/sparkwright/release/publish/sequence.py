@@ -27,6 +27,7 @@ from sparkwright.release.publish.journal import Journal
 from sparkwright.release.publish.offers import Offers, check_candidate
 from sparkwright.release.publish.prepare import Decided, Publisher
 from sparkwright.release.signing.urls import normalised
+from sparkwright.store import room_guard
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ def publish(publisher: Publisher, asked: Asked) -> Published:
         WheelNameTaken, VersionOrder, ReleaseNameTaken, ReleaseYanked: The index holds what stands in its way.
         IndexBusy, IndexMoved: Another publisher. DiskFull, PublishFailed, GitHubUnreachable, …: see `hosts.Host`.
     """
-    with contextlib.nullcontext() if asked.dry else ground.held(publisher.root):
+    with contextlib.nullcontext() if asked.dry else ground.held(publisher.root), room_guard(publisher.root):
         standing = ground.manifest(publisher.root, publisher.trust)
         url = _url(publisher, asked, standing)
         manifest = standing or change.first(url, at=times.now(), days=publisher.policy.days)
@@ -107,7 +108,7 @@ def publish(publisher: Publisher, asked: Asked) -> Published:
 def _carried_out(publisher: Publisher, asked: Asked, manifest: Manifest, offers: Offers, decided: Decided, done: Published) -> Published:
     asks = [manifest.serial, done.url, done.channel, asked.repository, publisher.signer.by, decided.wheels, decided.proved]
     key = digest.key("publication", asks)
-    found = journal.read(publisher.root, key)
+    found = journal.whole(publisher.root, key)
     removed = clean(publisher, manifest if manifest.serial else None, keep=key if found else "")
     if found is None:
         publisher.observe("prepare")
@@ -150,15 +151,15 @@ def add(publisher: Publisher, found: Journal, paths: Mapping[str, Path], *, prer
                 line.update(moved[0], name)
 
             for one in found.files:
-                publisher.observe(f"file {one.place}")
                 path = kept / one.sha256
                 host.put(one.place, path if path.exists() else paths[one.sha256], one.sha256, count)
         publisher.observe("finish")
         host.finish()
     own = Folder(root, publisher.observe)
     for one in found.small:
-        publisher.observe(f"small {one.place}")
-        own.put(one.place, kept / one.sha256, one.sha256)
+        own.take(one.place, kept / one.sha256, one.sha256)
+    publisher.observe("flush")
+    own.flush()
     return host
 
 

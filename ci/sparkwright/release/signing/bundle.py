@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 LARGEST = 4 * 1024 * 1024
 
 
+# It warns on standard error that it does not ask the network, which is what is wanted here.
+logging.getLogger("sigstore").addHandler(logging.NullHandler())
+
+
 class _Kind(msgspec.Struct, rename="camel"):
     media_type: str
 
@@ -125,8 +129,6 @@ def trusted_root(root: str) -> TrustedRoot:
     """Return the trusted root in the file *root*; without one, the public instance's that the library has at hand."""
     from sigstore.models import ClientTrustConfig, TrustedRoot
 
-    # It says by a warning that it does not ask the network, which is what is wanted here.
-    logging.getLogger("sigstore").addHandler(logging.NullHandler())
     if not root:
         return ClientTrustConfig.production(offline=True).trusted_root
     text = _text(root)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +27,10 @@ TOKEN = "SPARKWRIGHT_IDENTITY_TOKEN"  # noqa: S105  the name of a variable
 
 #: How long a certificate is used, in seconds; Fulcio's are valid for ten minutes.
 CERTIFICATE_SECONDS = 300.0
+
+
+#: How long one signature may take, in seconds; the library itself waits for its services without end.
+SECONDS = 180.0
 
 
 class _Claims(msgspec.Struct):
@@ -67,7 +74,7 @@ class IdentitySigner:
 
         content = dsse.Statement(statement.encode())
         try:
-            return self._current().sign_dsse(content).to_json().encode()
+            return _within(SECONDS, lambda: self._current().sign_dsse(content).to_json().encode())
         except SparkwrightError:
             raise
         except Exception as error:  # as above
@@ -101,6 +108,20 @@ def _name(token: IdentityToken) -> str:
         except (IndexError, binascii.Error, msgspec.DecodeError) as error:
             raise _unusable("The identity token cannot be read.", error) from error
     return f"https://github.com/{claims.job_workflow_ref}" if claims.job_workflow_ref else str(token.identity)
+
+
+def _within(seconds: float, call: Callable[[], bytes]) -> bytes:
+    """Return what *call* returns; after *seconds* it is left to itself, in a thread that does not keep the program from ending."""
+    done: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(seconds)
 
 
 def _unusable(what: str, error: Exception) -> IdentityUnusable:

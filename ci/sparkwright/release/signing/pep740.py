@@ -8,11 +8,13 @@ objects, and claims nothing that the bundle does not.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from sparkwright import digest
 from sparkwright.errors import EvidenceInvalid
-from sparkwright.release.signing import bundle
+from sparkwright.release.signing import bundle, dsse
 from sparkwright.release.signing.statement import Statement
 
 if TYPE_CHECKING:
@@ -30,6 +32,22 @@ _FORGES = {
 }
 
 
+class _Material(msgspec.Struct, rename="camel"):
+    tlog_entries: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
+
+
+class _Statement(msgspec.Struct, rename="camel"):
+    payload: bytes
+    signatures: Annotated[tuple[dsse.Signature, ...], msgspec.Meta(min_length=1, max_length=1)]
+
+
+class _Bundle(msgspec.Struct, rename="camel"):
+    """What of a bundle goes into the object; the library has read it before and found it in order."""
+
+    verification_material: _Material
+    dsse_envelope: _Statement
+
+
 def pep740(signed: bytes, filename: str) -> bytes:
     """
     Return the provenance object for the wheel *filename*, whose provenance is the Sigstore bundle *signed*.
@@ -40,22 +58,25 @@ def pep740(signed: bytes, filename: str) -> bytes:
     Raises:
         EvidenceInvalid: It is no bundle, not about that wheel alone, or not of the predicate that PEP 740 takes.
     """
-    read = bundle.read(signed, f"the provenance of {filename}")
-    envelope, entry = read._inner.dsse_envelope, read.log_entry._inner
-    if envelope is None or len(envelope.signatures) != 1:
-        raise EvidenceInvalid(f"The provenance of {filename} is no statement with one signature.")
-    statement = Statement.of(envelope.payload, f"the provenance of {filename}")
+    what = f"the provenance of {filename}"
+    certificate = bundle.read(signed, what).signing_certificate
+    try:
+        read = msgspec.json.decode(signed, type=_Bundle)
+    except msgspec.DecodeError as error:
+        raise EvidenceInvalid(f"{what} is no bundle around a statement.", details=[str(error)]) from error
+    envelope, entry = read.dsse_envelope, read.verification_material.tlog_entries[0]
+    statement = Statement.of(envelope.payload, what)
     if statement.predicate_type != PREDICATE or [one.name for one in statement.subjects] != [filename]:
         raise EvidenceInvalid(f"The statement is not about {filename} alone, or not of the type {PREDICATE}.")
-    if entry.inclusion_promise is None:
+    if "inclusionPromise" not in entry:
         # The object has no room for a timestamp of anybody else.
         raise EvidenceInvalid(f"The log did not say when the provenance of {filename} was signed, which PEP 740 relies on.")
-    publisher = _publisher(read.signing_certificate)
+    publisher = _publisher(certificate)
     if publisher is None:
         return b""
     attestation = {
         "version": 1,
-        "verification_material": {"certificate": _base64(_der(read.signing_certificate)), "transparency_entries": [entry.to_dict()]},
+        "verification_material": {"certificate": _base64(_der(certificate)), "transparency_entries": [entry]},
         "envelope": {"statement": _base64(envelope.payload), "signature": _base64(envelope.signatures[0].sig)},
     }
     return digest.canonical({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})

@@ -1,0 +1,463 @@
+"""The decision: verified exactly where everything is shown, never better for a worse verdict, and no pass without what is behind it."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests import verdicts as made
+from tests import wheels
+
+from sparkwright import yamlfile
+from sparkwright.digest import canonical
+from sparkwright.errors import EvidenceInvalid, FileInvalid, SparkwrightError, VerdictForeign, VerdictHollow
+from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.throughput.records import Result
+from sparkwright.gates.verdict import ORDER, Check, State, Verdict, failed, passed
+from sparkwright.release.decide import decision, facts, policy, verdicts
+from sparkwright.release.decide.facts import Inspected
+from sparkwright.release.manifest.records import Proved
+
+
+class Case(NamedTuple):
+    """A wheel of vLLM with everything that it needs, and a companion of it."""
+
+    served: Inspected
+    ladder: Ladder
+    result: Result
+    companion: Inspected
+    audited: Ladder
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Return a release whose every rung passes."""
+    paths = wheels.release(tmp_path_factory.mktemp("release"), judged=False)
+    _, companion, _, served = facts.inspect_all(paths)
+    ladder = made.ladder(paths[3], companions=paths[:3])
+    return Case(served, ladder, made.result(paths[3]), companion, made.ladder(paths[1]))
+
+
+def decided(case: Case, ladder: Ladder | None = None, result: Result | None = None, **changed: Any) -> Proved:
+    """Decide about the case's wheel, with something changed."""
+    inspected = changed.pop("inspected", case.served)
+    return decision.decide(inspected, ladder or case.ladder, result or case.result, changed.pop("rules", made.policy()), **changed)
+
+
+def lacking(proved: Proved) -> list[tuple[str, str]]:
+    """Return rung and reference of what is missing."""
+    return [(one.rung, one.reference) for one in proved.missing]
+
+
+def with_rung(ladder: Ladder, name: str, change: Callable[[Verdict], Verdict]) -> Ladder:
+    """Return *ladder* with one verdict changed."""
+    return replace(ladder, verdicts=tuple(change(one) if one.rung == name else one for one in ladder.verdicts))
+
+
+def with_check(ladder: Ladder, rung: str, name: str, change: Callable[[Check], Check | None]) -> Ladder:
+    """Return *ladder* with one check changed, or without it."""
+
+    def edit(verdict: Verdict) -> Verdict:
+        checks = [change(one) if one.name == name else one for one in verdict.checks]
+        return replace(verdict, checks=tuple(one for one in checks if one is not None))
+
+    assert any(one.name == name for verdict in ladder.verdicts if verdict.rung == rung for one in verdict.checks)
+    return with_rung(ladder, rung, edit)
+
+
+def test_everything_shown_is_verified(case: Case) -> None:
+    """A wheel whose every rung passes on a Spark lacks nothing, and its proof says so, with the speeds against the stock wheel."""
+    proved = decided(case)
+    assert proved.missing == ()
+    assert [(one.name, one.state) for one in proved.rungs] == [(name, "pass") for name in RUNGS]
+    assert (proved.wheel, proved.policy) == (case.served.wheel.sha256, made.policy().digest)
+    assert (proved.baseline, proved.margin) == ("stock vLLM 0.33.0", 0.02)
+    assert len(proved.speeds) == 18
+    deciding = [one for one in proved.speeds if one.state == "pass"]
+    assert len(deciding) == 10
+    assert all(one.ratio and one.low and one.high and one.low < one.ratio < one.high for one in deciding)
+    assert all(one.evidence_pass is not None and one.evidence_pass >= 20 for one in deciding)
+    assert msgspec.json.decode(canonical(proved), type=Proved) == proved
+
+
+def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:
+    """Return the ladder with those states; None for a rung that nobody climbed."""
+
+    def edit(verdict: Verdict) -> Verdict:
+        state = states.get(verdict.rung, "pass")
+        if state in ("pass", None):
+            return verdict
+        first = verdict.checks[0]
+        return replace(verdict, checks=(made.MAKERS[state](first.name, "made worse", "made-up"), *verdict.checks[1:]))
+
+    climbed = tuple(edit(one) for one in case.ladder.verdicts if states.get(one.rung, "pass") is not None)
+    return replace(case.ladder, verdicts=climbed)
+
+
+STATES = st.dictionaries(st.sampled_from(list(RUNGS)), st.sampled_from([*ORDER, None]))
+
+
+@given(states=STATES)
+def test_verified_exactly_where_every_rung_passes(case: Case, states: dict[str, State | None]) -> None:
+    """What is missing are the rungs that do not pass, each with its state and reason; and nothing is where all do."""
+    proved = decided(case, worse(case, states))
+    expected = {rung: state or "not-run" for rung, state in states.items() if state != "pass"}
+    assert {one.rung: one.state for one in proved.missing} == expected
+    assert all(one.says and one.reference for one in proved.missing)
+    assert {one.name: one.state for one in proved.rungs} == {rung: expected.get(rung, "pass") for rung in RUNGS}
+
+
+@given(states=STATES, further=STATES)
+def test_worse_verdicts_never_make_it_better(case: Case, states: dict[str, State | None], further: dict[str, State | None]) -> None:
+    """Taking away or worsening verdicts leaves everything missing that was, and a release that was not verified is not."""
+
+    def rank(state: State | None) -> int:
+        return ORDER.index(state or "not-run")
+
+    both = {rung: min((states.get(rung, "pass"), further.get(rung, "pass")), key=rank) for rung in {*states, *further}}
+    before, after = decided(case, worse(case, states)), decided(case, worse(case, both))
+    assert {one.rung for one in before.missing} <= {one.rung for one in after.missing}
+
+
+@given(rungs=st.sets(st.sampled_from(list(RUNGS)), min_size=1), part=st.sampled_from(["wheel", "device code"]))
+def test_a_verdict_for_other_bytes_never_counts(case: Case, rungs: set[str], part: str) -> None:
+    """One verdict about another digest is enough to refuse all."""
+    field = {"wheel": "wheel", "device code": "device_code"}[part]
+    other = [replace(one, **{field: "ab" * 32}) if one.rung in rungs else one for one in case.ladder.verdicts]
+    with pytest.raises(VerdictForeign):
+        decided(case, replace(case.ladder, verdicts=tuple(other), device_code=other[0].device_code))
+
+
+FOREIGN: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "verdicts of another wheel": lambda case: {"ladder": case.audited},
+    "verdicts of no wheel": lambda case: {"ladder": replace(case.ladder, wheel=None)},
+    "verdicts of another stack": lambda case: {"ladder": replace(case.ladder, stack="2026.05")},
+    "another device code": lambda case: {"ladder": replace(case.ladder, device_code="12" * 32)},
+    "throughput of another wheel": lambda case: {
+        "result": replace(case.result, candidate=replace(case.result.candidate, sha256="12" * 32)),
+    },
+    "throughput of no wheel": lambda case: {"result": replace(case.result, candidate=replace(case.result.candidate, sha256=""))},
+    "a wheel with device code, verdicts without": lambda case: {
+        "inspected": replace(case.served, wheel=replace(case.served.wheel, device_code="12" * 32))
+    },
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_was_judged_elsewhere_is_refused(case: Case, name: str) -> None:
+    """Verdicts and measurements about something else are refused, not passed over."""
+    with pytest.raises(VerdictForeign) as caught:
+        decided(case, **FOREIGN[name](case))
+    assert caught.value.details
+
+
+def test_each_check_that_a_pass_rests_on(case: Case) -> None:
+    """Without any one of the checks that the policy names, a pass is hollow; so it is when the check only informs."""
+    for rung, rule in made.policy().rungs.items():
+        for check in next(one.checks for one in case.ladder.verdicts if one.rung == rung):
+            if any(check.name == pattern.replace("*", "gsm8k" if rung == "G6" else "any") for pattern in rule.checks):
+                for edit in (lambda _: None, lambda one: replace(one, required=False)):
+                    with pytest.raises(VerdictHollow) as caught:
+                        decided(case, with_check(case.ladder, rung, check.name, edit))
+                    assert check.name in caught.value.details[0] or "any" in check.name or rung == "G6"
+
+
+def test_each_check_that_measures(case: Case) -> None:
+    """A pass of a check that measures, without a figure or a sample, is hollow."""
+    for verdict in case.ladder.verdicts:
+        for check in verdict.checks:
+            bare = with_check(case.ladder, verdict.rung, check.name, lambda one: replace(one, figures=(), samples=()))
+            if made.policy().rungs[verdict.rung].measures(check.name):
+                with pytest.raises(VerdictHollow, match="nothing behind it"):
+                    decided(case, bare)
+            else:
+                assert decided(case, bare).missing == ()
+
+
+def _fewer(result: Result, blocks: int) -> Result:
+    return replace(result, legs=tuple(leg for leg in result.legs if leg.block < blocks))
+
+
+def _series(result: Result, **changed: Any) -> Result:
+    first = result.cells[0]
+    return replace(result, cells=(replace(first, series=(replace(first.series[0], **changed), *first.series[1:])), *result.cells[1:]))
+
+
+def _slow(result: Result) -> Result:
+    """Return *result* with candidate legs that took half as long again, and all else as it was."""
+
+    def slower(leg: Any) -> Any:
+        requests = tuple(replace(one, seconds=1.5 * one.seconds, ttft=1.5 * one.ttft) for one in leg.run.requests)
+        return replace(leg, run=replace(leg.run, seconds=1.5 * leg.run.seconds, requests=requests)) if leg.side == "candidate" else leg
+
+    return replace(result, legs=tuple(map(slower, result.legs)))
+
+
+def _short(result: Result) -> Result:
+    first = result.legs[0]
+    assert first.run
+    requests = tuple(replace(one, tokens=one.tokens - 1) for one in first.run.requests)
+    return replace(result, legs=(replace(first, run=replace(first.run, requests=requests)), *result.legs[1:]))
+
+
+HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
+    "no legs": (lambda one: replace(one, legs=()), "0 blocks"),
+    "no leg counts": (lambda one: replace(one, legs=tuple(replace(leg, run=None) for leg in one.legs)), "0 blocks"),
+    "legs set aside without a reason": (
+        lambda one: replace(one, legs=tuple(replace(leg, discarded=True) for leg in one.legs)),
+        "set aside",
+    ),
+    "a baseline of no time": (lambda one: _series(one, baseline=0.0), "cannot be reckoned"),
+    "too few blocks": (lambda one: _fewer(one, 2), "2 blocks"),
+    "a block left out": (lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block != 1)), "blocks count"),
+    "one leg left out": (lambda one: replace(one, legs=one.legs[1:]), "differences"),
+    "legs of another speed": (_slow, "the legs say"),
+    "a short answer": (_short, "not what was ordered"),
+    "other differences": (lambda one: _series(one, differences=(-0.1, -0.1, -0.1)), "differences"),
+    "a smaller spread": (lambda one: _series(one, sigma=1e-5), "spread"),
+    "a spread that nobody measured": (lambda one: replace(one, calibration=()), "spread"),
+    "greater evidence": (lambda one: _series(one, pass_evidence=(1e9, 1e9, 1e9)), "evidence"),
+    "another verdict": (lambda one: replace(one, state="inconclusive"), "says inconclusive"),
+    "a bench": (lambda one: replace(one, kind="bench"), "is a bench"),
+    "itself as baseline": (lambda one: replace(one, baseline=one.candidate), "nothing is compared"),
+    "no baseline": (lambda one: replace(one, baseline=None), "nothing is compared"),
+    "no qualified generator": (lambda one: replace(one, qualified=()), "qualified"),
+    "a margin of nothing": (lambda one: replace(one, margin=0.0), "cannot be reckoned"),
+    "a cell of another name": (lambda one: replace(one, cells=(replace(one.cells[0], prompt=7), *one.cells[1:])), "is measured as"),
+}
+
+
+@pytest.mark.parametrize("name", HOLLOW)
+def test_a_pass_of_g8_is_computed_again(case: Case, name: str) -> None:
+    """Whatever of a Result does not follow from its legs makes the pass hollow."""
+    edit, says = HOLLOW[name]
+    with pytest.raises(VerdictHollow) as caught:
+        decided(case, result=edit(case.result))
+    assert any(says in line for line in caught.value.details), caught.value.details
+
+
+def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
+    """A pass of G8 without throughput.json is hollow; one that is worse needs none."""
+    with pytest.raises(VerdictHollow, match="does not follow"):
+        decision.decide(case.served, case.ladder, None, made.policy())
+    ladder = worse(case, {"G8": "inconclusive"})
+    assert lacking(decision.decide(case.served, ladder, None, made.policy())) == [("G8", "made-up")]
+
+
+def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
+    """A verdict that lacks a row of the measurement, or says another state of it, is hollow."""
+    row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
+    with pytest.raises(VerdictHollow, match="does not follow"):
+        decided(case, with_check(case.ladder, "G8", row, lambda _: None))
+
+
+def test_without_verdicts_everything_is_missing(case: Case) -> None:
+    """A wheel that nobody judged lacks every rung; it may still be a candidate."""
+    proved = decision.decide(case.served, None, None, made.policy())
+    assert lacking(proved) == [(name, "not-climbed") for name in RUNGS]
+    assert {one.state for one in proved.rungs} == {"not-run"}
+
+
+LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]] = {
+    "an unresolved source": (
+        lambda case: {"inspected": replace(case.served, fork=replace(case.served.fork, resolved=False))}, [("source", "source-unresolved")]
+    ),
+    "no SBOM": (lambda case: {"inspected": replace(case.served, sbom=b"")}, [("sbom", "sbom-missing")]),
+    "a build with a network": (lambda case: {"inspected": replace(case.served, isolated=False)}, [("isolation", "not-isolated")]),
+    "another policy of a gate": (
+        lambda case: {"ladder": with_rung(case.ladder, "G4", lambda one: replace(one, policy="12" * 32))}, [("G4", "policy-other")]
+    ),
+    "another GPU": (
+        lambda case: {"ladder": with_rung(case.ladder, "G5", lambda one: replace(one, host={**one.host, "gpu": "NVIDIA H100 (SM 9.0)"}))},
+        [("G5", "machine-other")],
+    ),
+    "another machine": (
+        lambda case: {"ladder": with_rung(case.ladder, "G7", lambda one: replace(one, host={**one.host, "architecture": "riscv64"}))},
+        [("G7", "machine-other")],
+    ),
+    "a rung without a GPU elsewhere": (
+        lambda case: {"ladder": with_rung(case.ladder, "G1", lambda one: replace(one, host={"gpu": "none"}))}, []
+    ),
+    "another task": (
+        lambda case: {"ladder": with_rung(case.ladder, "G6", lambda one: replace(one, checks=tuple(
+            replace(each, name=each.name.replace("gsm8k", "largest")) for each in one.checks)))},
+        [("G6", "checks-other")],
+    ),
+    "a fork without a rule": (
+        lambda case: {"inspected": replace(case.served, wheel=replace(case.served.wheel, fork="other"))}, [("policy", "fork-unknown")]
+    ),
+    "a wider margin": (lambda case: {"rules": replace(made.policy(), speeds=replace(_speeds(), margin=0.01))}, [("G8", "margin-wider")]),
+}  # fmt: skip
+
+
+def _speeds() -> policy.Speeds:
+    speeds = made.policy().speeds
+    assert speeds is not None
+    return speeds
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_what_else_is_missing(case: Case, name: str) -> None:
+    """Each further thing that the policy asks for is missing by its own reference where it is not shown."""
+    change, expected = LACKS[name]
+    assert lacking(decided(case, **change(case))) == expected
+
+
+def test_cells_that_decide_are_not_left_out(case: Case) -> None:
+    """A gate that measured fewer workloads than the policy's is a sound pass of something else."""
+    few = made.result(case.served.path, cells=_speeds().cells[:2])
+    from sparkwright.gates.throughput import rung
+
+    checks = (*rung.checks(few), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
+    proved = decided(case, with_rung(case.ladder, "G8", lambda one: replace(one, checks=checks)), few)
+    assert lacking(proved) == [("G8", "cells-missing")]
+    assert "8192/1024 c1 tpot" in proved.missing[0].says
+
+
+def test_a_slower_wheel_is_no_pass(case: Case, tmp_path: Path) -> None:
+    """A candidate that is five in a hundred slower is a fail of the gate's own code, and lacks G8."""
+    slow = made.result(case.served.path, slower=0.05)
+    assert slow.state == "fail"
+    from sparkwright.gates.throughput import rung
+
+    checks = (*rung.checks(slow), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
+    proved = decided(case, with_rung(case.ladder, "G8", lambda one: replace(one, checks=checks)), slow)
+    assert lacking(proved) == [("G8", "slower")]
+    assert {one.state for one in proved.speeds} == {"fail", "not-run"}
+
+
+def test_a_companion_is_bound_to_the_ladder_of_what_serves(case: Case) -> None:
+    """FlashInfer is verified by its own audit, and where vLLM's ladder was climbed with this very build of it."""
+    decide = functools.partial(decision.decide, case.companion, case.audited, None, made.policy())
+    assert decide(served=case.ladder).missing == ()
+    assert lacking(decide()) == lacking(decide(served=replace(case.ladder, host={}))) == [("set", "companion-unbound")]
+    other = {**case.ladder.host, "content flashinfer-python": "12" * 32}
+    assert lacking(decide(served=replace(case.ladder, host=other))) == [("set", "companion-other")]
+
+
+def test_a_release_is_decided_whole(tmp_path: Path) -> None:
+    """Read from the files beside the wheels, a release lacks nothing; without vLLM's verdicts, its companions are not bound."""
+    paths = wheels.release(tmp_path)
+    inspected = facts.inspect_all(paths)
+    judged = {path.name: verdicts.beside(path) for path in paths}
+    assert [one.missing for one in decision.decide_all(inspected, judged, made.policy())] == [()] * 4
+    del judged[paths[3].name]
+    found = decision.decide_all(inspected, judged, made.policy())
+    assert [lacking(one) for one in found[:3]] == [[("set", "companion-unbound")]] * 3
+    assert len(found[3].missing) == 9
+
+
+BESIDE: dict[str, tuple[Callable[[bytes], bytes], type[SparkwrightError]]] = {
+    "an HTML page": (lambda _: b"<!DOCTYPE html><title>Log in</title>", EvidenceInvalid),
+    "nothing": (lambda _: b"", EvidenceInvalid),
+    "cut off": (lambda data: data[: len(data) // 2], EvidenceInvalid),
+    "another kind": (lambda _: b'{"kind": "gate"}', EvidenceInvalid),
+    "not UTF-8": (lambda data: data.replace(b"GB10", b"\xff\xff10"), EvidenceInvalid),
+    "nested without end": (lambda _: b'{"a":' * 100_000, EvidenceInvalid),
+    "a rung that says another state than its checks": (
+        lambda data: data.replace(b'\n   "state": "pass"', b'\n   "state": "fail"', 1), VerdictHollow,
+    ),
+    "a state that does not follow": (lambda data: data.replace(b'"complete": true', b'"complete": false'), VerdictHollow),
+    "another format": (lambda data: data.replace(b'"format": 1', b'"format": 9'), VerdictHollow),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> None:
+    """What lies beside a wheel and is not what a gate writes, or does not agree with itself, is refused."""
+    edit, kind = BESIDE[name]
+    path = tmp_path / case.served.path.name
+    file = made.write(path, case.ladder)
+    before = file.read_bytes()
+    file.write_bytes(edit(before))
+    assert file.read_bytes() != before
+    with pytest.raises(kind):
+        verdicts.beside(path)
+
+
+def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
+    """Verdicts may lie in a folder of their own; where there are none, there are none."""
+    path = case.served.path
+    assert verdicts.beside(path) == verdicts.Judged()
+    made.write(tmp_path / path.name, case.ladder)
+    made.write_result(tmp_path / path.name, case.result)
+    found = verdicts.beside(path, tmp_path)
+    assert (found.ladder, found.result) == (case.ladder, case.result)
+    page = tmp_path / f"{path.name.removesuffix('.whl')}.throughput.json"
+    page.write_bytes(msgspec.json.encode(replace(case.result, format=9)))
+    with pytest.raises(VerdictHollow, match="agree"):
+        verdicts.beside(path, tmp_path)
+
+
+def test_a_rung_twice_is_hollow(case: Case) -> None:
+    """Two verdicts of one rung are one too many: nobody knows which of them counts."""
+    with pytest.raises(VerdictHollow) as caught:
+        decided(case, replace(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0])))
+    assert "2 verdicts" in caught.value.details[0]
+
+
+def test_control_characters_do_not_reach_records(case: Case) -> None:
+    """Words of a verdict that would lead a terminal astray are one plain line in the proof."""
+    bad = failed("archive", "\x1b[31m\nred" + "x" * 2000, "made-up")
+    proved = decided(case, with_check(case.ladder, "G0", "archive", lambda _: bad))
+    assert msgspec.json.decode(canonical(proved), type=Proved) == proved
+    assert "\x1b" not in proved.missing[0].says
+
+
+def test_the_policy_of_the_repository(tmp_path: Path) -> None:
+    """ci/release.yaml asks for the whole ladder of what serves, and its digest follows the policies of the gates."""
+    rules = made.policy()
+    assert rules.forks["vllm"].rungs == tuple(RUNGS)
+    assert {fork: rule.served_by for fork, rule in rules.forks.items()} == {
+        "vllm": "", "flashinfer": "vllm", "cutlass": "vllm", "sparkwright": "",
+    }  # fmt: skip
+    assert set(rules.gates) == {"G0 2026.05", "G0 2026.11", "G1", "G2", "G3", "G4", "G5", "G6", "G7"}
+    assert all("3.12" in rule.pythons for rule in rules.sets.values())
+    copy = tmp_path / "copy"
+    for folder in ("ci/gates", "ci/audit", "forks"):
+        shutil.copytree(wheels.ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.patch"))
+    for name in ("ci/release.yaml", "ci/audit.yaml"):
+        shutil.copyfile(wheels.ROOT / name, copy / name)
+    assert policy.load(copy).digest == rules.digest
+    words = copy / "ci" / "gates" / "words.yaml"
+    words.write_text(words.read_text().replace("tokens: 200", "tokens: 100", 1))
+    assert policy.load(copy).digest != rules.digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('url: ""', 'url: "http://example.org/"', "https address"),
+        ("rungs: [G0, G1,", "rungs: [G0, G9,", "no rung G9"),
+        ("served_by: vllm", "served_by: wllm", "wllm is none"),
+        ("days: 30", "days: 0", "days"),
+        ("certifi>=2026.10.18", "certifi @ https://example.org/x.whl", "package index"),
+        ("keys: []", "keys: [abc]", "keys"),
+        ("retain: 12", "retains: 12", "retains"),
+        ("days: 30", "days: 30\ngates: {G1: abc}", "follows from other files"),
+    ],
+)
+def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    """A policy that asks for what is not there is refused, with the place."""
+    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
+    assert old in text
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(FileInvalid) as caught:
+        policy.load(tmp_path)
+    assert says in str(caught.value) + str(caught.value.details)
+    assert yamlfile.parse(text, policy.ReleasePolicy, "the repository's").days == 30
+
+
+def test_a_made_up_pass_is_one(case: Case) -> None:
+    """The checks that tests make up are those that the gate's own constructors make."""
+    check = next(one for one in case.ladder.verdicts[0].checks)
+    assert check == passed(check.name, check.says, figures=check.figures, samples=check.samples)

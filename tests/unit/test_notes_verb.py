@@ -1,0 +1,274 @@
+"""``sparkwright notes``: what was published, read with the same care as an installation reads it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests import indexdata, indexserver, wheels
+from tests.indexdata import LACK, SIGNER, Made
+
+from sparkwright import digest
+from sparkwright.cli import main
+from sparkwright.console import console
+from sparkwright.errors import (
+    IndexDamaged,
+    IndexMissing,
+    ManifestInvalid,
+    ReleaseUnknown,
+    SetMixed,
+    SignerUnknown,
+    TrustMissing,
+    UsageError,
+    WheelMismatch,
+)
+from sparkwright.release.manifest import places, times
+
+URL = "http://127.0.0.1/spark/"
+
+
+class Place(NamedTuple):
+    """An index with three releases of one stack, the newest yanked, and the public key of its publisher."""
+
+    made: Made
+    key: Path
+
+    def page(self, name: str) -> str:
+        """Return the notes that the index itself shows."""
+        return (self.made.root / "b" / self.address(name) / "notes.md").read_text("utf-8")
+
+    def address(self, name: str) -> str:
+        return digest.sha256_bytes(digest.canonical(self.made.releases[name]))
+
+
+def live(made: Made) -> Made:
+    """Put it live as signed now: what tests make up is long past, or yet to come."""
+    made.manifest = replace(made.manifest, made=times.now(), expires=times.after(times.now(), 30))
+    made.live()
+    return made
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_text("{}")
+    monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(tmp_path / "config" / "config.yaml"))
+    monkeypatch.setenv("SPARKWRIGHT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("SPARKWRIGHT_RELEASES", raising=False)
+    made = Made(tmp_path / "index", URL)
+    for number, missing in enumerate([(LACK,), (), (LACK,)], 1):
+        wheel = wheels.plain(tmp_path, "vllm", f"0.33.{number}+spark.2026.11", tag="cp38-abi3-manylinux_2_34_aarch64")
+        made.publish(f"2026.11.{number}", [wheel], missing=missing)
+    made.yank("2026.11.3", "it says only zeros")
+    key = tmp_path / "key.pub"
+    key.write_text(SIGNER.public.text)
+    return Place(live(made), key)
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Any:
+    yield
+    console.json = console.verbose = False
+
+
+Told = Callable[..., str]
+
+
+@pytest.fixture(name="told")
+def _told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Return what runs the verb and returns what it prints."""
+
+    def run(*words: str | Path) -> str:
+        capsys.readouterr()
+        assert main.run(["notes", *map(str, words), "--cache-dir", str(tmp_path / "cache")]) == 0
+        console.finish()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_newest_offered_release_is_shown_as_the_index_shows_it(place: Place, told: Told) -> None:
+    """A folder whose signature was checked: Markdown, the very text that lies beside the release; the yanked one is passed over."""
+    text = told("--at", place.made.root, "--key", place.key, "--signed-for", URL)
+    assert text == place.page("2026.11.2") + "\n"
+    assert text.startswith("**2026.11.2** ")
+
+
+def test_a_release_is_found_by_name_and_by_address(place: Place, told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    """The yanked one, too, with the reason."""
+    assert told("2026.11.1", "--at", place.made.root) == place.page("2026.11.1") + "\n"
+    assert told(place.address("2026.11.1"), "--at", place.made.root) == place.page("2026.11.1") + "\n"
+    assert main.run(["notes", "2026.11.3", "--at", str(place.made.root)]) == 0
+    assert "2026.11.3 was yanked: it says only zeros" in capsys.readouterr().err
+
+
+def test_a_folder_is_read_without_a_signature_and_that_is_said(place: Place, told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the document and to people; with a key it is checked."""
+    unchecked = msgspec.json.decode(told("--at", place.made.root, "--json"))
+    assert unchecked["signature checked"] is False
+    checked = msgspec.json.decode(told("--index", place.made.root, "--key", place.key, "--signed-for", URL, "--json"))
+    assert checked == {**unchecked, "signature checked": True}
+    assert checked["markdown"] == place.page("2026.11.2")
+    main.run(["notes", "--at", str(place.made.root)])
+    assert "is not checked, as nothing says whose counts" in capsys.readouterr().err
+
+
+def test_a_wrong_key_is_refused_even_for_a_folder(place: Place, told: Told, tmp_path: Path) -> None:
+    """No signature is one thing, that of somebody else another."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from sparkwright.release.signing.keys import KeySigner
+
+    other = tmp_path / "other.pub"
+    other.write_text(KeySigner(Ed25519PrivateKey.generate()).public.text)
+    with pytest.raises(SignerUnknown):
+        told("--at", place.made.root, "--key", other, "--signed-for", URL)
+
+
+def test_an_address_is_read_only_with_a_signature(place: Place, told: Told) -> None:
+    """Over HTTP nothing is believed without a key; with one, the same text comes."""
+    with indexserver.serve(place.made.root) as served:
+        with pytest.raises(TrustMissing):
+            told("--at", served.url)
+        assert told("--at", served.url, "--key", place.key, "--signed-for", URL) == place.page("2026.11.2") + "\n"
+
+
+def test_a_mixed_record_is_refused(place: Place, told: Told) -> None:
+    """The record of one release in the place of another's."""
+    one, other = (place.made.root / places.release(place.address(name)) for name in ("2026.11.1", "2026.11.2"))
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(SetMixed):
+        told("--at", place.made.root)
+
+
+def test_what_is_not_there_is_named(place: Place, told: Told, tmp_path: Path) -> None:
+    """No index, no such release, a manifest that is none."""
+    with pytest.raises(IndexMissing):
+        told("--at", tmp_path / "config")
+    with pytest.raises(ReleaseUnknown, match=r"no release 2026\.11\.9"):
+        told("2026.11.9", "--at", place.made.root)
+    with pytest.raises(ReleaseUnknown):
+        told("--at", place.made.root, "--stack", "2027.01")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<html>",
+        b"{}",
+        b'{"payload": "", "payloadType": "x", "signatures": [{"sig": ""}]}',
+        b'{"mediaType": "application/vnd.dev.sigstore.bundle"}',
+    ],
+)
+def test_a_manifest_that_is_none_is_named_so(place: Place, told: Told, data: bytes) -> None:
+    """Also where no signature is asked for."""
+    manifest(place).write_bytes(data)
+    with pytest.raises(ManifestInvalid):
+        told("--at", place.made.root)
+
+
+def manifest(place: Place) -> Path:
+    return place.made.root / "g" / str(place.made.manifest.serial) / places.MANIFEST
+
+
+def test_a_folder_that_an_identity_signed_is_read_too(place: Place, told: Told) -> None:
+    """Of a Sigstore bundle, the envelope inside."""
+    envelope = msgspec.json.decode(manifest(place).read_bytes())
+    bundle = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope, "verificationMaterial": {}}
+    manifest(place).write_bytes(msgspec.json.encode(bundle))
+    assert told("--at", place.made.root) == place.page("2026.11.2") + "\n"
+
+
+def test_need_of_a_file(place: Place, told: Told) -> None:
+    """A release.json with the newest proof beside it is enough for the answer; the rest of the notes stays away."""
+    path = place.made.root / places.release(place.address("2026.11.2"))
+    text = told(path, "--need")
+    assert text.startswith("## Do you still need this fork?")
+    assert re.findall("^## ", text, flags=re.M) == ["## "]
+    assert text.rstrip() in place.page("2026.11.2")
+
+
+@pytest.mark.parametrize("what", ["no proof", "no release", "no JSON", "another proof"])
+def test_a_file_without_its_proof_is_refused(place: Place, told: Told, tmp_path: Path, what: str) -> None:
+    """Nothing is guessed of a release whose proof is not at hand."""
+    folder = place.made.root / "b" / place.address("2026.11.2")
+    path = tmp_path / "release.json"
+    if what != "no release":
+        path.write_bytes(b"<html>" if what == "no JSON" else (folder / "release.json").read_bytes())
+    if what == "another proof":
+        (proof,) = (place.made.root / "b" / place.address("2026.11.1")).glob("proof-*.json")
+        (tmp_path / proof.name).write_bytes(proof.read_bytes())
+    with pytest.raises(IndexDamaged):
+        told(path)
+
+
+def test_files_are_written(place: Place, told: Told, tmp_path: Path) -> None:
+    """A page that needs nothing else, and Markdown; the places are what is printed."""
+    page, text = tmp_path / "notes.html", tmp_path / "notes.md"
+    assert told("--at", place.made.root, "--html", page, "--markdown", text).split() == [str(page), str(text)]
+    assert text.read_text("utf-8") == place.page("2026.11.2")
+    assert "<h1>2026.11.2</h1>" in page.read_text("utf-8")
+    with pytest.raises(UsageError):
+        told("--at", place.made.root, "--html", page, "--markdown", page)
+
+
+def test_the_stock_wheel_stands_beside_ours(place: Place, told: Told, tmp_path: Path) -> None:
+    """Its libraries are read from its bytes, once its hash is that of the wheel under the graft; another wheel is refused."""
+    stock = wheels.plain(
+        tmp_path, "vllm", "0.33.0", tag="cp38-abi3-manylinux_2_34_aarch64",
+        files={"_C.abi3.so": Path(msgspec._core.__file__).read_bytes()},
+    )  # fmt: skip
+    with pytest.raises(WheelMismatch, match="not the official wheel under any fork"):
+        told("--at", place.made.root, "--need", "--stock", stock)
+    ours = wheels.plain(tmp_path, "vllm", "0.33.4+spark.2026.11", tag="cp38-abi3-manylinux_2_34_aarch64")
+    fork = replace(indexdata.FORK, base=digest.sha256_file(stock))
+    place.made.publish("2026.11.4", [ours], told=lambda release: replace(release, forks=(fork,)))
+    live(place.made)
+    text = told("--at", place.made.root, "--need", "--stock", stock)
+    (row,) = [line for line in text.splitlines() if "_C.abi3.so" in line]
+    assert [cell.strip() for cell in row.split("|")[2:4]] == ["no GPU", r"sm\_121f (108)"]
+    assert "not looked at" not in text
+
+
+#: Imports nothing that `pip install sparkwright` does not bring.
+BARE = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+from sparkwright.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_a_machine_without_the_rest_of_the_program_shows_notes(place: Place, tmp_path: Path) -> None:
+    """As text it needs no more than an installation."""
+    absent = (
+        "git",
+        "numpy",
+        "scipy",
+        "jinja2",
+        "psutil",
+        "pypi_simple",
+        "pynvml",
+        "docker",
+        "elftools",
+        "zstandard",
+        "matplotlib",
+        "tree_sitter",
+    )
+    words = ["notes", "--at", str(place.made.root), "--key", str(place.key), "--signed-for", URL, "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-c", BARE.format(absent=absent), *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == place.page("2026.11.2") + "\n"
