@@ -11,7 +11,6 @@ They have METADATA, WHEEL, RECORD, a build record and an SBOM as a build writes 
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import platform
 import random
@@ -208,7 +207,6 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
         verdicts.write_result(path, verdicts.result(path))
 
 
-@functools.lru_cache
 def subject(path: Path) -> members.Subject:
     """Return what the wheel at *path* is called, and its sha256."""
     return members.subject(path)

@@ -24,7 +24,8 @@ def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> 
     assert built_demo.info != old, "another patch set is another version"
     after = {name.replace(built_demo.info, old): data for name, data in built_demo.members().items()}
     changed = {name for name in after if after[name] != before.get(name)}
-    restated = {f"{old}/{name}" for name in ("sparkwright.json", "METADATA", "RECORD")} | {"mini_vllm/_version.py"}
+    own = ("sparkwright.json", "sboms/sparkwright.cdx.json", "METADATA", "RECORD")
+    restated = {f"{old}/{name}" for name in own} | {"mini_vllm/_version.py"}
     assert changed == {"mini_vllm/_moe_C_stable_libtorch.abi3.so"} | restated
 
 

@@ -41,7 +41,7 @@ from sparkwright.cli import main  # noqa: E402
 from sparkwright.gates import ladder as ladders  # noqa: E402
 from sparkwright.release.client import files  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
-from sparkwright.release.evidence import make  # noqa: E402
+from sparkwright.release.evidence import make, predicates  # noqa: E402
 from sparkwright.release.manifest import places, times  # noqa: E402
 from sparkwright.release.manifest.records import Missing, Proved  # noqa: E402
 from sparkwright.release.signing import keys  # noqa: E402
@@ -354,12 +354,12 @@ def told(scene: Scene, judged: ladders.Ladder, *, throughput: bytes = b"", **cla
         del raw["throughput"]
     subject = (Subject(wheel.filename, wheel.sha256),)
     parts: dict[Any, msgspec.Struct] = {
-        "provenance": make.provenance(wheel, one.fork, raw, one.record, "", one.stack, make.SELF_HOSTED),
+        "provenance": make.provenance(wheel, one.fork, raw, one.record, "", one.stack, predicates.SELF_HOSTED),
         "test-result": make.test_result(judged, about, raw),
     }
-    payloads = {kind: Statement(subject, make.TYPES[kind], msgspec.to_builtins(part)) for kind, part in parts.items()}
+    payloads = {kind: Statement(subject, predicates.TYPES[kind], msgspec.to_builtins(part)) for kind, part in parts.items()}
     last = make.summary(wheel, about, payloads, raw, tuple(rung.name for rung in about.rungs))
-    payloads["summary"] = Statement(subject, make.TYPES["summary"], msgspec.to_builtins(last))
+    payloads["summary"] = Statement(subject, predicates.TYPES["summary"], msgspec.to_builtins(last))
     files = make.signed(payloads, raw, wheel, scene.index.signer)
     for named, data in files.items():
         scene.index.write(places.evidence(named.sha256), data)
@@ -594,7 +594,10 @@ def _no_room_there(scene: Scene) -> None:
 def small_disk(folder: Path, size: str) -> list[str]:
     """Return what runs a command with *folder*, as it is, on a file system of its own that takes *size* more."""
     kept = folder.with_name(f"{folder.name}-kept")
-    steps = 'cp -a "$0" "$1"; s=$(du -sk "$1" | cut -f1); mount -t tmpfs -o size=$((s + ${2%k}))k none "$0"; cp -a "$1"/. "$0"; rm -rf "$1"; shift 2; exec "$@"'
+    steps = (
+        'cp -a "$0" "$1"; s=$(du -sk "$1" | cut -f1); mount -t tmpfs -o size=$((s + ${2%k}))k none "$0"; '
+        'cp -a "$1"/. "$0"; rm -rf "$1"; shift 2; exec "$@"'
+    )
     return unshared("sh", "-ec", steps, str(folder), str(kept), size)
 
 

@@ -31,6 +31,7 @@ from uv import find_uv_bin
 from sparkwright import digest
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.forks.session import Outside
+from sparkwright.release import sets
 from sparkwright.release.client import packages
 from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import decision, facts
@@ -179,8 +180,7 @@ class Index:
             rows.append(
                 (packages.canonical(name.distribution), name.version, self._other(path), path.stat().st_size, digest.sha256_file(path))
             )
-        text = f'lock-version = "1.0"\ncreated-by = "tests"\nrequires-python = ">=3.9"\nenvironments = []\n'
-        text = text.replace("environments = []\n", "")
+        text = 'lock-version = "1.0"\ncreated-by = "tests"\nrequires-python = ">=3.9"\n'
         for project, version, url, size, sha256 in sorted(rows):
             text += f'\n[[packages]]\nname = "{project}"\nversion = "{version}"\n'
             text += f'wheels = [{{ url = "{url}", size = {size}, hashes = {{ sha256 = "{sha256}" }} }}]\n'

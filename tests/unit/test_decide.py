@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests import verdicts as made
@@ -19,6 +19,8 @@ from tests import wheels
 from sparkwright import yamlfile
 from sparkwright.digest import canonical
 from sparkwright.errors import EvidenceInvalid, FileInvalid, SparkwrightError, VerdictForeign, VerdictHollow
+from sparkwright.gates import audited
+from sparkwright.gates.device import rung as device
 from sparkwright.gates.ladder import RUNGS, Ladder
 from sparkwright.gates.throughput.records import Result
 from sparkwright.gates.verdict import ORDER, Check, State, Verdict, failed, passed
@@ -105,6 +107,7 @@ def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:
 STATES = st.dictionaries(st.sampled_from(list(RUNGS)), st.sampled_from([*ORDER, None]))
 
 
+@settings(max_examples=50)
 @given(states=STATES)
 def test_verified_exactly_where_every_rung_passes(case: Case, states: dict[str, State | None]) -> None:
     """What is missing are the rungs that do not pass, each with its state and reason; and nothing is where all do."""
@@ -115,6 +118,7 @@ def test_verified_exactly_where_every_rung_passes(case: Case, states: dict[str, 
     assert {one.name: one.state for one in proved.rungs} == {rung: expected.get(rung, "pass") for rung in RUNGS}
 
 
+@settings(max_examples=40)
 @given(states=STATES, further=STATES)
 def test_worse_verdicts_never_make_it_better(case: Case, states: dict[str, State | None], further: dict[str, State | None]) -> None:
     """Taking away or worsening verdicts leaves everything missing that was, and a release that was not verified is not."""
@@ -127,6 +131,7 @@ def test_worse_verdicts_never_make_it_better(case: Case, states: dict[str, State
     assert {one.rung for one in before.missing} <= {one.rung for one in after.missing}
 
 
+@settings(max_examples=30)
 @given(rungs=st.sets(st.sampled_from(list(RUNGS)), min_size=1), part=st.sampled_from(["wheel", "device code"]))
 def test_a_verdict_for_other_bytes_never_counts(case: Case, rungs: set[str], part: str) -> None:
     """One verdict about another digest is enough to refuse all."""
@@ -430,6 +435,21 @@ def test_the_policy_of_the_repository(tmp_path: Path) -> None:
     words = copy / "ci" / "gates" / "words.yaml"
     words.write_text(words.read_text().replace("tokens: 200", "tokens: 100", 1))
     assert policy.load(copy).digest != rules.digest
+
+
+def test_the_policy_names_checks_that_exist() -> None:
+    """Every check that a pass rests on is one that a gate makes, so that no name of the policy is stale."""
+    rules = made.policy().rungs
+    assert set(rules["G0"].checks) == set(audited.GROUPS)
+    assert set(rules["G2"].checks) <= set(device._names())
+    sources = "".join(path.read_text("utf-8") for path in sorted((wheels.ROOT / "ci" / "sparkwright" / "gates").rglob("*.py")))
+    literal = {name for rung in ("G3", "G4", "G5", "G7", "G8") for name in rules[rung].checks if "*" not in name}
+    assert {name for name in literal if f'"{name}"' not in sources} <= {
+        "candidate-wheel",
+        "baseline-wheel",
+        "words-after",
+        "distributions-after",
+    }
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ EDITS: dict[str, tuple[Callable[[Members], object], type[SparkwrightError], str]
     "another name in METADATA": (replacing("METADATA", "Name: vllm", "Name: vlllm"), WheelMismatch, "Name vlllm"),
     "two names in METADATA": (replacing("METADATA", "Name: vllm", "Name: vllm\nName: vllm"), WheelMismatch, "Name vllm, vllm"),
     "another version in METADATA": (replacing("METADATA", "p1a2b3c4d", "p1a2b3c4e"), WheelMismatch, "Version"),
-    "no version in METADATA": (replacing("METADATA", "Version: 0", "Versio: 0"), WheelMismatch, "is not there"),
+    "no version in METADATA": (replacing("METADATA", "Version: 0", "Release: 0"), WheelMismatch, "is not there"),
     "another tag in WHEEL": (replacing("/WHEEL", "cp38-abi3", "cp39-abi3"), WheelMismatch, "Tag"),
     "an SBOM of another version": (replacing("cdx.json", "0.33.0+", "0.32.0+"), WheelMismatch, "SBOM"),
     "an SBOM of another project": (replacing("cdx.json", '"name":"vllm"', '"name":"torch"'), WheelMismatch, "SBOM"),

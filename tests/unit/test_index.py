@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests import indexdata, wheels
+from tests.indexdata import LACK, Made
 
 from sparkwright.errors import (
     IndexDamaged,
@@ -32,8 +34,6 @@ from sparkwright.release.index import live
 from sparkwright.release.manifest import places
 from sparkwright.release.signing.keys import PublicKey
 from sparkwright.release.signing.trust import Trust
-from tests import indexdata, wheels
-from tests.indexdata import LACK, Made
 
 VLLM, KERNELS, TOOL = "vllm", "flashinfer-python", "sparkwright"
 

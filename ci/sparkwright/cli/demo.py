@@ -1,8 +1,8 @@
 """
 ``sparkwright demo``: three miniature upstreams through every stage, with the real git, CMake and nvcc.
 
-Nothing is taken from an earlier demo but the downloaded tools. Two stages are meant to fail, and the demo fails if they do not:
-the plan without the rule for 12.1, and the audit of the official wheel.
+Nothing is taken from an earlier demo but the downloaded tools. Three stages are meant to fail, and the demo fails if they do not:
+the plan without the rule for 12.1, the audit of the official wheel, and publishing as verified what no GB10 has gated.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sparkwright.build import plan, planning, pylock, sourcetree, target, toolch
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.cli import audit
 from sparkwright.console import console
-from sparkwright.demo import base, upstreams
-from sparkwright.errors import ArchMismatch, AuditFailed, CommandFailed, SparkwrightError
+from sparkwright.demo import base, released, upstreams
+from sparkwright.errors import ArchMismatch, AuditFailed, CommandFailed, SparkwrightError, VerifiedRefused
 from sparkwright.forks import lock, resolve, sources
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
@@ -58,16 +58,20 @@ def prepare(session: Session, output: Path | None) -> Session:
     folder = session.store.root / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(demo.__file__).parent / "project", folder / "project")
+    # Release policy and verdicts are judged by the gates' own policies; the demo has none of its own.
+    shutil.copytree(session.project.root / "ci" / "gates", folder / "project" / "ci" / "gates")
     store = folder / "store"
     store.mkdir()
     for name in SHARED:
         (store / name).symlink_to(session.store.folder(name), target_is_directory=True)
     made = upstreams.write(folder / "upstreams")
     project = Project(folder / "project", "demo")
-    return dataclasses.replace(
+    made_for = dataclasses.replace(
         session, project=project, store=Store(store), forks=tuple(project.spec.forks), mirrors=made.mirror_map(), source="git",
         output=output.absolute() if output else folder / "dist", without=(),
     )  # fmt: skip
+    released.write_policy(made_for)
+    return made_for
 
 
 def _stages(session: Session) -> Iterator[Stage]:
@@ -79,7 +83,10 @@ def _stages(session: Session) -> Iterator[Stage]:
             "lock": lambda: _lock(session), "fetch": lambda: _fetch(session), "apply": lambda: _apply(session),
             "plan, rule left out": lambda: _plan_without(session), "plan": lambda: _plan(session), "build": lambda: _build(session),
             "audit of the official wheel": lambda: _audit_official(session, wheel_path), "audit": lambda: _audit(session),
-            "build again": lambda: _build(session), "install": lambda: _install(session, tools),
+            "build again": lambda: _build(session), "libraries load": lambda: _install(session, tools),
+            "gate": lambda: released.gated(session), "publish as verified": lambda: _publish_verified(session),
+            "publish": lambda: released.published(session), "install": lambda: released.installed(session, tools),
+            "serve": lambda: released.served(session), "uninstall": lambda: released.removed(session),
         }  # fmt: skip
         for name, work in stages.items():
             began = time.monotonic()
@@ -169,7 +176,11 @@ def _audit(session: Session) -> str:
     return f"{len(session.forks)} wheels hold what was asked for"
 
 
-def _must_fail(kind: type[SparkwrightError], work: Callable[[], None]) -> str:
+def _publish_verified(session: Session) -> str:
+    return _must_fail(VerifiedRefused, lambda: released.publish(session, None))
+
+
+def _must_fail(kind: type[SparkwrightError], work: Callable[[], object]) -> str:
     try:
         work()
     except kind as error:

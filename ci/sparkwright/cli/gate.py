@@ -37,20 +37,20 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             device_code=ready.device_code if "G0" in asked else str,
             host={**facts, **_companions(arguments.python)},
             keep_going=arguments.keep_going,
-            keep=lambda so_far: _keep(session, so_far),
+            keep=lambda so_far: keep(session, so_far),
         )
         measured = ready.throughput
     show.show(result)
     if measured:
         console.note(f"throughput: {measuring.keep(session, measured)}")
-    if path := _keep(session, result):
+    if path := keep(session, result):
         console.note(f"verdicts: {path}")
     console.document({"ladder": ladder.document(result)})
     show.raise_for_state(result)
     return 0
 
 
-def _keep(session: Session, result: Ladder) -> Path | None:
+def keep(session: Session, result: Ladder) -> Path | None:
     """Write the verdicts beside where wheels go, under the wheel's name, and return the file; none where no wheel was judged."""
     if result.wheel is None:
         return None

@@ -125,18 +125,7 @@ def parser() -> argparse.ArgumentParser:
             help="what compilers may hold together (default: 85 %% of what is available)",
         )
         made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
-    made["build"].add_argument("--only", default="", metavar="UNIT", help="compile this one source, whatever its state, and make no wheel")
-    made["build"].add_argument(
-        "--unit-timeout", type=_positive, default=0, metavar="MINUTES", help="when a compiler that uses no CPU hangs (default: 30)"
-    )
-    made["build"].add_argument("--aot", action="store_true", help="make the wheel of FlashInfer's modules, compiled ahead of time, too")
-    made["build"].add_argument("--container", action="store_true", help="build in a container without a network, rights or root")
-    made["build"].add_argument(
-        "--platform", choices=("linux/arm64", "linux/amd64"), default="", help="what the container is for (default: the engine's own)"
-    )
-    made["build"].add_argument(
-        "--base", default="", metavar="IMAGE@sha256:HEX", help="base of the container's image (default: `image` in environment.yaml)"
-    )
+    _build(made["build"])
     _pick(made["pick"])
     made["drift"].add_argument("--ideas", action="store_true", help="which release took each patch idea of cherry_picks/ideas.yaml")
     made["drift"].add_argument("--releases", action="store_true", help="every release after the locked one (default: the newest)")
@@ -164,6 +153,21 @@ def parser() -> argparse.ArgumentParser:
     made["key"].add_argument("file", type=Path, metavar="FILE", help="the private key; its public half lies beside it in FILE.pub")
     made["key"].add_argument("--show", action="store_true", help="make nothing; show what people know the key in FILE by")
     return top
+
+
+def _build(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--only", default="", metavar="UNIT", help="compile this one source, whatever its state, and make no wheel")
+    verb.add_argument(
+        "--unit-timeout", type=_positive, default=0, metavar="MINUTES", help="when a compiler that uses no CPU hangs (default: 30)"
+    )
+    verb.add_argument("--aot", action="store_true", help="make the wheel of FlashInfer's modules, compiled ahead of time, too")
+    verb.add_argument("--container", action="store_true", help="build in a container without a network, rights or root")
+    verb.add_argument(
+        "--platform", choices=("linux/arm64", "linux/amd64"), default="", help="what the container is for (default: the engine's own)"
+    )
+    verb.add_argument(
+        "--base", default="", metavar="IMAGE@sha256:HEX", help="base of the container's image (default: `image` in environment.yaml)"
+    )
 
 
 def _pick(verb: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from holding up or filling the machine before that.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 #: A server may be slow, not endless: seconds for a whole small file, whatever it trickles.
 PATIENCE = 60.0
 PIECE = 1 << 16
+
+_KEPT = threading.local()
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -114,11 +117,9 @@ def _remote(url: str, most: int, failure: type[SparkwrightError]) -> bytes | Non
     import requests
     from urllib3.exceptions import HTTPError
 
-    from sparkwright.forks.download import http
-
     try:
         # The address is signed with the manifest, so another one that a server sends to is not it.
-        with http() as session, session.get(url, stream=True, timeout=(20, PATIENCE), allow_redirects=False) as reply:
+        with _http().get(url, stream=True, timeout=(20, PATIENCE), allow_redirects=False) as reply:
             if reply.is_redirect or 300 <= reply.status_code < 400:
                 to = shown(reply.headers.get("Location", "nowhere"))
                 raise failure(f"{shown(url)} sends elsewhere, which is not followed.", details=[f"to: {to[:200]}"])
@@ -128,6 +129,16 @@ def _remote(url: str, most: int, failure: type[SparkwrightError]) -> bytes | Non
             return _taken(reply, shown(url), most, failure)
     except (requests.RequestException, HTTPError) as error:
         raise SourceUnreachable(f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
+
+
+def _http() -> requests.Session:
+    """Return this thread's session, so that the dozens of small files of a release come over one connection."""
+    from sparkwright.forks.download import http
+
+    if not hasattr(_KEPT, "session"):
+        _KEPT.session = http()
+    session: requests.Session = _KEPT.session
+    return session
 
 
 def _taken(reply: requests.Response, where: str, most: int, failure: type[SparkwrightError]) -> bytes:

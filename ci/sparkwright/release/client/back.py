@@ -11,8 +11,8 @@ from sparkwright.console import console
 from sparkwright.errors import NothingInstalled
 from sparkwright.forks.session import Outside
 from sparkwright.release import environment
-from sparkwright.release.client import caches, change, packages, state
-from sparkwright.release.client.change import Before
+from sparkwright.release.client import caches, change, packages, plan, state
+from sparkwright.release.client.plan import Before
 from sparkwright.release.client.install import Done
 from sparkwright.release.client.state import Chosen
 from sparkwright.release.environment import Environment
@@ -37,13 +37,13 @@ def rollback(session: Outside, folder: Path) -> Done:
     """
     place = environment.probe(folder)
     with state.held(place):
-        was = change.before(place)
+        was = plan.before(place)
         chosen, history = _earlier(place, was)
-        looked = change.at_hand(session, place, change.needed(was, chosen))
+        looked = change.at_hand(session, place, plan.needed(was, chosen))
         # What was broken since is put back by going back, whoever broke it.
-        todo = change.plan(place, was, chosen, looked, replace=True)
+        todo = plan.plan(place, was, chosen, looked, replace=True)
         done = change.bring(session, place, was, chosen, looked, todo, history)
-    kept = change.names(todo.keep)
+    kept = plan.names(todo.keep)
     return Done(
         "back", chosen.name, chosen.release, chosen.channel, str(place.prefix), chosen.serial, done.came, done.went, kept, done.edits
     )
@@ -67,7 +67,7 @@ def uninstall(session: Outside, folder: Path) -> Gone:
     """
     place = environment.probe(folder)
     with state.held(place):
-        was = change.before(place)
+        was = plan.before(place)
         name = next((chosen.name for chosen in (was.installed and was.installed.chosen, was.half and was.half.chosen) if chosen), "")
         if was.installed is None and was.half is None:
             raise NothingInstalled(f"{place.prefix} holds no set that sparkwright installed.")

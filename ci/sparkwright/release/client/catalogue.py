@@ -143,7 +143,8 @@ def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = ""
 
     Raises:
         IndexMissing: There is no manifest. ManifestInvalid, ManifestElsewhere: See `signed.read`. ManifestReplayed, ManifestForked,
-        ManifestExpired: See `seen.check`. SignatureInvalid, SignerUnknown: See `signing.envelope`. SourceUnreachable, Offline: See `address.small`.
+        ManifestExpired: See `seen.check`. SignatureInvalid, SignerUnknown: See `signing.envelope`.
+        SourceUnreachable, Offline: See `address.small`.
     """
     data = address.small(where, places.MANIFEST, most=MOST_MANIFEST, failure=ManifestInvalid, offline=session.offline)
     if data is None:

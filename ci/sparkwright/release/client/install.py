@@ -15,9 +15,9 @@ from sparkwright.console import console
 from sparkwright.errors import EnvironmentBroken
 from sparkwright.forks.session import Outside
 from sparkwright.release import environment
-from sparkwright.release.client import address, catalogue, change, choice, state, target
+from sparkwright.release.client import address, catalogue, change, choice, plan, state, target
 from sparkwright.release.client.catalogue import Catalogue
-from sparkwright.release.client.change import Before
+from sparkwright.release.client.plan import Before
 from sparkwright.release.client.state import Chosen, Installed
 from sparkwright.release.environment import Environment
 from sparkwright.release.manifest.records import Channel, Entry, Missing, Release
@@ -88,7 +88,7 @@ def install(session: Outside, folder: Path, wish: Wish) -> Done:
     place = environment.probe(folder)
     index = opened(session, wish)
     with state.held(place):
-        was = change.before(place)
+        was = plan.before(place)
         entry, release = _meant(index, wish, was)
         if entry.yanked:
             console.warn(f"{entry.name} was yanked: {entry.yanked}")
@@ -128,13 +128,13 @@ def _install(session: Outside, place: Environment, index: Catalogue, entry: Entr
         console.warn(f"not proved: {one.rung}: {one.state}: {one.says}")
     if was.faults and not (wish.repair or wish.replace):
         _refuse_broken(place, was, wish)
-    change.refuse_foreign(place, was, chosen, replace=wish.replace)
-    looked = change.at_hand(session, place, change.needed(was, chosen))
-    todo = change.plan(place, was, chosen, looked, replace=wish.replace)
-    kept = change.names(todo.keep)
+    plan.refuse_foreign(place, was, chosen, replace=wish.replace)
+    looked = change.at_hand(session, place, plan.needed(was, chosen))
+    todo = plan.plan(place, was, chosen, looked, replace=wish.replace)
+    kept = plan.names(todo.keep)
     if wish.dry:
-        came = change.names(todo.come, todo.edit)
-        return _done("would install", place, chosen, came, change.went(todo), kept, missing=missing, yanked=entry.yanked)
+        came = plan.names(todo.come, todo.edit)
+        return _done("would install", place, chosen, came, plan.went(todo), kept, missing=missing, yanked=entry.yanked)
     done = change.bring(session, place, was, chosen, looked, todo, _history(was, chosen))
     return _done("installed", place, chosen, done.came, done.went, kept, done.edits, missing, entry.yanked)
 

@@ -102,7 +102,7 @@ def lay(store: Store, place: Environment, wheels: Sequence[tuple[Pinned, Path]])
         "--link-mode",
         "hardlink",
     ]
-    folders = ["--find-links", work / "wheels", "--cache-dir", work / "cache"]
+    folders: list[str | os.PathLike[str]] = ["--find-links", work / "wheels", "--cache-dir", work / "cache"]
     command: list[str | os.PathLike[str]] = [
         find_uv_bin(),
         "pip",

@@ -6,7 +6,7 @@ The policies of the gates are read with it, by digest: a verdict that was judged
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,7 +122,8 @@ class ReleasePolicy(_Record, frozen=True):
         days: Until a signed manifest expires. *retain*: candidates of each stack that are kept.
         keys: Fingerprints of those who publish. *immutable*: whether a host that could replace a file is refused.
         gpu: The compute capability that gates count from (``12.1``).
-        gates: Rung → sha256 of its policy as it is now; of G0 by stack (``G0 2026.11``). Read from ``ci/``, as *speeds* is.
+        gates: Rung that is asked for → sha256 of its policy as it is now; of G0 by stack (``G0 2026.11``). Read from ``ci/``.
+        speeds: The same of G8; None where that is not asked for.
     """
 
     days: Annotated[int, msgspec.Meta(ge=1, le=365)]
@@ -167,10 +168,12 @@ def load(root: Path) -> ReleasePolicy:
     read = yamlfile.load(path, ReleasePolicy)
     if read.gates or read.speeds:
         raise FileInvalid(f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
-    return msgspec.structs.replace(read, gates={**_audits(root), **_gates(root / "ci" / "gates")}, speeds=_speeds(root))
+    asked = {rung for rule in read.forks.values() for rung in rule.rungs}
+    gates = {**_audits(root), **_gates(root / "ci" / "gates", asked)}
+    return msgspec.structs.replace(read, gates=gates, speeds=_speeds(root) if "G8" in asked else None)
 
 
-def _gates(folder: Path) -> dict[str, str]:
+def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
     from sparkwright.gates.device.rung import DevicePolicy
     from sparkwright.gates.distributions.rung import DistributionsPolicy
     from sparkwright.gates.numerics.rung import NumericsPolicy
@@ -184,7 +187,8 @@ def _gates(folder: Path) -> dict[str, str]:
         "G4": ("words", WordsPolicy), "G5": ("distributions", DistributionsPolicy), "G6": ("tasks", TasksPolicy),
         "G7": ("soak", SoakPolicy),
     }  # fmt: skip
-    return {rung: sha256_bytes(canonical(yamlfile.load(folder / f"{name}.yaml", kind))) for rung, (name, kind) in kinds.items()}
+    files = {rung: (folder / f"{name}.yaml", kind) for rung, (name, kind) in kinds.items() if rung in asked}
+    return {rung: sha256_bytes(canonical(yamlfile.load(path, kind))) for rung, (path, kind) in files.items()}
 
 
 def _audits(root: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from sparkwright.console import console
 from sparkwright.errors import IndexMoved, WheelNameTaken
 from sparkwright.release.index import entries, live, pages, simple, state
 from sparkwright.release.index.entries import Skimmed
-from sparkwright.release.index.folder import FEW, Draft, flush, sync
+from sparkwright.release.index.folder import Draft, flush, sync
 from sparkwright.release.index.simple import Line
 from sparkwright.release.index.state import Known, Offer, Row, State
 from sparkwright.release.manifest import places
@@ -177,16 +177,12 @@ class Making:
             if not (draft.place.parent / "pages").is_symlink():
                 # Nothing points to this release before the flip; of others, what is live stays live until then.
                 live.lead(draft.place.parent, draft.place.name)
-        if len(self._drafts) > FEW:
-            os.sync()
-        else:
-            for draft in self._drafts:
-                sync(draft.place.parent)
+        sync(*(draft.place.parent for draft in self._drafts))
         self._drafts = []
 
     def generation(self, place: Path, sealed: bytes) -> Path:
         """Make the folder *place*."""
-        draft = Draft(place, at_once=True)
+        draft = Draft(place)
         self._drafts.append(draft)
         draft.write(places.MANIFEST, sealed)
         draft.write("index.html", pages.front(self._manifest, self.known))

@@ -52,6 +52,7 @@ def front(manifest: Manifest, releases: Sequence[Known]) -> bytes:
         facts=_facts(manifest),
         channels=[_channel(name, newest) for name in ("verified", "candidate")],
         best=best.entry.name if best else "",
+        best_channel=best.entry.channel if best else "",
         commands=commands(best.entry, best.machines, best.rows, manifest.url) if best else (),
         releases=[_shown(one, wheels=True) for one in newest[:SHOWN]],
         older=[_shown(one, wheels=False) for one in newest[SHOWN:]],
@@ -93,10 +94,11 @@ def commands(entry: Entry, machines: Sequence[str], rows: Sequence[Row], url: st
     """Return how a release is installed: a heading, and lines for a shell."""
     root = shlex.quote(f"{url}{entry.channel}/simple/")
     pins = {row.project: shlex.quote(f"{row.project}=={row.filename.split('-')[1]}") for row in rows}
-    installer = f"pip install --extra-index-url {root} {pins['sparkwright']}" if "sparkwright" in pins else "pip install sparkwright"
+    # Never by its name alone, which on another index may be somebody else's.
+    installer = [f"pip install --extra-index-url {root} {pins['sparkwright']}"] if "sparkwright" in pins else []
     candidate = "" if entry.channel == "verified" else " --channel candidate"
     asked = f"sparkwright install --index {shlex.quote(url)} --key FILE --into VENV --version {entry.name}{candidate}"
-    found: list[tuple[str, tuple[str, ...]]] = [("With sparkwright, which checks signature, verdicts and hashes", (installer, asked))]
+    found: list[tuple[str, tuple[str, ...]]] = [("With sparkwright, which checks signature, verdicts and hashes", (*installer, asked))]
     locked = [shlex.quote(url + places.requirements(entry.release, machine)) for machine in machines]
     if locked:
         found.append(("The whole matched set with pip, by hash", tuple(f"pip install --require-hashes -r {one}" for one in locked)))
@@ -120,6 +122,7 @@ def release(one: Whole, known: Known, notes: str, url: str) -> bytes:
         standing=standing(entry),
         facts=[
             ("Stack", entry.stack),
+            ("Channel", entry.channel),
             ("Made", entry.made),
             ("Wheels", f"{len(wheels)}, {console.size(sum(wheel.size for wheel, _ in wheels))}"),
             ("Address", entry.release),

@@ -7,6 +7,7 @@ Nothing but wheels is taken, and nothing but the wheels at hand and that one ind
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,6 +210,8 @@ def _compiled(asked: Asked, python: str, folder: Path, *, near: str = "") -> lis
         shutil.copyfile(_file(folder, near), made)
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:", "--output-file", str(made)]
     target = ["--python-version", python, "--python-platform", f"{asked.machine}-manylinux_{GLIBC[0]}_{GLIBC[1]}"]
+    # Otherwise uv asks every Python of this machine for its version, which takes seconds, though none runs.
+    target += ["--python", sys.executable]
     limits = ["--overrides", str(folder / "overrides.txt"), "--constraints", str(folder / "constraints.txt")]
     source = ["--default-index", asked.index_url, str(folder / "requirements.in")]
     nowhere = ("UV_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_CONSTRAINT", "UV_OVERRIDE")

@@ -1,0 +1,124 @@
+"""
+The demo's second half: gate, publish, install as a user would, and serve from what was installed.
+
+The index lies in a folder and is served on loopback; the installer reads it over HTTP, knows nothing of the checkout, and has the public key alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sparkwright import process
+from sparkwright.audit import members
+from sparkwright.build import wheel
+from sparkwright.build.toolchain import Toolchain
+from sparkwright.cli import audit, gate
+from sparkwright.demo import base, toy
+from sparkwright.errors import CommandFailed, NothingInstalled
+from sparkwright.forks.session import Outside, Session
+from sparkwright.gates import host, ladder
+from sparkwright.gates.athand import Inputs
+from sparkwright.gates.ready import Ready
+from sparkwright.release.client import back, install
+from sparkwright.release.client.install import Wish
+from sparkwright.release.decide import policy as policies
+from sparkwright.release.manifest.records import Channel
+from sparkwright.release.publish import sequence
+from sparkwright.release.publish.prepare import Publisher
+from sparkwright.release.publish.sequence import Asked, Published
+from sparkwright.release.signing import keys
+from sparkwright.release.signing.keys import KeySigner
+from sparkwright.release.signing.trust import Trust
+
+#: Where the index says that it is served; nobody answers there, so that the demo leans on nothing but what it serves itself.
+URL = "https://releases.example/"
+
+
+def place(session: Session) -> Path:
+    """Return the folder that everything of the demo lies in."""
+    return session.project.root.parent
+
+
+def write_policy(session: Session) -> None:
+    """State the Python of this machine in the release policy: a matched set holds for one."""
+    path = session.project.root / "ci" / "release.yaml"
+    path.write_text(path.read_text("utf-8").replace("PYTHON", f"{sys.version_info[0]}.{sys.version_info[1]}"), "utf-8")
+
+
+def wheels(session: Session) -> tuple[Path, ...]:
+    """Return the wheels in ``dist``, beside which verdicts lie."""
+    return tuple(session.output / wheel.path_of(session, wheel.build(session, fork)).name for fork in session.forks)
+
+
+def gated(session: Session) -> str:
+    """Climb what can be climbed without a GPU, and keep the verdicts."""
+    facts, said = host.facts(), []
+    for path in wheels(session):
+        inputs = Inputs(wheel=path)
+        with Ready(session, inputs, lambda one: audit.audited(session, one), facts) as ready:
+            made = ladder.climb(
+                [ready.rung(name) for name in ("G0", "G2")], stack=session.project.stack, wheel=members.subject(path),
+                device_code=ready.device_code, host=facts,
+            )  # fmt: skip
+        gate.keep(session, made)
+        said.append(made.verdicts[0].state)
+    if set(said) != {"pass"}:
+        raise CommandFailed("G0 does not pass for every wheel of the demo.", details=said, todo="Please report this.")
+    return f"G0 passes for {len(said)} wheels; G2 is {made.verdicts[1].state} without a GB10"
+
+
+def publish(session: Session, channel: Channel | None) -> Published:
+    """Publish the demo's wheels with a key of its own."""
+    secret = place(session) / "release.key"
+    if not secret.exists():
+        keys.make(secret)
+    signer = KeySigner.load(secret)
+    who = Publisher(session, place(session) / "releases", signer, Trust((signer.public,), said="the demo"), policies.load(session.project.root))
+    return sequence.publish(who, Asked(wheels(session), channel, url=URL, reason="the demo"))
+
+
+def published(session: Session) -> str:
+    """Publish as a candidate, and say what is missing."""
+    done = publish(session, "candidate")
+    missing = sorted({f"{one.rung} {one.state}" for lacks in done.missing.values() for one in lacks})
+    return f"{done.release} with {len(done.sent)} files, labelled: {', '.join(missing)}"
+
+
+def installed(session: Session, tools: Toolchain) -> str:
+    """Install from the served index into an empty environment, twice."""
+    from uv import find_uv_bin
+
+    folder, log = place(session) / "user", session.store.folder("logs") / "install.log"
+    env = process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(place(session) / "uv"))
+    process.run([find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder], log=log, env=env)
+    with base.serve(place(session) / "releases") as address:
+        wish = Wish(index=f"{address}/", keys=(place(session) / "release.key.pub",), signed_for=URL, channel="candidate")
+        outside = Outside(session.store)
+        first, again = (install.install(outside, folder, wish) for _ in range(2))
+    if (first.state, again.state) != ("installed", "there already"):
+        raise CommandFailed("The demo's installation is not what it should be.", details=[first.state, again.state])
+    return f"{len(first.came)} packages, verified; again: {again.state}"
+
+
+def served(session: Session) -> str:
+    """Serve the toy through the installed wheel, and hold its words against those that its weights stand for."""
+    model = toy.write(place(session) / "toy")
+    log = session.store.folder("logs") / "toy.log"
+    with toy.serving([place(session) / "user" / "bin" / "mini-vllm"], model, log) as url:
+        said = {toy.ask(url, toy.PROMPT, stream=stream) for stream in (False, True)}
+    if said != {toy.expected(model, toy.PROMPT)}:
+        raise CommandFailed("The installed wheel serves other words than the weights stand for.", details=sorted(said))
+    return f"{toy.PROMPT!r} → {said.pop()[:40]!r}…"
+
+
+def removed(session: Session) -> str:
+    """Take it all out again: nothing of the set is left, and there is no way further back."""
+    folder = place(session) / "user"
+    gone = back.uninstall(Outside(session.store), folder)
+    try:
+        back.rollback(Outside(session.store), folder)
+    except NothingInstalled:
+        return f"{len(gone.removed)} packages removed"
+    raise CommandFailed("An environment with nothing installed has something to go back to.", todo="Please report this.")
+
