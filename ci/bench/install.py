@@ -17,16 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from packaging.tags import sys_tags
+from uv import find_uv_bin
 
 import measure
 from sparkwright.console import console
+from sparkwright.release import sets
+from sparkwright.release.environment import Environment
+from sparkwright.release.manifest import places
 
 sys.path.insert(0, str(measure.ROOT))
 
-from tests import wheels  # noqa: E402  the path is set above
-from tests.release import world  # noqa: E402
+from tests import wheels
+from tests.release import world
 
 #: Promised: seconds of an installation of a set that is there already.
 NOTHING = 2.0
@@ -51,7 +57,7 @@ def sides(user: world.User, index: world.Index, asked: Path) -> Mapping[str, lis
         str(user.venv / "bin" / "python"),
         [str(one) for one in user.words("install", "--index", index.url, "--key", index.public)],
     )
-    uv = [world.find_uv_bin(), "pip", "install", "--quiet", "--no-config", "--python", python, "--no-deps", "--require-hashes"]
+    uv = [find_uv_bin(), "pip", "install", "--quiet", "--no-config", "--python", python, "--no-deps", "--require-hashes"]
     pip = [
         sys.executable,
         "-m",
@@ -74,13 +80,9 @@ def sides(user: world.User, index: world.Index, asked: Path) -> Mapping[str, lis
 def requirements(index: world.Index) -> str:
     """Return the set as hashed addresses."""
     [entry] = index.manifest.entries
-    lock = world.sets.read(index.path(world.places.lock(entry.release, wheels.MACHINE)).read_bytes(), "the lock")
-    from packaging.tags import sys_tags
-
-    from sparkwright.release.environment import Environment
-
+    lock = sets.read(index.path(places.lock(entry.release, wheels.MACHINE)).read_bytes(), "the lock")
     here = Environment(Path(sys.prefix), Path(sys.prefix), sys.version_info[:2], "", platform.python_version())
-    chosen = world.sets.select(lock, list(sys_tags()), here.markers)
+    chosen = sets.select(lock, list(sys_tags()), here.markers)
     return "".join(f"{one.name} @ {one.url} --hash=sha256:{one.sha256}\n" for one in chosen)
 
 
@@ -90,7 +92,7 @@ def timed(command: list[str], env: Mapping[str, str]) -> float:
     return time.perf_counter() - began
 
 
-def compared(folder: Path, host: world.Host, index: world.Index, runs: int) -> dict[str, tuple[list[float], list[float]]]:
+def compared(folder: Path, index: world.Index, runs: int) -> dict[str, tuple[list[float], list[float]]]:
     """Return the seconds of each side, in turns: into a new environment with nothing kept, and once more."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     asked = folder / "requirements.txt"
@@ -105,6 +107,11 @@ def compared(folder: Path, host: world.Host, index: world.Index, runs: int) -> d
     return found
 
 
+def _cells(both: tuple[list[float], list[float]], ours: tuple[float, ...]) -> Iterator[str]:
+    for side, own in zip(both, ours, strict=True):
+        yield from (f"{statistics.median(side):.2f}", f"{min(side):.2f}–{max(side):.2f}", f"{statistics.median(side) / own:.2f}")
+
+
 def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=50_000)
     parser.add_argument("--packages", type=int, default=100)
@@ -117,13 +124,9 @@ def main() -> int:
     console.json = options.json
     with tempfile.TemporaryDirectory(dir=options.scratch) as name, world.hosted(Path(name, "host")) as host:
         index = made(Path(name, "wheels"), host, options.files, options.packages, options.megabytes)
-        found = compared(Path(name), host, index, options.runs)
-    median: Callable[[list[float]], float] = statistics.median
-    ours = tuple(median(side) for side in found["sparkwright install"])
-    rows = [
-        [who, *(text for side, own in zip(both, ours, strict=True) for text in (f"{median(side):.2f}", f"{min(side):.2f}–{max(side):.2f}", f"{median(side) / own:.2f}"))]
-        for who, both in found.items()
-    ]  # fmt: skip
+        found = compared(Path(name), index, options.runs)
+    ours = tuple(statistics.median(side) for side in found["sparkwright install"])
+    rows = [[who, *_cells(both, ours)] for who, both in found.items()]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     title = f"{options.files} files in {options.packages} packages, {options.megabytes} MB in one ({options.runs} runs; {machine})"
     console.table(title, ["", ">first s", ">range", ">times ours", ">again s", ">range", ">times ours"], rows, result=True)

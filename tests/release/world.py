@@ -31,7 +31,6 @@ from uv import find_uv_bin
 from sparkwright import digest
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.forks.session import Outside
-from sparkwright.release import sets
 from sparkwright.release.client import packages
 from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import decision, facts

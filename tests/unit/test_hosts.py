@@ -322,6 +322,16 @@ class TestGitHub:
             opened(world).ready()
         assert not world.releases
 
+    def test_a_policy_may_do_without(self, world: World, wheel: Path) -> None:
+        """Where ci/release.yaml does not ask for it, releases that can be changed are taken as they are."""
+        world.immutable = False
+        host = releases.of(GitHub(world.api, githubapi.TOKEN), world.repository, TAG, world.uploads, prerelease=False, immutable=False)
+        host.ready()
+        put(host, wheel)
+        host.finish()
+
+        assert (only(world).draft, only(world).immutable) == (False, False)
+
     def test_a_release_that_stays_mutable_is_withdrawn(self, world: World, wheel: Path) -> None:
         """Where the setting cannot be read, the published release is looked at; one that could be changed becomes a draft again."""
         world.immutable, world.told, world.admin = False, False, False
@@ -373,7 +383,7 @@ class TestGitHub:
     def test_without_a_token_nothing_begins(self, world: World) -> None:
         """Publishing needs a token, and the error says which right it needs."""
         with pytest.raises(GitHubRefused, match="needs a token"):
-            releases.of(GitHub(world.api), world.repository, TAG, world.uploads, prerelease=False, observe=lambda _: None)
+            releases.of(GitHub(world.api), world.repository, TAG, world.uploads, prerelease=False)
 
     def test_a_private_repository_is_refused(self, world: World) -> None:
         """Nobody could install from it."""

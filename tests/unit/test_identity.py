@@ -144,7 +144,8 @@ def test_a_lock_that_does_not_say_which_cuda_compiles_is_refused(mini: Mini, tex
 def test_the_wheel_of_headers_has_the_label(mini: Mini, tmp_path: Path) -> None:
     """File name and module agree on it."""
     session = mini.session()
-    made = headers.build(session, sourcetree.make(session, "cutlass").tree, "mini-cutlass", "spark.demo.p0.cu130", Papers(b"{}", Bill()), tmp_path)
+    tree = sourcetree.make(session, "cutlass").tree
+    made = headers.build(session, tree, "mini-cutlass", "spark.demo.p0.cu130", Papers(b"{}", Bill()), tmp_path)
 
     assert made.name.split("-")[1].endswith("+spark.demo.p0.cu130")
 

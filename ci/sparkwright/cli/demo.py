@@ -23,6 +23,7 @@ from sparkwright.audit import report
 from sparkwright.build import plan, planning, pylock, sourcetree, target, toolchain, wheel
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.cli import audit
+from sparkwright.cli.main import find_root
 from sparkwright.console import console
 from sparkwright.demo import base, released, upstreams
 from sparkwright.errors import ArchMismatch, AuditFailed, CommandFailed, SparkwrightError, VerifiedRefused
@@ -59,7 +60,8 @@ def prepare(session: Session, output: Path | None) -> Session:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(demo.__file__).parent / "project", folder / "project")
     # Release policy and verdicts are judged by the gates' own policies; the demo has none of its own.
-    shutil.copytree(session.project.root / "ci" / "gates", folder / "project" / "ci" / "gates")
+    gates = next(place for root in (session.project.root, find_root()) if (place := root / "ci" / "gates").is_dir())
+    shutil.copytree(gates, folder / "project" / "ci" / "gates")
     store = folder / "store"
     store.mkdir()
     for name in SHARED:

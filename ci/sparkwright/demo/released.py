@@ -1,7 +1,7 @@
 """
 The demo's second half: gate, publish, install as a user would, and serve from what was installed.
 
-The index lies in a folder and is served on loopback; the installer reads it over HTTP, knows nothing of the checkout, and has the public key alone.
+The index lies in a folder and is served on loopback; the installer reads it over HTTP, and has nothing of the publisher but the public key.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def publish(session: Session, channel: Channel | None) -> Published:
     if not secret.exists():
         keys.make(secret)
     signer = KeySigner.load(secret)
-    who = Publisher(session, place(session) / "releases", signer, Trust((signer.public,), said="the demo"), policies.load(session.project.root))
+    policy = policies.load(session.project.root)
+    who = Publisher(session, place(session) / "releases", signer, Trust((signer.public,), said="the demo"), policy)
     return sequence.publish(who, Asked(wheels(session), channel, url=URL, reason="the demo"))
 
 

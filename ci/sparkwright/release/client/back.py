@@ -12,8 +12,8 @@ from sparkwright.errors import NothingInstalled
 from sparkwright.forks.session import Outside
 from sparkwright.release import environment
 from sparkwright.release.client import caches, change, packages, plan, state
-from sparkwright.release.client.plan import Before
 from sparkwright.release.client.install import Done
+from sparkwright.release.client.plan import Before
 from sparkwright.release.client.state import Chosen
 from sparkwright.release.environment import Environment
 

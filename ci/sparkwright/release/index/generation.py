@@ -22,7 +22,7 @@ from sparkwright.release.index import entries, live, pages, simple, state
 from sparkwright.release.index.entries import Skimmed
 from sparkwright.release.index.folder import Draft, flush, sync
 from sparkwright.release.index.simple import Line
-from sparkwright.release.index.state import Known, Offer, Row, State
+from sparkwright.release.index.state import Known, Row, State
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release
 from sparkwright.store import room_guard
@@ -92,7 +92,6 @@ class Making:
                     found = self._skimmed(entry)
                     entries.present(self._root, found)
                     one = self._known(found)
-                if fresh or not os.path.isdir(self._made(one)):  # noqa: PTH112  a thousand of them
                     self._release(one, fresh=fresh)
                 self.known.append(one)
                 progress.update(count)
@@ -102,7 +101,7 @@ class Making:
     def _known(self, one: Skimmed) -> Known:
         rows = tuple(
             Row(
-                wheel.filename, wheel.sha256, wheel.size, wheel.project, wheel.machine, wheel.url,
+                wheel.filename, wheel.sha256, wheel.size, wheel.project, wheel.machine, "" if entries.near(wheel) else wheel.url,
                 tuple(f"{lack.rung} {lack.state}" for lack in one.shown[wheel.sha256].missing),
             )
             for wheel in one.release.wheels
@@ -112,8 +111,8 @@ class Making:
         pages = f"pages-{digest.key('index-pages', shown)[:16]}"
         return Known(one.entry, before, tuple(lock.machine for lock in one.release.locks), rows, pages)
 
-    def _made(self, one: Known) -> str:
-        return f"{self._root}/b/{one.entry.release}/{one.pages}"
+    def _made(self, one: Known) -> Path:
+        return self._root / "b" / one.entry.release / one.pages
 
     def _skimmed(self, entry: Entry) -> Skimmed:
         """Return *entry* with what is shown of its records, and keep the lines of its files for the roots of the channels."""
@@ -125,13 +124,14 @@ class Making:
 
     def _release(self, one: Known, *, fresh: bool) -> None:
         """Make the pages of one release; with *fresh*, mend those that are there."""
-        place, files = Path(self._made(one)), self._files(one)
-        if fresh and place.is_dir():
-            _mend(place, files)
+        place = self._made(one)
+        if place.is_dir():
+            if fresh:
+                _mend(place, self._files(one))
             return
         draft = Draft(place)
         self._drafts.append(draft)
-        for name, data in files.items():
+        for name, data in self._files(one).items():
             draft.write(name, data)
 
     def _files(self, known: Known) -> dict[str, bytes]:
@@ -195,31 +195,44 @@ class Making:
 
     def _channel(self, draft: Draft, channel: Channel) -> dict[str, str]:
         """Make the root *channel*, and return the digests of its projects' pages."""
-        old, new = state.offered(self._old.releases, channel), state.offered(self.known, channel)
-        changed: dict[str, set[str]] = {}
-        for name, one in {**old, **new}.items():
-            if old.get(name) != new.get(name):
-                changed.setdefault(one.project, set()).add(name)
-        projects: dict[str, set[str]] = {}
-        for name, one in new.items():
-            projects.setdefault(one.project, set()).add(name)
+        touched = self._touched()
+        old, new = (state.offered(releases, channel, touched) for releases in (self._old.releases, self.known))
+        changed: dict[str, list[str]] = {}
+        for name, project in touched.items():
+            was, now = old.get(name), new.get(name)
+            if (was and was.entry) != (now and now.entry):
+                changed.setdefault(project, []).append(name)
+        projects = {project for one in self.known if channel in ("candidate", one.entry.channel) for project in one.projects}
         folder, written = places.simple(channel), {}
-        for project, names in projects.items():
+        for project in sorted(projects):
             for form, page in _FORMS.items():
                 path = f"{folder}/{project}/{form}"
                 before = self._before_page(path)
-                # A page that is not there, or that a disk changed, is made from nothing.
-                touched = changed.get(project, set()) if before else names
-                if touched:
-                    data = page(project, before, {name: self._line(new.get(name), name) for name in touched})
-                    draft.write(path, data)
-                    written[path] = digest.sha256_bytes(data)
-                elif self._parent:
+                if before and project not in changed:
+                    assert self._parent
                     draft.link(path, self._parent / path)
                     written[path] = self._old.pages[path]
+                    continue
+                lines = {name: self._line(new.get(name), name) for name in changed[project]} if before else self._every(channel, project)
+                data = page(project, before, lines)
+                draft.write(path, data)
+                written[path] = digest.sha256_bytes(data)
         draft.write(f"{folder}/index.html", simple.html_root(projects))
         draft.write(f"{folder}/index.json", simple.json_root(projects))
         return written
+
+    def _touched(self) -> dict[str, str]:
+        """Return the files, each with its project, of every release that did not stand in the parent as it stands now."""
+        old = {id(one) for one in self._old.releases}
+        new = {id(one) for one in self.known}
+        # A release that stands as it stood is the very record of the parent.
+        differing = [one for one in self._old.releases if id(one) not in new] + [one for one in self.known if id(one) not in old]
+        return {row.filename: row.project for one in differing for row in one.rows}
+
+    def _every(self, channel: Channel, project: str) -> dict[str, Line | None]:
+        """Return the lines of all files of a page: of a new one, and of one that is not there or that a disk changed."""
+        names = {row.filename for one in self.known for row in one.rows if row.project == project}
+        return {name: self._line(one, name) for name, one in state.offered(self.known, channel, names).items()}
 
     def _before_page(self, path: str) -> bytes:
         """Return the page *path* of the parent; nothing where it has none, or not the one that it was made with."""
@@ -231,7 +244,7 @@ class Making:
             return b""
         return data if digest.sha256_bytes(data) == self._old.pages[path] else b""
 
-    def _line(self, one: Offer | None, name: str) -> Line | None:
+    def _line(self, one: Known | None, name: str) -> Line | None:
         if one is None:
             return None
         if (one.entry.release, name) not in self._lines:
@@ -243,7 +256,7 @@ class Making:
         found = []
         for entry in self._manifest.entries:
             one = self._known(self._skimmed(entry))
-            made, place = self._files(one), Path(self._made(one))
+            made, place = self._files(one), self._made(one)
             found += [f"b/{entry.release}/{one.pages}/{name}" for name, data in made.items() if not same(place / name, data)]
             self.known.append(one)
         return found

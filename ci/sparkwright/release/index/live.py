@@ -7,7 +7,6 @@ a client sees there at once.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -96,8 +95,15 @@ def flip(root: Path, serial: int) -> None:
     for name in NAMES:
         point(root / name, f"{CURRENT}/{name}")
     sync(root)
-    for release, pages in pages_of(made).items():
-        lead(root / "b" / release, pages)
+    led = pages_of(made)
+    for release in _releases(root) - led.keys():
+        # No longer named by the manifest; its folder is for `publish` to remove.
+        for name in ("pages", *RELEASE_NAMES):
+            (root / "b" / release / name).unlink(missing_ok=True)
+    for release, pages in led.items():
+        # A thousand links, of which one or two differ.
+        if _target(f"{root}/b/{release}/pages") != pages:
+            lead(root / "b" / release, pages)
     _clear(root, serial)
 
 
@@ -112,9 +118,7 @@ def pages_of(generation: Path) -> dict[str, str]:
 def lead(release: Path, pages: str) -> None:
     """Make the names in the folder *release* lead to *pages* there, by one rename; what they led to before stays for one more change."""
     link = release / "pages"
-    before = str(link.readlink()) if link.is_symlink() else ""
-    if before == pages:
-        return
+    before = _target(f"{link}")
     for name in RELEASE_NAMES:
         point(release / name, f"pages/{name}")
     point(link, pages)
@@ -125,14 +129,28 @@ def lead(release: Path, pages: str) -> None:
 
 def point(path: Path, target: str) -> None:
     """Make the symbolic link *path*, unless it is there already. Whoever does so is alone."""
-    with contextlib.suppress(OSError):
-        if str(path.readlink()) == target:
-            return
+    if _target(f"{path}") == target:
+        return
     # A link cannot be made under a name that is taken, so it is made beside it and renamed over it.
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, path)
+
+
+def _releases(root: Path) -> set[str]:
+    try:
+        return set(os.listdir(root / "b"))  # noqa: PTH208  names alone
+    except FileNotFoundError:
+        return set()
+
+
+def _target(path: str) -> str:
+    """Return what the symbolic link *path* says; nothing where there is none."""
+    try:
+        return os.readlink(path)  # noqa: PTH115  see `flip`
+    except OSError:
+        return ""
 
 
 def _clear(root: Path, live: int) -> None:

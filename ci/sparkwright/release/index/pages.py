@@ -54,8 +54,8 @@ def front(manifest: Manifest, releases: Sequence[Known]) -> bytes:
         best=best.entry.name if best else "",
         best_channel=best.entry.channel if best else "",
         commands=commands(best.entry, best.machines, best.rows, manifest.url) if best else (),
-        releases=[_shown(one, wheels=True) for one in newest[:SHOWN]],
-        older=[_shown(one, wheels=False) for one in newest[SHOWN:]],
+        releases=[_shown(one) for one in newest[:SHOWN]],
+        older=[_line(one) for one in newest[SHOWN:]],
         log=list(reversed(manifest.log))[:SHOWN],
     )
     return made.encode()
@@ -78,16 +78,21 @@ def _channel(name: str, releases: Sequence[Known]) -> tuple[str, int, str]:
     return name, found, says
 
 
-def _shown(one: Known, *, wheels: bool) -> dict[str, Any]:
-    lacking = sum(bool(row.missing) for row in one.rows)
-    return {
-        "entry": one.entry,
-        "standing": standing(one.entry),
-        "total": console.size(sum(row.size for row in one.rows)),
-        "lacking": f"{lacking} of {len(one.rows)}" if lacking else "none",
-        "rows": [(row, addressed(row.url, ""), console.size(row.size)) for row in one.rows] if wheels else (),
-        "count": len(one.rows),
-    }
+def _shown(one: Known) -> dict[str, Any]:
+    rows = [(row, addressed(row.url or places.wheel(row.sha256, row.filename), ""), console.size(row.size)) for row in one.rows]
+    return {"entry": one.entry, "standing": standing(one.entry), "total": _total(one), "rows": rows}
+
+
+def _line(one: Known) -> tuple[str, ...]:
+    """Return what the front page says of an old release, of which there may be thousands: plain strings cost the least."""
+    stands, lacking = standing(one.entry), sum(bool(row.missing) for row in one.rows)
+    lacks = f"{lacking} of {len(one.rows)}" if lacking else "none"
+    word = f"{stands.sign} {stands.word}"
+    return one.entry.release, one.entry.name, stands.shade, word, one.entry.made, f"{len(one.rows)}", _total(one), lacks
+
+
+def _total(one: Known) -> str:
+    return console.size(sum(row.size for row in one.rows))
 
 
 def commands(entry: Entry, machines: Sequence[str], rows: Sequence[Row], url: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -7,6 +7,7 @@ page that would have been made from nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
@@ -25,13 +26,22 @@ _TOP = f"""<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="pypi:repository-version" content="{VERSION}">
 """
+_BEGIN, _LIST = b"<h1>", b"</h1>\n"
 _END = b"</body>\n</html>\n"
-_LINK, _LINK_END = b"<a ", b"</a><br>"
-_NAME = b'{"filename":"'
 _FILES, _FILES_END = b',"files":[\n', b"\n]}\n"
+
+#: Where a line has its name, and that name its version; no name holds anything that is escaped (`records.Name`).
+_HTML_NAME = re.compile(rb">([^<>]+)</a><br>\n")
+_JSON_NAME = re.compile(rb'\{"filename":"([^"]+)"')
 
 #: Steps from a project's page to the root of the index: in a channel, and in the folder of one release.
 CHANNEL, RELEASE = 3, 4
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What a page as JSON says before its files."""
+
+    versions: list[str]
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -94,32 +104,64 @@ def addressed(url: str, up: str) -> str:
 
 def html_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
     """Return the page *before* (empty for none) with *changes*: file name → its line, or None for one that is no longer listed."""
-    lines = {one[:-8].rpartition(b">")[2]: one for one in before.split(b"\n") if one.startswith(_LINK) and one.endswith(_LINK_END)}
-    for name, one in changes.items():
-        _put(lines, name, one.html if one else None)
+    body = before.partition(_BEGIN)[2].partition(_LIST)[2].removesuffix(_END)
+    made = spliced(body, {name: one.html + b"\n" if one else b"" for name, one in changes.items()}, _HTML_NAME)
     title = f"Links for {project}"
-    head = f"{_TOP}<title>{title}</title>\n</head>\n<body>\n<h1>{title}</h1>\n".encode()
-    return b"".join([head, *(lines[name] + b"\n" for name in sorted(lines)), _END])
+    return f"{_TOP}<title>{title}</title>\n</head>\n<body>\n<h1>{title}</h1>\n".encode() + made + _END
 
 
 def json_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
     """Return the same as `html_page`, as JSON."""
     body = before.partition(_FILES)[2].removesuffix(_FILES_END)
-    lines = {one[len(_NAME) : one.index(b'"', len(_NAME))]: one for one in body.split(b",\n") if one}
-    for name, one in changes.items():
-        _put(lines, name, one.json if one else None)
-    names = sorted(lines)
+    made = spliced(body + b",\n" if body else b"", {name: one.json + b",\n" if one else b"" for name, one in changes.items()}, _JSON_NAME)
+    versions = set(_versions(before)) if before and all(changes.values()) else None
+    if versions is None:
+        versions = {_version(one[1].decode()) for one in _JSON_NAME.finditer(made)}
+    found = sorted(versions | {_version(name) for name, one in changes.items() if one})
+    head = msgspec.json.encode({"meta": {"api-version": VERSION}, "name": project, "versions": found})
+    return head[:-1] + _FILES + made[:-2] + _FILES_END
+
+
+def _versions(page: bytes) -> list[str]:
+    """Return the versions that a page of ours, as JSON, lists before its files."""
+    head = msgspec.json.decode(page.partition(_FILES)[0] + b"}", type=_Head)
+    return head.versions
+
+
+def _version(filename: str) -> str:
     # `entries.skimmed` has seen that the name of a wheel states its version.
-    versions = list(dict.fromkeys(name.split(b"-", 2)[1].decode() for name in names))
-    head = msgspec.json.encode({"meta": {"api-version": VERSION}, "name": project, "versions": versions})
-    return head[:-1] + _FILES + b",\n".join(lines[name] for name in names) + _FILES_END
+    return filename.split("-", 2)[1]
 
 
-def _put(lines: dict[bytes, bytes], name: str, one: bytes | None) -> None:
-    if one is None:
-        lines.pop(name.encode(), None)
-    else:
-        lines[name.encode()] = one
+def spliced(body: bytes, changes: Mapping[str, bytes], name: re.Pattern[bytes]) -> bytes:
+    """
+    Return the lines *body*, which are sorted by name, with *changes*: name → line, empty for one that goes.
+
+    A change is put in its place by halving what is left to look through; the other lines, of which there are thousands, are not read.
+
+    Args:
+        name: Finds the name in a line.
+    """
+    pieces, done = list[bytes](), 0
+    for one in sorted(changes):
+        begin, end = _place(body, done, one.encode(), name)
+        pieces += [body[done:begin], changes[one]]
+        done = end
+    return b"".join([*pieces, body[done:]])
+
+
+def _place(body: bytes, low: int, wanted: bytes, name: re.Pattern[bytes]) -> tuple[int, int]:
+    """Return where the line *wanted* begins and ends in *body*, at *low* or behind it; for a line that is not there, where it belongs."""
+    high = len(body)
+    while low < high:
+        begin = body.rfind(b"\n", low, (low + high) // 2) + 1 or low
+        end = body.index(b"\n", begin) + 1
+        found = name.search(body, begin, end)
+        assert found, "every line has a name"
+        if found[1] == wanted:
+            return begin, end
+        low, high = (end, high) if found[1] < wanted else (low, begin)
+    return low, low
 
 
 def html_root(projects: Iterable[str]) -> bytes:

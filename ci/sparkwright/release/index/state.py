@@ -7,7 +7,7 @@ Nothing reads it but the generator; pip, uv and people never see it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,12 @@ _ROOMS = ("index", "notes", "report")
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A wheel of a release: what `index.html` says of it. *missing*: ``rung state`` of everything that ``verified`` asks for."""
+    """
+    A wheel of a release: what ``index.html`` says of it.
+
+    Attributes:
+        url: Only where another host keeps it. *missing*: ``rung state`` of everything that ``verified`` asks for.
+    """
 
     filename: str
     sha256: str
@@ -48,6 +53,10 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     machines: tuple[str, ...]
     rows: tuple[Row, ...]
     pages: str
+
+    @property
+    def projects(self) -> set[str]:
+        return {row.project for row in self.rows}
 
 
 class State(msgspec.Struct, frozen=True):
@@ -89,28 +98,21 @@ def program() -> str:
     return digest.key("index-program", [(path.relative_to(release).as_posix(), digest.sha256_file(path)) for path in files])
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A file in the root of a channel: its project, and the entry that speaks for it."""
-
-    project: str
-    entry: Entry
-
-
-def offered(releases: Iterable[Known], channel: Channel) -> dict[str, Offer]:
+def offered(releases: Iterable[Known], channel: Channel, names: Container[str]) -> dict[str, Known]:
     """
-    Return the files of the root *channel* by name.
+    Return those of the files *names* that the root *channel* has: name → the release that speaks for it.
 
     A file may be in several releases. One that is not yanked outweighs one that is, then a verified one, then the newest: so a file is
     yanked where every release that has it is.
     """
-    found: dict[str, Offer] = {}
+    found: dict[str, Known] = {}
     for one in releases:
         if channel == "candidate" or one.entry.channel == "verified":
-            weight = _weight(one.entry)
             for row in one.rows:
-                other = found.get(row.filename)
-                if other is None or weight >= _weight(other.entry):
-                    found[row.filename] = Offer(row.project, one.entry)
+                if row.filename in names:
+                    other = found.get(row.filename)
+                    if other is None or _weight(one.entry) >= _weight(other.entry):
+                        found[row.filename] = one
     return found
 
 

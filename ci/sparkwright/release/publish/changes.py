@@ -98,7 +98,8 @@ def promote(publisher: Publisher, name: str, verdicts: Path, reason: str = "") -
             raise ReleaseUnknown(f"{entry.name} is of stack {entry.stack}.", todo=f"Give --stack {entry.stack}.")
         offers = Offers(publisher.root, manifest)
         release = offers.releases[entry.release]
-        offers.check_order(entry.stack, "verified", release.wheels, besides=entry.release)
+        own = [one for one in release.wheels if one.fork != INSTALLER]
+        offers.check_order(entry.stack, "verified", own, besides=entry.release)
         removed = sequence.clean(publisher, manifest)
         found = _decided_again(publisher, release, entry, verdicts)
         sequence.add(publisher, found, {})

@@ -65,9 +65,9 @@ class Folder:
             _name(path, there, copied=True)
         self.sent.append(place)
 
-    def flush(self) -> None:
-        """Write what was taken, and its names, through to the disk; nothing may refer to it before."""
-        for path in {one for place in self.sent for one in ((self.root / place), (self.root / place).parent)}:
+    def flush(self, places: Iterable[str]) -> None:
+        """Write what was taken, by this run or one before it, and its names through to the disk; nothing may refer to it before."""
+        for path in {one for place in places for one in (self.root / place, (self.root / place).parent)}:
             _flush(path)
 
     def finish(self) -> None:

@@ -128,7 +128,10 @@ def host_of(publisher: Publisher, name: str, *, prerelease: bool = False) -> Hos
     repository, _, tag = name.removeprefix("github:").partition("@")
     mirrored = publisher.session.mirrored
     api = github.GitHub.from_environment(mirrored(github.ADDRESS), patience=300, longest_wait=120)
-    return releases.of(api, repository, tag, mirrored(releases.UPLOADS), prerelease=prerelease, observe=publisher.observe)
+    return releases.of(
+        api, repository, tag, mirrored(releases.UPLOADS), prerelease=prerelease, immutable=publisher.policy.immutable,
+        observe=publisher.observe,
+    )  # fmt: skip
 
 
 def machines(wheels: Iterable[Wheel]) -> list[Machine]:

@@ -38,14 +38,16 @@ class GitHubReleases:
         github: The API, with a token that may write the repository's contents.
         uploads: Where GitHub takes files; the token goes nowhere else.
         prerelease: What GitHub is told of a release that is a candidate.
+        immutable: Refuse releases that could be changed.
     """
 
     def __init__(
-        self, github: GitHub, repository: str, tag: str, *, uploads: str = UPLOADS, prerelease: bool = False,
+        self, github: GitHub, repository: str, tag: str, *, uploads: str = UPLOADS, prerelease: bool = False, immutable: bool = True,
         observe: Observe = unobserved,
     ) -> None:  # fmt: skip
         self._github, self._releases, self.tag = github, Releases(github, repository), tag
-        self._uploads, self._prerelease, self._observe = uploads.rstrip("/"), prerelease, observe
+        self._uploads, self._observe = uploads.rstrip("/"), observe
+        self._prerelease, self._immutable = prerelease, immutable
         self.name = f"github:{repository}@{tag}"
         self.sent: list[str] = []
         self.there: list[str] = []
@@ -62,7 +64,7 @@ class GitHubReleases:
         if known.private:
             raise PublishFailed(f"{known.full_name} is private.", details=["nobody could install from it; nothing was sent"],
                                 todo="Publish in a public repository, or with --files folder.")  # fmt: skip
-        setting = self._releases.setting()
+        setting = self._releases.setting() if self._immutable else True
         if setting is False or (setting is None and known.permissions.get("admin")):
             raise ReleaseMutable(f"Releases of {known.full_name} are not immutable.", details=["nothing was sent"])
 
@@ -106,7 +108,7 @@ class GitHubReleases:
             release = self._releases.published(self.tag) or release
         if release.draft:
             raise PublishFailed(f"GitHub did not publish the draft {self.tag}.")
-        if not release.immutable:
+        if self._immutable and not release.immutable:
             # Before anything refers to it, it becomes a draft again, so that the next run can complete it.
             self._releases.withdraw(release)
             raise ReleaseMutable(f"The release {self.tag} was published, and could still be changed; it is a draft again.")
@@ -214,7 +216,9 @@ class GitHubReleases:
             raise PublishFailed(f"The release {self.tag} is not what was sent, {when}.", details=wrong)
 
 
-def of(github: GitHub, repository: str, tag: str, uploads: str, *, prerelease: bool, observe: Observe) -> GitHubReleases:
+def of(
+    github: GitHub, repository: str, tag: str, uploads: str, *, prerelease: bool, immutable: bool = True, observe: Observe = unobserved
+) -> GitHubReleases:
     """
     Return the host for one publication.
 
@@ -224,7 +228,7 @@ def of(github: GitHub, repository: str, tag: str, uploads: str, *, prerelease: b
     if not github.has_token:
         todo = "Set GITHUB_TOKEN to one that may write the contents of the repository."
         raise GitHubRefused("Publishing on GitHub needs a token.", todo=todo)
-    return GitHubReleases(github, repository, tag, uploads=uploads, prerelease=prerelease, observe=observe)
+    return GitHubReleases(github, repository, tag, uploads=uploads, prerelease=prerelease, immutable=immutable, observe=observe)
 
 
 def _file(place: str) -> str:

@@ -159,7 +159,7 @@ def add(publisher: Publisher, found: Journal, paths: Mapping[str, Path], *, prer
     for one in found.small:
         own.take(one.place, kept / one.sha256, one.sha256)
     publisher.observe("flush")
-    own.flush()
+    own.flush(one.place for one in found.small)
     return host
 
 
