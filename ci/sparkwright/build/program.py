@@ -15,7 +15,7 @@ import msgspec
 
 import sparkwright
 from sparkwright import digest, process
-from sparkwright.build import sbom, wheelfile
+from sparkwright.build import platforms, sbom, wheelfile
 from sparkwright.build.sbom import SBOM, Bill
 from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
@@ -43,15 +43,8 @@ class Interpreter(msgspec.Struct, frozen=True):
 
     def tags(self) -> list[str]:
         """Return the wheel tags that it takes, best first."""
-        from packaging.tags import compatible_tags, cpython_tags
-
         version = tuple(map(int, self.version.split(".")[:2]))
-        newest = int(self.libc.partition(".")[2] or 17)
-        # manylinux2014 is the old name of manylinux_2_17 (PEP 600).
-        platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in range(newest, 16, -1)] + [f"manylinux2014_{self.machine}"]
-        interpreter = f"cp{version[0]}{version[1]}"
-        found = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
-        return [str(tag) for tag in found]
+        return [str(tag) for tag in platforms.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))]
 
 
 class LockedFile(msgspec.Struct, frozen=True, order=True):

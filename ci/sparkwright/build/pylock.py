@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright import process
+from sparkwright.build import platforms
 from sparkwright.errors import CommandFailed, FileInvalid, NotProvided, SourceUnreachable
 from sparkwright.forks import packageindex
 from sparkwright.forks.session import Session
@@ -22,8 +23,6 @@ from sparkwright.forks.spec import MACHINES, Project
 if TYPE_CHECKING:
     from packaging.pylock import Package
 
-#: DGX OS (Ubuntu 24.04), on which wheels of another machine are to run; nothing newer is linked against.
-TARGET_GLIBC = (2, 39)
 PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
 
 
@@ -58,17 +57,10 @@ def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
 def _selection(machine: str) -> dict[str, Any]:
     """Return what `Pylock.select` is to select for; nothing where it is to look at this machine itself."""
     from packaging.markers import default_environment
-    from packaging.tags import compatible_tags, cpython_tags
 
     if machine == platform.machine():
         return {}
-    version = sys.version_info[:2]
-    newest, oldest = TARGET_GLIBC[1], 17
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, oldest - 1, -1)] + [f"manylinux2014_{machine}"]
-    tags = [
-        *cpython_tags(version, platforms=platforms),
-        *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms=platforms),
-    ]
+    tags = platforms.tags(sys.version_info[:2], machine)
     return {"environment": {**default_environment(), "platform_machine": machine}, "tags": tags}
 
 

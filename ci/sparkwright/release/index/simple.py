@@ -26,7 +26,7 @@ _TOP = f"""<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="pypi:repository-version" content="{VERSION}">
 """
-_BEGIN, _LIST = b"<h1>", b"</h1>\n"
+_LIST = b"</h1>\n"
 _END = b"</body>\n</html>\n"
 _FILES, _FILES_END = b',"files":[\n', b"\n]}\n"
 
@@ -104,22 +104,26 @@ def addressed(url: str, up: str) -> str:
 
 def html_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
     """Return the page *before* (empty for none) with *changes*: file name → its line, or None for one that is no longer listed."""
-    body = before.partition(_BEGIN)[2].partition(_LIST)[2].removesuffix(_END)
-    made = spliced(body, {name: one.html + b"\n" if one else b"" for name, one in changes.items()}, _HTML_NAME)
+    low = before.index(_LIST) + len(_LIST) if before else 0
+    lines = {name: one.html + b"\n" if one else b"" for name, one in changes.items()}
+    made = spliced(before, low, max(0, len(before) - len(_END)), lines, _HTML_NAME)
     title = f"Links for {project}"
-    return f"{_TOP}<title>{title}</title>\n</head>\n<body>\n<h1>{title}</h1>\n".encode() + made + _END
+    return b"".join([f"{_TOP}<title>{title}</title>\n</head>\n<body>\n<h1>{title}</h1>\n".encode(), *made, _END])
 
 
 def json_page(project: str, before: bytes, changes: Mapping[str, Line | None]) -> bytes:
     """Return the same as `html_page`, as JSON."""
-    body = before.partition(_FILES)[2].removesuffix(_FILES_END)
-    made = spliced(body + b",\n" if body else b"", {name: one.json + b",\n" if one else b"" for name, one in changes.items()}, _JSON_NAME)
+    low = before.index(_FILES) + len(_FILES) if before else 0
+    lines = {name: one.json + b",\n" if one else b"" for name, one in changes.items()}
+    made = [one for one in spliced(before, low, max(0, len(before) - len(_FILES_END)), lines, _JSON_NAME, b",\n") if one]
+    if made:
+        made[-1] = made[-1][:-2]
     versions = set(_versions(before)) if before and all(changes.values()) else None
     if versions is None:
-        versions = {_version(one[1].decode()) for one in _JSON_NAME.finditer(made)}
+        versions = {_version(one[1].decode()) for one in _JSON_NAME.finditer(b"".join(made))}
     found = sorted(versions | {_version(name) for name, one in changes.items() if one})
     head = msgspec.json.encode({"meta": {"api-version": VERSION}, "name": project, "versions": found})
-    return head[:-1] + _FILES + made[:-2] + _FILES_END
+    return b"".join([head[:-1], _FILES, *made, _FILES_END])
 
 
 def _versions(page: bytes) -> list[str]:
@@ -133,30 +137,38 @@ def _version(filename: str) -> str:
     return filename.split("-", 2)[1]
 
 
-def spliced(body: bytes, changes: Mapping[str, bytes], name: re.Pattern[bytes]) -> bytes:
+def spliced(
+    page: bytes, low: int, high: int, changes: Mapping[str, bytes], name: re.Pattern[bytes], lost: bytes = b""
+) -> list[bytes | memoryview]:
     """
-    Return the lines *body*, which are sorted by name, with *changes*: name → line, empty for one that goes.
+    Return, in pieces, the lines of *page* between *low* and *high*, which are sorted by name, with *changes*: name → line, or nothing.
 
     A change is put in its place by halving what is left to look through; the other lines, of which there are thousands, are not read.
 
     Args:
-        name: Finds the name in a line.
+        name: Finds the name in a line. *lost*: What the last line lacks of the end that all others have.
     """
-    pieces, done = list[bytes](), 0
+    view, pieces = memoryview(page), list[bytes | memoryview]()
+
+    def keep(begin: int, end: int) -> None:
+        pieces.extend([view[begin:end], lost if begin < end == high else b""])
+
     for one in sorted(changes):
-        begin, end = _place(body, done, one.encode(), name)
-        pieces += [body[done:begin], changes[one]]
-        done = end
-    return b"".join([*pieces, body[done:]])
+        begin, end = _place(page, low, high, one.encode(), name)
+        keep(low, begin)
+        pieces.append(changes[one])
+        low = end
+    keep(low, high)
+    return pieces
 
 
-def _place(body: bytes, low: int, wanted: bytes, name: re.Pattern[bytes]) -> tuple[int, int]:
-    """Return where the line *wanted* begins and ends in *body*, at *low* or behind it; for a line that is not there, where it belongs."""
-    high = len(body)
+def _place(page: bytes, low: int, high: int, wanted: bytes, name: re.Pattern[bytes]) -> tuple[int, int]:
+    """Return where the line *wanted* begins and ends between *low* and *high*; for a line that is not there, where it belongs, twice."""
+    last = high
     while low < high:
-        begin = body.rfind(b"\n", low, (low + high) // 2) + 1 or low
-        end = body.index(b"\n", begin) + 1
-        found = name.search(body, begin, end)
+        begin = page.rfind(b"\n", low, (low + high) // 2) + 1 or low
+        end = min(page.index(b"\n", begin) + 1, last)
+        found = name.search(page, begin)
         assert found, "every line has a name"
         if found[1] == wanted:
             return begin, end

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright import digest, process
+from sparkwright.build import platforms
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed, SetMixed, SetUnresolved, WheelInvalid
 from sparkwright.release.sets import lock
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 #: The oldest Python that the program itself runs on, and that of DGX OS 7 (Ubuntu 24.04).
 PYTHONS = ("3.11", "3.12")
-#: The glibc of DGX OS 7; nothing newer is taken.
-GLIBC = (2, 39)
 #: Times that versions are brought together; each time at least one more package is decided.
 ROUNDS = 8
 #: Lines of uv's explanation that are shown.
@@ -209,7 +208,7 @@ def _compiled(asked: Asked, python: str, folder: Path, *, near: str = "") -> lis
         # uv prefers the versions that it finds where it writes to.
         shutil.copyfile(_file(folder, near), made)
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:", "--output-file", str(made)]
-    target = ["--python-version", python, "--python-platform", f"{asked.machine}-manylinux_{GLIBC[0]}_{GLIBC[1]}"]
+    target = ["--python-version", python, "--python-platform", f"{asked.machine}-manylinux_2_{platforms.GLIBC}"]
     # Otherwise uv asks every Python of this machine for its version, which takes seconds, though none runs.
     target += ["--python", sys.executable]
     limits = ["--overrides", str(folder / "overrides.txt"), "--constraints", str(folder / "constraints.txt")]
@@ -254,13 +253,7 @@ def _rated(wheel: Mapping[str, Any], ranks: Mapping[str, int]) -> list[tuple[str
 
 def tags(python: str, machine: str) -> list[Tag]:
     """Return the wheel tags that *python* takes on DGX OS, best first."""
-    from packaging.tags import compatible_tags, cpython_tags
-
-    version = tuple(map(int, python.split(".")))
-    # manylinux2014 is the old name of manylinux_2_17 (PEP 600).
-    platforms = [f"manylinux_{GLIBC[0]}_{minor}_{machine}" for minor in range(GLIBC[1], 16, -1)] + [f"manylinux2014_{machine}"]
-    own = cpython_tags(version, platforms=platforms)
-    return [*own, *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)]
+    return platforms.tags(tuple(map(int, python.split("."))), machine)
 
 
 def _public(url: str) -> str:
