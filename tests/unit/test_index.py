@@ -30,7 +30,8 @@ from sparkwright.errors import (
     WheelNameTaken,
 )
 from sparkwright.release import index
-from sparkwright.release.index import live
+from sparkwright.release.index import live, simple
+from sparkwright.release.index.simple import Line
 from sparkwright.release.manifest import places
 from sparkwright.release.signing.keys import PublicKey
 from sparkwright.release.signing.trust import Trust
@@ -208,6 +209,31 @@ def test_a_changed_index_is_the_one_from_nothing(tmp_path: Path, steps: list[tup
         assert_as_from_nothing(made, folder / "other")
         assert index.check(made.root, None, deep=True) == []
     shutil.rmtree(folder)
+
+
+NAMES = st.builds("{}-{}-py3-none-any.whl".format, st.just("vllm"), st.from_regex(r"[0-9]\.[0-9]{1,2}(\+spark\.[0-9])?", fullmatch=True))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.dictionaries(NAMES, st.none() | st.integers(0, 9), max_size=12), max_size=5))
+def test_a_page_changed_line_by_line_is_the_one_from_nothing(steps: list[dict[str, int | None]]) -> None:
+    """However lines come, change and go, in whatever order, the page is the one of the lines that are left."""
+    html = json = b""
+    there: dict[str, Line] = {}
+    for step in steps:
+        changes = {
+            name: None
+            if text is None
+            else Line(b"<a href=%d>%b</a><br>" % (text, name.encode()), msgspec.json.encode({"filename": name, "n": text}))
+            for name, text in step.items()
+        }
+        html, json = simple.html_page("vllm", html, changes), simple.json_page("vllm", json, changes)
+        there = {name: one for name, one in {**there, **changes}.items() if one}
+        assert html == simple.html_page("vllm", b"", there)
+        assert json == simple.json_page("vllm", b"", there)
+        page = msgspec.json.decode(json)
+        assert [one["filename"] for one in page["files"]] == sorted(there)
+        assert page["versions"] == sorted({name.split("-")[1] for name in there})
 
 
 def test_what_did_not_change_is_not_written_again(made: Made, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Killer:
     """A process that publishes until it is killed, again and again."""
 
     def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(wheels.ROOT)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(wheels.ROOT), *sys.path])}
         self._child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

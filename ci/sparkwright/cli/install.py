@@ -45,6 +45,8 @@ def _list(session: Outside, arguments: argparse.Namespace, wish: Wish) -> int:
         f"{index.manifest.url}, serial {index.manifest.serial}, signed {index.manifest.made[:10]}, good until {index.manifest.expires[:10]}"
     )
     console.table(title, ["  release", "channel", "made", "versions", ">size", "not proved", ""], table, result=True)
+    if not rows and index.manifest.entries:
+        console.note("Nothing of this kind is verified; `--channel candidate` shows what is not, and what it lacks.")
     console.document({"index": index.manifest.url, "serial": index.manifest.serial, "releases": rows})
     return 0
 

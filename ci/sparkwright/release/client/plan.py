@@ -15,6 +15,10 @@ from sparkwright.release.environment import Environment
 from sparkwright.release.spec import OnsiteSpec
 
 
+#: What venv and virtualenv put into every new environment; nobody chose the version that is there.
+SEEDS = frozenset({"pip", "setuptools", "wheel"})
+
+
 class Before(msgspec.Struct, frozen=True):
     """What a run finds: the set that is installed, or was when a run began that was killed (*half*), and what became of it since."""
 
@@ -76,7 +80,7 @@ def refuse_foreign(place: Environment, was: Before, chosen: Chosen, *, replace: 
     """Raise `EnvironmentForeign` where other versions of packages of the set are there that we did not install."""
     there, wrong = packages.found(place), []
     for one in chosen.packages if not replace else ():
-        for info in there.get(one.project, []) if one.project not in was.projects else ():
+        for info in there.get(one.project, []) if one.project not in was.projects | SEEDS else ():
             if packages.of_info(info)[1] != one.version:
                 wrong.append(_foreign(place, one, info, packages.of_info(info)[1]))
     _refuse(place, wrong)
@@ -109,7 +113,7 @@ def plan(place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, L
             if not ours or one.project in was.found:
                 found.add(one.project)
         else:
-            wrong += [_foreign(place, one, info, "another build of that version") for info in infos if not ours]
+            wrong += [_foreign(place, one, info, "another build of that version") for info in infos if not ours and one.project not in SEEDS]
             go += infos
             come.append(one)
     if not replace:
