@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -485,6 +488,60 @@ def test_what_current_leads_to_is_read_with_care(made: Made, tmp_path: Path) -> 
     (made.root / "current").mkdir()
     with pytest.raises(IndexDamaged):
         index.current(made.root)
+
+
+#: Makes and flips the generation of a manifest, and ends before its n-th rename: the operations that others can see.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import msgspec
+from sparkwright.release import index
+from sparkwright.release.manifest.records import Manifest
+root, left = Path(sys.argv[1]), int(sys.argv[2])
+def counted(real):
+    def call(*words):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words)
+    return call
+os.rename, os.replace = counted(os.rename), counted(os.replace)
+manifest = msgspec.json.decode((root / "next.json").read_bytes(), type=Manifest)
+index.generate(root, manifest, (root / "next.sealed").read_bytes())
+index.flip(root, manifest.serial)
+"""
+
+
+def test_killed_anywhere_the_index_is_whole(made: Made, tmp_path: Path) -> None:
+    """Killed before any rename, what is live is the old index or the new one, whole; and the next run ends with the new one."""
+    made.publish("s.1", [wheel(tmp_path, VLLM, 1)])
+    made.live()
+    old = index.current(made.root)
+    made.publish("s.2", [wheel(tmp_path, VLLM, 2)])
+    made.yank("s.1", "wrong")
+    (made.root / "next.json").write_bytes(msgspec.json.encode(made.manifest))
+    (made.root / "next.sealed").write_bytes(made.sealed)
+    new, seen = (3, made.sealed), []
+    for step in range(1, 50):
+        root = tmp_path / f"killed-{step}"
+        shutil.copytree(made.root, root, symlinks=True)
+        child = [sys.executable, "-c", KILLED, str(root), str(step)]
+        done = subprocess.run(child, capture_output=True, check=False, timeout=120)
+        assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
+        seen.append(index.current(root))
+        manifest = indexdata.manifest_of(root)
+        assert set(files(root, "candidate")) == {f"vllm-1.0+spark.{number}-py3-none-any.whl" for number in range(1, len(manifest.entries) + 1)}
+        assert all((root / "b" / entry.release / "index.html").is_file() for entry in manifest.entries)
+        index.generate(root, made.manifest, made.sealed)
+        index.flip(root, 3)
+        assert index.check(root, None, deep=True) == []
+        if done.returncode == 0:
+            break
+
+    assert set(seen) == {old, new}
+    assert seen == sorted(seen, key=lambda one: one == new)
+    assert len(seen) > 6
 
 
 class _Links(HTMLParser):

@@ -8,6 +8,7 @@ hash. The same command, run again, completes the release; any other removes what
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -139,14 +140,20 @@ def fresh(place: Place) -> Iterator[Place]:
     yield place
 
 
-@pytest.mark.parametrize("stride", [pytest.param(13, id="some"), pytest.param(1, id="all", marks=pytest.mark.long)])
-def test_a_kill_before_any_step_leaves_the_index_whole(base: Place, tmp_path: Path, stride: int) -> None:
+@pytest.mark.parametrize(
+    ("stride", "completing"),
+    [
+        pytest.param(13, (True, False), id="some"),
+        pytest.param(1, (True,), id="all-completed", marks=pytest.mark.long),
+        pytest.param(1, (False,), id="all-removed", marks=pytest.mark.long),
+    ],
+)
+def test_a_kill_before_any_step_leaves_the_index_whole(base: Place, tmp_path: Path, stride: int, completing: tuple[bool, ...]) -> None:
     """Killed before each step and file operation, clients see the old release or both; the next run completes, or another removes."""
     made = [wheels.vllm(tmp_path / "second", label=f"{wheels.LABEL}.1")]
     killer, killed = Killer(tmp_path / "place"), []
     try:
-        step, completes = 1 + stride // 2, True
-        while True:
+        for step in itertools.count(1 + stride // 2, stride):
             with fresh(base), Reader(client := Client(base.url, base.trust)) as reader:
                 name = killer.kill(step, made, base.url)
                 assert not name.startswith("failed"), name
@@ -154,7 +161,7 @@ def test_a_kill_before_any_step_leaves_the_index_whole(base: Place, tmp_path: Pa
                     break
                 killed.append(name)
                 client.look()
-                if completes:
+                if completing[len(killed) % len(completing)]:
                     done = base.publish(made, "candidate")
                     assert done.release == "2026.11.2"
                 else:
@@ -164,7 +171,6 @@ def test_a_kill_before_any_step_leaves_the_index_whole(base: Place, tmp_path: Pa
             assert {entry.name for entry in base.manifest().entries} >= {"2026.11.1"}
             assert index.check(base.root, base.trust, deep=True) == []
             assert [path.name for path in (base.root / ground.WORK).iterdir()] == ["lock"]
-            step, completes = step + stride, not completes
     finally:
         killer.close()
 
