@@ -227,7 +227,7 @@ def test_a_probe_that_hangs_leaves_the_other_answers() -> None:
 
 def test_doctor_prints_facts_and_advice(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For people two tables on standard output, and exit code 0 whatever is missing."""
-    assert doctor.run(Session(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace()) == 0
+    assert doctor.run(Session(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None)) == 0
 
     shown = capsys.readouterr().out
     assert "This machine" in shown
@@ -239,7 +239,7 @@ def test_doctor_prints_one_document_as_json(
 ) -> None:
     """Under --json standard output is one document with machine and advice."""
     monkeypatch.setattr(console, "json", True)
-    doctor.run(Session(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace())
+    doctor.run(Session(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None))
     console.finish()
 
     document = msgspec.json.decode(capsys.readouterr().out)
