@@ -190,6 +190,17 @@ def test_what_others_installed_is_replaced_only_when_told(scene: Scene) -> None:
     assert health.look(environment.probe(scene.user.venv), known(scene), deep=True) == ()
 
 
+def test_the_setuptools_of_a_new_environment_gives_way(scene: Scene) -> None:
+    """What ``python -m venv`` brings was nobody's choice: the set's own takes its place unasked, whatever put it there."""
+    made = scene.user.folder / "made"
+    scene.user.pip("install", wheels.plain(made, "setuptools", "65.5.0"))
+    scene.index.add(scene.host.made["2"], [scene.host.made["others"][0], wheels.plain(made, "setuptools", "84.0.0")])
+    done = installs(scene)
+
+    assert done.went == ("setuptools 65.5.0",)
+    assert "setuptools==84.0.0" in frozen(scene)
+
+
 def test_what_is_there_already_with_the_same_bytes_is_left_in_place(scene: Scene) -> None:
     """The very torch of the lock, installed by somebody else, is kept; uninstalling leaves it."""
     scene.user.pip("install", scene.host.made["others"][0])

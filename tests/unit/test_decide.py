@@ -81,7 +81,7 @@ def test_everything_shown_is_verified(case: Case) -> None:
     assert proved.missing == ()
     assert [(one.name, one.state) for one in proved.rungs] == [(name, "pass") for name in RUNGS]
     assert (proved.wheel, proved.policy) == (case.served.wheel.sha256, made.policy().digest)
-    assert (proved.baseline, proved.margin) == ("stock vLLM 0.33.0", 0.02)
+    assert (proved.baseline, proved.margin) == (f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})", 0.02)
     assert len(proved.speeds) == 18
     deciding = [one for one in proved.speeds if one.state == "pass"]
     assert len(deciding) == 10

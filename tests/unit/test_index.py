@@ -531,7 +531,8 @@ def test_killed_anywhere_the_index_is_whole(made: Made, tmp_path: Path) -> None:
         assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
         seen.append(index.current(root))
         manifest = indexdata.manifest_of(root)
-        assert set(files(root, "candidate")) == {f"vllm-1.0+spark.{number}-py3-none-any.whl" for number in range(1, len(manifest.entries) + 1)}
+        numbers = range(1, len(manifest.entries) + 1)
+        assert set(files(root, "candidate")) == {f"vllm-1.0+spark.{number}-py3-none-any.whl" for number in numbers}
         assert all((root / "b" / entry.release / "index.html").is_file() for entry in manifest.entries)
         index.generate(root, made.manifest, made.sealed)
         index.flip(root, 3)

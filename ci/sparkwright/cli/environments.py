@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from sparkwright.release.client.install import Done
 
 #: What pipx and uv leave in the environments that they make for one program.
 TOOLS = ("pipx_metadata.json", "uv-receipt.toml")
+#: Names of packages in one cell of a table.
+FEW = 12
 
 
 def chosen(into: Path | None) -> Path:
@@ -43,14 +46,19 @@ def show(done: Done) -> None:
         "there already": f"{done.name} is in {done.into} already, untouched",
         "would install": f"{done.name} would be installed in {done.into}; nothing was changed",
     }
-    rows = [[what, str(len(names)), ", ".join(names)] for what, names in (("new", done.came), ("removed", done.went)) if names]
+    rows = [[what, str(len(names)), _few(names)] for what, names in (("new", done.came), ("removed", done.went)) if names]
     rows += [["unchanged", str(len(done.stayed)), ""]] if done.stayed else []
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
-    rows += [["not proved", "", f"{one.rung}: {one.state}: {one.says}"] for one in done.missing]
+    rows += [["not proved", "", ", ".join(dict.fromkeys(one.rung for one in done.missing))]] if done.missing else []
     if done.state == "there already" or not rows:
         console.result(words[done.state])
     else:
         console.table(words[done.state], ["", ">packages", ""], rows, result=True)
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return *names*, or, of more than a person reads, the first of them and how many more; ``--json`` has them all."""
+    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])} and {len(names) - FEW} more"
 
 
 def doctor(into: Path, *, deep: bool) -> int:

@@ -14,7 +14,6 @@ from sparkwright.release.client.state import Chosen, Installed, Installing, Pinn
 from sparkwright.release.environment import Environment
 from sparkwright.release.spec import OnsiteSpec
 
-
 #: What venv and virtualenv put into every new environment; nobody chose the version that is there.
 SEEDS = frozenset({"pip", "setuptools", "wheel"})
 
@@ -80,10 +79,15 @@ def refuse_foreign(place: Environment, was: Before, chosen: Chosen, *, replace: 
     """Raise `EnvironmentForeign` where other versions of packages of the set are there that we did not install."""
     there, wrong = packages.found(place), []
     for one in chosen.packages if not replace else ():
-        for info in there.get(one.project, []) if one.project not in was.projects | SEEDS else ():
+        for info in there.get(one.project, []) if not _replaceable(was, one) else ():
             if packages.of_info(info)[1] != one.version:
                 wrong.append(_foreign(place, one, info, packages.of_info(info)[1]))
     _refuse(place, wrong)
+
+
+def _replaceable(was: Before, one: Pinned) -> bool:
+    """Is what may be there of this project ours, or nobody's choice?"""
+    return one.project in was.projects or one.project in SEEDS
 
 
 def _foreign(place: Environment, one: Pinned, info: str, says: str) -> str:
@@ -113,7 +117,7 @@ def plan(place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, L
             if not ours or one.project in was.found:
                 found.add(one.project)
         else:
-            wrong += [_foreign(place, one, info, "another build of that version") for info in infos if not ours and one.project not in SEEDS]
+            wrong += [_foreign(place, one, info, "another build of that version") for info in infos if not _replaceable(was, one)]
             go += infos
             come.append(one)
     if not replace:

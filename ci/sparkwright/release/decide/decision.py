@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sparkwright.gates.ladder import RUNGS, Ladder
-from sparkwright.gates.throughput.records import Result
+from sparkwright.gates.throughput.records import Result, Subject
 from sparkwright.gates.verdict import ORDER, Verdict
 from sparkwright.release.decide import hollow, speeds
 from sparkwright.release.decide.facts import Inspected
@@ -64,9 +64,14 @@ def decide(
     return Proved(
         wheel=wheel.sha256, policy=policy.digest, missing=tuple(sorted(lacking, key=lambda one: (one.rung, one.reference))),
         rungs=tuple(_shown(verdicts.get(name), name) for name in RUNGS if name in verdicts or (rule and name in rule.rungs)),
-        speeds=speeds.shown(result), baseline=line(result.baseline.label) if result and result.baseline else "",
+        speeds=speeds.shown(result), baseline=_named(result.baseline) if result and result.baseline else "",
         margin=result.margin if result else None, host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )  # fmt: skip
+
+
+def _named(baseline: Subject) -> str:
+    """Return what a baseline is called, with the beginning of its wheel's sha256 where it was a wheel: labels alone say nothing."""
+    return line(f"{baseline.label} ({baseline.sha256[:16]})" if baseline.sha256 else baseline.label)
 
 
 def decide_all(inspected: Sequence[Inspected], judged: Mapping[str, Judged], policy: ReleasePolicy) -> tuple[Proved, ...]:
