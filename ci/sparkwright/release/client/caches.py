@@ -25,10 +25,12 @@ _TEXT = '''\
 import os
 import sys
 
-_base = os.path.join(sys.prefix, "sparkwright", "caches")
-if os.access(_base, os.W_OK):
-    for _name, _folder in {variables!r}.items():
-        os.environ.setdefault(_name, os.path.join(_base, {key!r}, _folder))
+
+def use(key):
+    base = os.path.join(sys.prefix, "sparkwright", "caches")
+    if os.access(base, os.W_OK):
+        for name, folder in {variables!r}.items():
+            os.environ.setdefault(name, os.path.join(base, key, folder))
 '''
 
 
@@ -37,14 +39,20 @@ def place(environment: Environment) -> str:
     key = jitdir.key(environment)[: jitdir.DIGITS]
     with access_guard(environment.prefix):
         (_base(environment) / key).mkdir(parents=True, exist_ok=True)
-        _write(environment.site / MODULE, text(key))
-        _write(environment.site / PTH, f"import {Path(MODULE).stem}\n")
+        for name, text in texts(key).items():
+            _write(environment.site / name, text)
     return key
 
 
-def text(key: str) -> str:
-    """Return the module for the folder *key*."""
-    return _TEXT.format(key=key, variables={cache.variable: cache.folder for cache in jitdir.CACHES})
+def texts(key: str) -> dict[str, str]:
+    """
+    Return the files that point to the folder *key*, by name.
+
+    The folder stands in the ``.pth``: Python compiles the module, and takes what it compiled for new when the source has the same
+    size and second, as that of another set may have.
+    """
+    variables = {cache.variable: cache.folder for cache in jitdir.CACHES}
+    return {MODULE: _TEXT.format(variables=variables), PTH: f"import {Path(MODULE).stem}; {Path(MODULE).stem}.use({key!r})\n"}
 
 
 def _base(environment: Environment) -> Path:
@@ -83,7 +91,7 @@ def remove(environment: Environment) -> None:
 def lost(environment: Environment, known: Installed) -> Iterator[str]:
     """Yield what of it is not there any more, or says something else."""
     key = known.caches.get(known.chosen.release, "")
-    for name, wanted in ((MODULE, text(key)), (PTH, f"import {Path(MODULE).stem}\n")):
+    for name, wanted in texts(key).items():
         try:
             if key and (environment.site / name).read_text("utf-8") != wanted:
                 yield name

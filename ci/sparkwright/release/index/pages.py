@@ -18,6 +18,7 @@ from sparkwright.release.index.state import Known, Row
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Lock, Manifest, Wheel
 from sparkwright.release.report import words
+from sparkwright.release.sets.lock import BY_HASH
 
 #: Releases that the front page shows wheel by wheel; of older ones it has a line.
 SHOWN = 20
@@ -108,12 +109,14 @@ def commands(entry: Entry, machines: Sequence[str], rows: Sequence[Row], url: st
     # Never by its name alone, which on another index may be somebody else's.
     installer = [f"pip install --extra-index-url {root} {pins['sparkwright']}"] if "sparkwright" in pins else []
     candidate = "" if entry.channel == "verified" else " --channel candidate"
-    asked = f"sparkwright install --index {shlex.quote(url)} --key FILE --into VENV --version {entry.name}{candidate}"
+    # The installer carries the index's address and key; without one in the release, both have to be named.
+    named = "" if installer else f" --index {shlex.quote(url)} --key FILE"
+    asked = f"sparkwright install{named} --into VENV --version {entry.name}{candidate}"
     found: list[tuple[str, tuple[str, ...]]] = [("With sparkwright, which checks signature, verdicts and hashes", (*installer, asked))]
     locked = [shlex.quote(url + places.requirements(entry.release, machine)) for machine in machines]
     if locked:
-        found.append(("The whole matched set with pip, by hash", tuple(f"pip install --require-hashes -r {one}" for one in locked)))
-        found.append(("The same with uv", tuple(f"uv pip install --require-hashes -r {one}" for one in locked)))
+        found.append(("The whole matched set with pip, by hash", tuple(f"pip install {BY_HASH} {one}" for one in locked)))
+        found.append(("The same with uv", tuple(f"uv pip install {BY_HASH} {one}" for one in locked)))
     if wheels := [pin for project, pin in pins.items() if project != "sparkwright"]:
         single = (f"pip install --extra-index-url {root} {wheels[-1]}", f"uv pip install --index {root} {wheels[-1]}")
         found.append(("One wheel, and whatever else then fits", single))

@@ -12,6 +12,7 @@ from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import changes, shown, sizes, stock
 from sparkwright.release.notes.blocks import Block, Code, Commands, Grid, Heading, Says, Strong, Words
+from sparkwright.release.sets.lock import BY_HASH
 
 
 def address(release: Release) -> str:
@@ -76,7 +77,7 @@ def _install(release: Release, mine: str) -> Iterator[Block]:
     yield Says("The first verifies signature, verdicts and hashes and installs the matched set; the second brings back the set before it.")
     if release.locks:
         yield Says("Without those checks, but with every hash of the set, from INDEX, the address of the index:")
-        yield Commands(tuple(f"pip install --require-hashes -r INDEX/{places.requirements(mine, lock.machine)}" for lock in release.locks))
+        yield Commands(tuple(f"pip install {BY_HASH} INDEX/{places.requirements(mine, lock.machine)}" for lock in release.locks))
 
 
 def _verify(release: Release, proof: Proof, mine: str) -> Iterator[Block]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a lock, and packages in it; vLLM's set has about two hundred.
 LARGEST, MOST = 16 * 1024**2, 5000
+#: Options of pip and uv for `requirements`: the set is whole, and may override what a package asks for (ci/release.yaml).
+BY_HASH = "--no-deps --require-hashes -r"
 SCHEMES = ("https", "http", "file", "")
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}\.whl")
@@ -157,8 +159,8 @@ def write(pinned: Mapping[Pinned, Sequence[str]], *, machine: str, pythons: Sequ
 
 
 def requirements(pinned: Mapping[Pinned, Sequence[str]], *, machine: str, pythons: Sequence[str]) -> bytes:
-    """Return the same set for ``pip install --no-deps --require-hashes -r``: direct addresses, so that no index is asked."""
-    lines = [f"# {machine}, Python {', '.join(sorted(pythons, key=_number))}: pip install --no-deps --require-hashes -r"]
+    """Return the same set for ``pip install`` with `BY_HASH`: direct addresses, so that no index is asked."""
+    lines = [f"# {machine}, Python {', '.join(sorted(pythons, key=_number))}: pip install {BY_HASH}"]
     for one, needed in sorted(pinned.items(), key=lambda item: (item[0].name, item[0].filename)):
         marker = " or ".join(f"python_version == {python!r}" for python in sorted(needed, key=_number))
         rest = f" ; {marker}" if set(needed) != set(pythons) else ""
