@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -87,6 +88,15 @@ def test_nothing_to_do_asks_for_the_manifest_alone(scene: Scene) -> None:
     assert done.state == "there already"
     assert scene.host.served.paths[asked:] == [f"/{scene.index.root.name}/{places.MANIFEST}"]
     assert scene.user.listing() == before
+
+
+def test_a_run_may_remember_elsewhere(scene: Scene, tmp_path: Path) -> None:
+    """What was seen of an index is kept where the run says: a demo's or a test's indexes are none of the user's memory."""
+    session = dataclasses.replace(scene.user.session(), state=tmp_path / "state")
+    install.install(session, scene.user.venv, world.wish(scene.index))
+
+    assert len([*(tmp_path / "state" / "seen").glob("*.json")]) == 1
+    assert not (scene.user.folder / "state" / "seen").exists()
 
 
 def test_a_folder_is_an_index_too(scene: Scene) -> None:

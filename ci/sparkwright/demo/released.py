@@ -95,7 +95,8 @@ def installed(session: Session, tools: Toolchain) -> str:
     process.run([find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder], log=log, env=env)
     with base.serve(place(session) / "releases") as address:
         wish = Wish(index=f"{address}/", keys=(place(session) / "release.key.pub",), signed_for=URL, channel="candidate")
-        outside = Outside(session.store)
+        # The demo's indexes have one address and new keys each time, which a machine that remembers would rightly refuse.
+        outside = Outside(session.store, state=place(session) / "state")
         first, again = (install.install(outside, folder, wish) for _ in range(2))
     if (first.state, again.state) != ("installed", "there already"):
         raise CommandFailed("The demo's installation is not what it should be.", details=[first.state, again.state])

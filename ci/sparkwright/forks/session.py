@@ -23,11 +23,17 @@ from sparkwright.store import Store
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
-    """A run that needs no checkout: the store, whether the network may be asked, and where URLs are reached (see `Session`)."""
+    """
+    A run that needs no checkout: the store, whether the network may be asked, and where URLs are reached (see `Session`).
+
+    Attributes:
+        state: Where the machine remembers what it has seen of indexes; None for the user's own place (`release.manifest.seen`).
+    """
 
     store: Store
     offline: bool = False
     mirrors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    state: Path | None = None
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached."""

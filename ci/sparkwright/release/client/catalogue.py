@@ -151,6 +151,6 @@ def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = ""
         raise IndexMissing(f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
     manifest = signed.read(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)
     found, index = digest.sha256_bytes(data), seen.index_id(manifest.url)
-    seen.check(manifest, found, index, times.now())
-    seen.note(manifest, found, index)
+    seen.check(manifest, found, index, times.now(), session.state)
+    seen.note(manifest, found, index, session.state)
     return Catalogue(session, where, trust, manifest)

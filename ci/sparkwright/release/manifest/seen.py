@@ -49,18 +49,19 @@ def folder() -> Path:
     return Path(platformdirs.user_state_path("sparkwright", appauthor=False))
 
 
-def check(manifest: Manifest, sha256: str, index: str, now: Time) -> None:
+def check(manifest: Manifest, sha256: str, index: str, now: Time, state: Path | None = None) -> None:
     """
     Refuse a manifest that is older than one that was seen, or that nobody stands for any more; writes nothing.
 
     Args:
         sha256: Of the file as it is served, signature included. *index*: see `index_id`. *now*: this machine's clock.
+        state: Where the machine remembers; None for `folder`.
 
     Raises:
         ManifestReplayed: A newer one was seen. ManifestForked: One of the same serial was seen, and it was another.
         ManifestExpired: Its time is over. ClockWrong: This machine's clock cannot tell. StateUnusable: The record cannot be read.
     """
-    if before := recall(index):
+    if before := recall(index, state):
         _compare(before, manifest, sha256)
     if (behind := times.days(now, manifest.made)) > CLOCK_TOLERANCE:
         details = [f"clock  {now}", f"signed {manifest.made}"]
@@ -70,29 +71,30 @@ def check(manifest: Manifest, sha256: str, index: str, now: Time) -> None:
         raise ManifestExpired(f"The manifest of {manifest.url} expired {over:.1f} days ago.", details=details)
 
 
-def note(manifest: Manifest, sha256: str, index: str) -> None:
+def note(manifest: Manifest, sha256: str, index: str, state: Path | None = None) -> None:
     """
-    Remember that this manifest was seen; never an older one than is remembered.
+    Remember that this manifest was seen (arguments as of `check`); never an older one than is remembered.
 
     Raises:
         ManifestReplayed, ManifestForked: Another run has seen another one meanwhile. StateUnusable, DiskFull: It cannot be written.
     """
-    with _held(index):
-        if before := recall(index):
+    path = _path(index, state)
+    with _held(path):
+        if before := recall(index, state):
             _compare(before, manifest, sha256)
             if before.serial == manifest.serial:
                 return
-        _write(_path(index), msgspec.json.encode(Seen(manifest.url, manifest.serial, sha256, manifest.made)))
+        _write(path, msgspec.json.encode(Seen(manifest.url, manifest.serial, sha256, manifest.made)))
 
 
-def recall(index: str) -> Seen | None:
+def recall(index: str, state: Path | None = None) -> Seen | None:
     """
     Return what was seen of the index, or None where it is new to this machine.
 
     Raises:
         StateUnusable: The record is damaged; a fresh start would let an old manifest pass.
     """
-    path = _path(index)
+    path = _path(index, state)
     try:
         with path.open("rb") as stream:
             return msgspec.json.decode(stream.read(LARGEST), type=Seen)
@@ -111,19 +113,18 @@ def _compare(before: Seen, manifest: Manifest, sha256: str) -> None:
         raise ManifestForked(f"There are two manifests of {manifest.url} with the serial {manifest.serial}.", details=details)
 
 
-def _path(index: str) -> Path:
-    return folder() / "seen" / f"{index}.json"
+def _path(index: str, state: Path | None) -> Path:
+    return (state or folder()) / "seen" / f"{index}.json"
 
 
 @contextlib.contextmanager
-def _held(index: str) -> Iterator[None]:
+def _held(path: Path) -> Iterator[None]:
     from filelock import FileLock
 
-    path = _path(index).with_suffix(".lock")
     try:
         with room_guard(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(path)
+            lock = FileLock(path.with_suffix(".lock"))
             lock.acquire()
     except OSError as error:
         raise StateUnusable(f"{path.parent} cannot be written.", details=[str(error)]) from error
