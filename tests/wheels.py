@@ -68,6 +68,12 @@ def sbom(project: str, version: str) -> bytes:
     return msgspec.json.encode(document)
 
 
+def _noise(seed: str, size: int) -> bytes:
+    """Return bytes that do not compress; in pieces, for Python makes no more than 256 MB of them at once."""
+    source, piece = random.Random(seed), 1 << 26
+    return b"".join(source.randbytes(min(piece, size - at)) for at in range(0, size, piece))
+
+
 def plain(
     folder: Path, project: str, version: str, *, requires: Iterable[str] = (), tag: str = "py3-none-any",
     files: Mapping[str, bytes] | None = None, size: int = 0, python: str = ">=3.9",
@@ -83,7 +89,7 @@ def plain(
     name = WheelName(package, version, tag.format(machine=MACHINE))
     made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode(), **(files or {})}
     if size:
-        made[f"{package}/data.bin"] = random.Random(f"{project}{version}").randbytes(size)
+        made[f"{package}/data.bin"] = _noise(f"{project}{version}", size)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name.filename
     wheelfile.write(path, name, made, metadata(project, version, requires, python), pure=tag.endswith("any"))
@@ -133,7 +139,7 @@ def ours(
             "isolation": isolation, "counts": {"native": 108}, "transplant": done,
         }  # fmt: skip
     if size:
-        made[f"{package}/data.bin"] = random.Random(f"{project}{whole}").randbytes(size)
+        made[f"{package}/data.bin"] = _noise(f"{project}{whole}", size)
     built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
     made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
     if with_sbom:
