@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,9 @@ from sparkwright.release.manifest.records import Missing, Proved  # noqa: E402
 from sparkwright.release.signing import keys  # noqa: E402
 from sparkwright.release.signing.keys import KeySigner  # noqa: E402
 from sparkwright.release.signing.statement import Statement, Subject  # noqa: E402
+
+#: Of a table of cases, as `whole` returns them.
+HEAD = ("case", "reference", "exit code")
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
 NEWEST, OLDER = "2026.11.2", "2026.11.1"
@@ -661,15 +664,15 @@ def run(one: Case, fresh: Callable[[], Scene]) -> Outcome:
     return scene.run()
 
 
-def table(rows: Iterable[tuple[str, str, int]]) -> str:
-    """Return *rows* of case, reference and exit code as an aligned Markdown table."""
-    cells = [("case", "reference", "exit code"), *((name, f"`{reference}`", str(code)) for name, reference, code in rows)]
-    wide = [max(len(row[column]) for row in cells) for column in range(3)]
+def table(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
+    """Return *rows* below *head* as an aligned Markdown table."""
+    cells = [head, *rows]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in wide) + "|", *lines[1:]])
 
 
-def whole() -> list[tuple[str, str, int]]:
+def whole() -> list[tuple[str, str, str]]:
     """Run every case, and return the rows; a case that came out otherwise says so."""
     rows = []
     with scenes() as fresh:
@@ -678,9 +681,9 @@ def whole() -> list[tuple[str, str, int]]:
             note = (
                 "" if found.reference == one.expected and found.untouched else f" (expected {one.expected}, untouched: {found.untouched})"
             )
-            rows.append((one.name + note, found.reference, found.code))
+            rows.append((one.name + note, f"`{found.reference}`", str(found.code)))
     return rows
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(whole()) + "\n")
+    sys.stdout.write(table(whole(), HEAD) + "\n")

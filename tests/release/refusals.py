@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 from tests import githubapi, publishing, wheels  # noqa: E402  the path is set above
 from tests.publishing import Place  # noqa: E402
-from tests.release.attacks import table  # noqa: E402
+from tests.release.attacks import HEAD, table  # noqa: E402
 
 from sparkwright.cli import main  # noqa: E402
 from sparkwright.release.manifest import places  # noqa: E402
@@ -372,16 +372,16 @@ def run(one: Case, fresh: Callable[[], Scene]) -> Outcome:
         return scene.run()
 
 
-def whole() -> list[tuple[str, str, int]]:
+def whole() -> list[tuple[str, str, str]]:
     """Run every case, and return the rows; a case that came out otherwise says so."""
     rows = []
     with scenes() as fresh:
         for one in CASES:
             found = run(one, fresh)
             odd = "" if (found.reference, found.untouched) == (one.expected, True) else f" (expected {one.expected}: {found})"
-            rows.append((one.name + odd, found.reference, found.code))
+            rows.append((one.name + odd, f"`{found.reference}`", str(found.code)))
     return rows
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(whole()) + "\n")
+    sys.stdout.write(table(whole(), HEAD) + "\n")
