@@ -33,6 +33,15 @@ ccache/     compiled units, by what they were made of
 """
 
 
+def flush(path: Path) -> None:
+    """Write a file, or the names in a folder, through to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
 def room_guard(place: Path) -> Iterator[None]:
     """Turn "no space left on device" and "disk quota exceeded" into `DiskFull`, which names *place* and what is free."""

@@ -236,7 +236,7 @@ def test_summary_carries_speeds_and_evidence(case: Case) -> None:
 
     assert len(said["sparkwright_speeds"]) == len(case.proved.speeds) > 0
     assert {"cell", "metric", "ratio", "low", "high", "evidence_pass", "evidence_fail"} <= set(said["sparkwright_speeds"][0])
-    assert (said["sparkwright_margin"], said["sparkwright_baseline"]) == (case.result.margin, "stock vLLM 0.33.0")
+    assert (said["sparkwright_margin"], said["sparkwright_baseline"]) == (case.result.margin, case.proved.baseline)
     assert said["sparkwright_host"]["gpu"] == verdicts.HOST["gpu"]
     assert said["sparkwright_required"] == list(ladders.RUNGS)
 

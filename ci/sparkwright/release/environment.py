@@ -134,12 +134,12 @@ def access_guard(place: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(environment: Environment) -> Iterator[None]:
-    """Keep other runs away from the environment, and uv, which takes the same lock."""
+def held(environment: Environment, name: str = ".lock") -> Iterator[None]:
+    """Keep other runs away from the environment by the lock *name*; the default is the one that uv takes, too."""
     from filelock import FileLock, Timeout
 
     with access_guard(environment.prefix):
-        lock = FileLock(environment.prefix / ".lock")
+        lock = FileLock(environment.prefix / name)
         try:
             lock.acquire(timeout=0)
         except Timeout:

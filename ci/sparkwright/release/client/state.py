@@ -16,10 +16,11 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.console import console
 from sparkwright.errors import EnvironmentBroken, NothingInstalled
+from sparkwright.release import environment
 from sparkwright.release.environment import Environment, access_guard
 from sparkwright.release.manifest.records import Name, Sha256
+from sparkwright.store import flush
 
 T = TypeVar("T")
 
@@ -173,11 +174,7 @@ def _write(path: Path, record: object) -> None:
             sink.flush()
             os.fsync(sink.fileno())
         os.replace(temporary, path)
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        flush(path.parent)
 
 
 @contextlib.contextmanager
@@ -187,19 +184,8 @@ def held(place: Environment) -> Iterator[None]:
 
     The lock's empty file stays for good: whoever removes it may let in a third run beside one that waits for it.
     """
-    from filelock import FileLock, Timeout
-
-    with access_guard(place.prefix):
-        lock = FileLock(place.prefix / ".sparkwright.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            console.note(f"another sparkwright works on {place.prefix}; waiting for it to end")
-            lock.acquire()
-    try:
+    with environment.held(place, ".sparkwright.lock"):
         yield
-    finally:
-        lock.release()
 
 
 def forget(place: Environment) -> None:

@@ -24,7 +24,7 @@ from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 from sparkwright.console import console
 from sparkwright.digest import sha256_bytes
 from sparkwright.errors import ArchiveUnsafe, WheelInvalid, WheelMismatch, WheelUnsafe
-from sparkwright.release import content
+from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
 from sparkwright.release.manifest.records import Fork, Machine, Wheel
 from sparkwright.store import room_guard
@@ -56,22 +56,6 @@ class Inspected(msgspec.Struct, frozen=True):
     metadata: bytes
     stack: str = ""
     isolated: bool | None = None
-
-
-class _Component(msgspec.Struct, frozen=True):
-    name: str
-    version: str = ""
-
-
-class _About(msgspec.Struct, frozen=True):
-    component: _Component
-
-
-class _Bill(msgspec.Struct, frozen=True):
-    """Of a CycloneDX document, what says which wheel it is about."""
-
-    bom_format: str = msgspec.field(name="bomFormat")
-    metadata: _About
 
 
 def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | None = None) -> Inspected:
@@ -114,7 +98,8 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
         libraries.listed(path.name, found, came, rows),
     )  # fmt: skip
     sbom = texts.get(SBOM, b"")
-    _check_bill(wheel, sbom)
+    if sbom:
+        bill.check(sbom, wheel.filename, wheel.project, wheel.version, WheelMismatch)
     return Inspected(path, wheel, came.fork, came.record, sbom, texts["METADATA"], came.stack, came.isolated)
 
 
@@ -168,20 +153,6 @@ def _machine(filename: str, about: members.Subject) -> Machine:
     if found or machine is None:
         raise WheelMismatch(f"{filename} is for several machines, or for none that is served.", details=about.platforms)
     return machine
-
-
-def _check_bill(wheel: Wheel, sbom: bytes) -> None:
-    if not sbom:
-        return
-    from packaging.utils import canonicalize_name
-
-    try:
-        bill = msgspec.json.decode(sbom, type=_Bill)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WheelMismatch(f"The SBOM of {wheel.filename} is no CycloneDX document.", details=[str(error)]) from error
-    said = bill.metadata.component
-    if bill.bom_format != "CycloneDX" or (canonicalize_name(said.name), said.version) != (wheel.project, wheel.version):
-        raise WheelMismatch(f"The SBOM of {wheel.filename} is about another wheel.", details=[f"{said.name} {said.version}"])
 
 
 def inspect_all(paths: Sequence[Path], audit: AuditPolicy | None = None, *, scratch: Path | None = None) -> tuple[Inspected, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from sparkwright import digest
 from sparkwright.errors import EvidenceInvalid
 from sparkwright.gates.verdict import State
+from sparkwright.release import bill
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.agreement import LARGEST
 from sparkwright.release.evidence.predicates import TYPES
@@ -35,22 +36,6 @@ class Checked(msgspec.Struct, frozen=True):
     rungs: dict[str, State]
     statements: dict[str, Statement]
     raw: dict[str, bytes]
-
-
-class _Component(msgspec.Struct, frozen=True):
-    name: str
-    version: str = ""
-
-
-class _About(msgspec.Struct, frozen=True):
-    component: _Component
-
-
-class _Bill(msgspec.Struct, frozen=True):
-    """Of a CycloneDX document, what says which wheel it is about."""
-
-    metadata: _About
-    format: str = msgspec.field(name="bomFormat")
 
 
 def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evidence], bytes], trust: Trust) -> Checked:
@@ -79,7 +64,7 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
     raw: dict[str, bytes] = {kind: data for kind, data in files.items() if kind in ("sbom", "verdicts", "throughput")}
     found = agreement.check(wheel, fork, proved, statements, raw)
     if "sbom" in raw:
-        bill(raw["sbom"], wheel)
+        bill.check(raw["sbom"], wheel.filename, wheel.project, wheel.version, EvidenceInvalid)
     if "pep740" in files:
         _index(wheel, files)
     return Checked(
@@ -95,19 +80,6 @@ def _file(one: Evidence, read: Callable[[Evidence], bytes], wheel: Wheel) -> byt
         details = [f"wanted: {one.sha256}, {one.size} bytes", f"found:  {digest.sha256_bytes(data)}, {len(data)} bytes"]
         raise EvidenceInvalid(f"The {one.kind} of {wheel.filename} is not the file that the proof names.", details=details)
     return data
-
-
-def bill(data: bytes, wheel: Wheel) -> None:
-    """Require that the bill of materials in *data* is CycloneDX, and about *wheel*; raise `EvidenceInvalid`."""
-    from packaging.utils import canonicalize_name
-
-    try:
-        found = msgspec.json.decode(data, type=_Bill)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise EvidenceInvalid(f"The SBOM of {wheel.filename} is no CycloneDX document.", details=[str(error)]) from error
-    said = found.metadata.component
-    if (found.format, canonicalize_name(said.name), said.version) != ("CycloneDX", wheel.project, wheel.version):
-        raise EvidenceInvalid(f"The SBOM of {wheel.filename} is about {said.name!r:.200} {said.version!r:.200}.")
 
 
 def _index(wheel: Wheel, files: Mapping[str, bytes]) -> None:

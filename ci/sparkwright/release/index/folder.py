@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sparkwright import store
+
 #: With more files than this, flushing all that the machine has not written yet is quicker than flushing them one by one.
 MANY = 1000
 
@@ -89,16 +91,8 @@ def sync(*paths: Path) -> None:
     if len(paths) > MANY:
         os.sync()
     elif len(paths) == 1:
-        _sync(paths[0])
+        store.flush(paths[0])
     else:
         with ThreadPoolExecutor(TOGETHER) as pool:
             # Asking for the results raises what went wrong.
-            list(pool.map(_sync, paths))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            list(pool.map(store.flush, paths))

@@ -6,19 +6,22 @@ import functools
 import shlex
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 import msgspec
 
 from sparkwright import __version__, console
+from sparkwright.release import frame
 from sparkwright.release.index.entries import Whole
 from sparkwright.release.index.simple import addressed
 from sparkwright.release.index.state import Known, Row
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Lock, Manifest, Wheel
+from sparkwright.release.notes import rendered
 from sparkwright.release.report import words
 from sparkwright.release.sets.lock import BY_HASH
+
+ROOM = "sparkwright.release.index"
 
 #: Releases that the front page shows wheel by wheel; of older ones it has a line.
 SHOWN = 20
@@ -177,30 +180,12 @@ def _lock(entry: Entry, lock: Lock) -> tuple[Lock, str, str]:
 
 
 def _every() -> dict[str, Any]:
-    from markupsafe import Markup
-
-    # The styles are ours, and a style element knows no escaping.
-    return {"style": Markup(_style()), "program": __version__}  # noqa: S704
-
-
-@functools.cache
-def _style() -> str:
-    rooms = ("sparkwright.release.report", "sparkwright.release.notes", "sparkwright.release.index")
-    return "".join(resources.files(room).joinpath("templates/style.css").read_text("utf-8") for room in rooms)
+    return {"style": frame.style(rendered.ROOM, ROOM), "program": __version__}
 
 
 @functools.cache
 def _template(name: str) -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader("sparkwright.release.index"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalized,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template(name)
+    return frame.environment(ROOM, _finalized).get_template(name)
 
 
 def _finalized(value: Any) -> Any:

@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from sparkwright.release import frame
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import whole
 from sparkwright.release.notes.blocks import Block, Bullets, Code, Grid, Heading, Inline, Mark, Says, Slanted, Strong, Words
 from sparkwright.release.report import words
 from sparkwright.release.report.markdown import table, text
+
+ROOM = "sparkwright.release.notes"
 
 #: What opens a list or underlines a heading where a line begins with it.
 _OPENING = re.compile(r"^(?:(\d+)(?=[.)](?:\s|$)))?([-+=.)])")
@@ -113,14 +116,10 @@ def as_html(blocks: Iterable[Block]) -> str:
 
 def page(title: str, blocks: Sequence[Block]) -> str:
     """Return *blocks* as a page that needs nothing else."""
-    from importlib import resources
-
     from markupsafe import Markup
 
-    style = resources.files("sparkwright.release.report").joinpath("templates/style.css").read_text("utf-8")
-    own = resources.files("sparkwright.release.notes").joinpath("templates/style.css").read_text("utf-8")
-    # Both are ours: the styles, and the fragment that has been escaped.
-    parts = {"style": Markup(style + own), "fragment": Markup(as_html(blocks))}  # noqa: S704
+    # The fragment has been escaped.
+    parts = {"style": frame.style(ROOM), "fragment": Markup(as_html(blocks))}  # noqa: S704
     made: str = _template("page.html").render(title=_clean(title), **parts)
     return made
 
@@ -131,11 +130,7 @@ def _named(block: Block) -> tuple[str, Block]:
 
 @functools.cache
 def _template(name: str) -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("sparkwright.release.notes"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = frame.environment(ROOM)
     environment.filters["shown"] = _shown
     environment.filters["clean"] = _clean
     return environment.get_template(name)

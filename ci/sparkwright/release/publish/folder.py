@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkwright import digest
 from sparkwright.errors import PublishFailed, WheelNameTaken
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
-from sparkwright.store import room_guard
+from sparkwright.store import flush, room_guard
 
 CHUNK = 1 << 20
 #: What a killed run may leave beside its place begins so; no published name does.
@@ -68,7 +68,7 @@ class Folder:
     def flush(self, places: Iterable[str]) -> None:
         """Write what was taken, by this run or one before it, and its names through to the disk; nothing may refer to it before."""
         for path in {one for place in places for one in (self.root / place, (self.root / place).parent)}:
-            _flush(path)
+            flush(path)
 
     def finish(self) -> None:
         """Do nothing: what lies in the folder is there for everybody who knows its name."""
@@ -107,7 +107,7 @@ class Folder:
                 raise PublishFailed(f"The disk does not keep {place}.", details=[f"kept:    {found}", f"written: {sha256}"])
             self._observe(f"name {place}")
             _name(unfinished, path)
-        _flush(path.parent)
+        flush(path.parent)
         self.sent.append(place)
 
 
@@ -167,12 +167,3 @@ def _name(unfinished: Path, path: Path, *, copied: bool = False) -> None:
                 os.rename(beside, path)
         else:
             os.rename(unfinished, path)
-
-
-def _flush(path: Path) -> None:
-    """Write a file, or the names in a folder, through to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -23,6 +23,7 @@ from sparkwright.release.manifest.records import Entry, Manifest, Sha256
 from sparkwright.release.publish import ground
 from sparkwright.release.publish.folder import Folder
 from sparkwright.release.publish.hosts import Host
+from sparkwright.store import flush
 
 NAME = "journal.json"
 LARGEST = 16 << 20
@@ -94,9 +95,9 @@ class Draft:
         """Write *made*, from which moment on it counts."""
         unfinished = self.folder / f"{NAME}.new"
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(made)))
-        _flush(unfinished)
+        flush(unfinished)
         os.replace(unfinished, self.folder / NAME)
-        _flush(self.folder)
+        flush(self.folder)
         return made
 
 
@@ -202,11 +203,3 @@ def none(root: Path) -> bool:
 def _keys(root: Path) -> list[str]:
     folder = root / ground.WORK
     return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

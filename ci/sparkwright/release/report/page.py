@@ -7,15 +7,17 @@ Every string of a Result passes through the template's escaping and `words.clean
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import resources
 from typing import Any
 
 from sparkwright import __version__
 from sparkwright.gates.throughput.records import METRICS, Result
+from sparkwright.release import frame
 from sparkwright.release.report import across, charts, compare, legcharts, pairs, raw, rows, words
 from sparkwright.release.report.absent import absent
 from sparkwright.release.report.charts import Chart
 from sparkwright.release.report.view import View
+
+ROOM = "sparkwright.release.report"
 
 #: Figures of one kind that a page holds.
 _EVIDENCE = 24
@@ -25,8 +27,6 @@ _LEGS = 48
 
 def render(results: Sequence[Result], step: Callable[[float], object] = bool) -> str:
     """Return the page of *results*; *step* is told the share of it that is done."""
-    from markupsafe import Markup
-
     views = [View(result) for result in results]
     many, several = raw.crowded(views), len(views) > 1
     sections = []
@@ -35,12 +35,11 @@ def render(results: Sequence[Result], step: Callable[[float], object] = bool) ->
         step((index + 1) / (len(views) + several))
     columns = compare.columns(views) if several else ()
     page: str = (
-        _environment()
+        frame.environment(ROOM, _finalized)
         .get_template("page.html")
         .render(
             title=f"{len(views)} results" if several else f"{sections[0]['word']}: {sections[0]['heading']}",
-            # The style is ours, and a style element knows no escaping.
-            style=Markup(_style()),  # noqa: S704
+            style=frame.style(),
             contents=_contents(sections, several=several),
             results=sections,
             across=across.charts(columns, "all"),
@@ -64,23 +63,6 @@ def _words() -> dict[str, Any]:
         "quantile": ("", *raw.REQUEST[1:-1]),
         "leg_head": raw.SUMMARY,
     }
-
-
-def _style() -> str:
-    return resources.files("sparkwright.release.report").joinpath("templates/style.css").read_text("utf-8")
-
-
-def _environment() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader("sparkwright.release.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalized,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def _finalized(value: Any) -> Any:
