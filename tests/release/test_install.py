@@ -365,6 +365,7 @@ def test_the_list_shows_what_a_choice_rests_on(scene: Scene) -> None:
     assert done.returncode == 0, done.stderr
     assert lines[OLDER].lstrip().startswith("* ")
     assert "torch 2.14.0" in done.stdout
+    assert f"signed by {scene.index.signer.by} (known from " in done.stdout
     assert lines[NEWEST].rstrip().endswith("yanked: it is slow")
 
 

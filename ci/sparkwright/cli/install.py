@@ -41,13 +41,13 @@ def _list(session: Outside, arguments: argparse.Namespace, wish: Wish) -> int:
     index = install.opened(session, wish)
     rows = listing.rows(index, wish, listing.present(arguments.into))
     table = [_cells(row) for row in rows]
-    title = (
-        f"{index.manifest.url}, serial {index.manifest.serial}, signed {index.manifest.made[:10]}, good until {index.manifest.expires[:10]}"
-    )
+    manifest = index.manifest
+    signed = f"signed by {index.by} (known from {index.trust.said}) on {manifest.made[:10]}, good until {manifest.expires[:10]}"
+    title = f"{manifest.url}, serial {manifest.serial}\n{signed}"
     console.table(title, ["  release", "channel", "made", "versions", ">size", "not proved", ""], table, result=True)
-    if not rows and index.manifest.entries:
+    if not rows and manifest.entries:
         console.note("Nothing of this kind is verified; `--channel candidate` shows what is not, and what it lacks.")
-    console.document({"index": index.manifest.url, "serial": index.manifest.serial, "releases": rows})
+    console.document({"index": manifest.url, "serial": manifest.serial, "signed_by": index.by, "releases": rows})
     return 0
 
 
@@ -56,7 +56,16 @@ def _cells(row: listing.Row) -> list[str]:
     fits = "" if row.fits else "not for this machine"
     last = f"yanked: {row.yanked}" if row.yanked else fits
     mark = "* " if row.installed else "  "
-    return [mark + row.name, row.channel, row.made[:10], versions, size(row.size), "; ".join(row.missing), last]
+    return [mark + row.name, row.channel, row.made[:10], versions, size(row.size), _lacking(row), last]
+
+
+def _lacking(row: listing.Row) -> str:
+    """Return what is missing of a release, one line for each state."""
+    states: dict[str, list[str]] = {}
+    for one in row.missing:
+        rung, _, state = one.partition(": ")
+        states.setdefault(state, []).append(rung)
+    return "\n".join(f"{state}: {', '.join(rungs)}" for state, rungs in states.items())
 
 
 def _onsite(session: Session, arguments: argparse.Namespace) -> int:

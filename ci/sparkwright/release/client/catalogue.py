@@ -38,12 +38,13 @@ MOST_RECORD = 64 << 20
 
 
 class Catalogue(msgspec.Struct, frozen=True):
-    """An index whose manifest was checked."""
+    """An index whose manifest was checked; *by*: whose signature it has."""
 
     session: Outside
     address: Address
     trust: Trust
     manifest: Manifest
+    by: str = ""
 
     def release(self, entry: Entry) -> Release:
         """
@@ -149,8 +150,8 @@ def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = ""
     data = address.small(where, places.MANIFEST, most=MOST_MANIFEST, failure=ManifestInvalid, offline=session.offline)
     if data is None:
         raise IndexMissing(f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
-    manifest = signed.read(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)
+    manifest, by = signed.opened(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)
     found, index = digest.sha256_bytes(data), seen.index_id(manifest.url)
     seen.check(manifest, found, index, times.now(), session.state)
     seen.note(manifest, found, index, session.state)
-    return Catalogue(session, where, trust, manifest)
+    return Catalogue(session, where, trust, manifest, by)

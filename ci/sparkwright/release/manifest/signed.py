@@ -36,8 +36,13 @@ def seal(manifest: Manifest, signer: Signer) -> bytes:
 
 
 def read(data: bytes, trust: Trust, *, what: str, asked: str = "") -> Manifest:
+    """Return the manifest in *data*, as `opened` does."""
+    return opened(data, trust, what=what, asked=asked)[0]
+
+
+def opened(data: bytes, trust: Trust, *, what: str, asked: str = "") -> tuple[Manifest, str]:
     """
-    Return the manifest in *data*, once somebody whom *trust* names has signed it.
+    Return the manifest in *data*, once somebody whom *trust* names has signed it, and who that is (see `envelope.Opened`).
 
     Args:
         what: Where it was read, for messages. *asked*: the URL that it has to be signed for; empty takes any.
@@ -47,17 +52,17 @@ def read(data: bytes, trust: Trust, *, what: str, asked: str = "") -> Manifest:
         signed them. ManifestElsewhere: It is the manifest of another index.
     """
     try:
-        statement = envelope.opened(data, trust, predicate_type=PREDICATE, what=what).statement
+        found = envelope.opened(data, trust, predicate_type=PREDICATE, what=what)
     except EvidenceInvalid as error:
         raise ManifestInvalid(error.what, details=error.details) from error
-    subject = statement.subjects[0]
+    statement, subject = found.statement, found.statement.subjects[0]
     if len(statement.subjects) != 1 or subject.sha256 != _address(statement.predicate):
         raise ManifestInvalid(f"{what} is a statement about something else than the manifest that it holds.")
     manifest = _converted(statement.predicate, what)
     check(manifest, what)
     if asked and normalised(asked) != normalised(manifest.url):
         raise ManifestElsewhere(f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"])
-    return manifest
+    return manifest, found.by
 
 
 def _converted(predicate: dict[str, Any], what: str) -> Manifest:
