@@ -24,6 +24,8 @@ FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 #: Entries of the dynamic section, by number: where the strings are and how many bytes, version needs and how many, names, search paths.
 _STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT, _NEEDED, _SONAME, _PATHS = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF, 1, 14, (15, 29)
 _MOST_DYNAMIC = 1 << 16
+#: Functions of CUDA's driver API; cuFile, which begins alike, is another library.
+_DRIVER = re.compile(r"cu(?!File)[A-Z]\w*")
 _VERSION = re.compile(r"(GLIBC|GLIBCXX)_(\d+(?:\.\d+)+)")
 
 
@@ -38,7 +40,7 @@ class Host(msgspec.Struct, frozen=True):
         soname: The name under which the loader knows it; empty without one.
         fatbins: Offset and size of each section that holds device code.
         fatbin: The sha256 over those sections; empty when there are none.
-        symbols: The dynamic symbols that it defines.
+        symbols: The dynamic symbols that it defines. *driver*: those of CUDA's driver that it cannot do without.
     """
 
     machine: str
@@ -50,6 +52,7 @@ class Host(msgspec.Struct, frozen=True):
     fatbins: tuple[tuple[int, int], ...]
     fatbin: str
     symbols: frozenset[str] = frozenset()
+    driver: tuple[str, ...] = ()
 
     @property
     def device(self) -> bool:
@@ -75,11 +78,13 @@ def host(data: Buffer) -> Host:
     rpath = tuple(part for tag, value in entries if tag in _PATHS and (part := _string(data, strings, value)))
     soname = next((_string(data, strings, value) for tag, value in entries if tag == _SONAME), "")
     wanted = _versions(data, dict(entries), strings)
+    symbols = list(_symbols(data, listed))
     device = [section for section in listed if section.name in FATBIN_SECTIONS and section.kind != tables.NO_BITS]
     fatbins = tuple((section.offset, section.size) for section in device)
     return Host(
         MACHINES.get(found.machine, str(found.machine)), needed, rpath, wanted.get("GLIBC", ""), wanted.get("GLIBCXX", ""),
-        soname, fatbins, _hash(data, fatbins), frozenset(_defined(data, listed)),
+        soname, fatbins, _hash(data, fatbins), frozenset(name for name, bound in symbols if bound),
+        tuple(sorted({name for name, bound in symbols if not bound and _DRIVER.fullmatch(name)})),
     )  # fmt: skip
 
 
@@ -152,7 +157,8 @@ def _versions(data: Buffer, named: dict[int, int], strings: tuple[int, int]) -> 
     return {name: version_text(version) for name, version in highest.items()}
 
 
-def _defined(data: Buffer, listed: Sequence[Section]) -> Iterator[str]:
+def _symbols(data: Buffer, listed: Sequence[Section]) -> Iterator[tuple[str, bool]]:
+    """Yield each dynamic symbol that it gives to others (True), or has to get from them (False)."""
     for section in listed:
         if section.kind != tables.DYNAMIC_SYMBOLS:
             continue
@@ -161,10 +167,11 @@ def _defined(data: Buffer, listed: Sequence[Section]) -> Iterator[str]:
         strings = listed[section.link]
         total = 0
         for name, info, _, index, _, _ in struct.iter_unpack("<IBBHQQ", data[section.offset : section.offset + section.size // 24 * 24]):
-            # Bound globally or weakly, and to a section of this file: what the loader gives to others.
-            if index and info >> 4 in (1, 2, 10):
+            # Bound globally, weakly or uniquely, and to a section of this file: what the loader gives to others. What is wanted weakly
+            # may stay away.
+            if info >> 4 in ((1, 2, 10) if index else (1,)):
                 named = text(data, strings.offset + name, strings.offset + strings.size)
                 total += len(named)
                 if total > tables.MOST_NAME_BYTES:
                     raise ElfUnreadable(f"the names of its symbols are more than {tables.MOST_NAME_BYTES} bytes")
-                yield named
+                yield named, bool(index)

@@ -13,6 +13,8 @@ from sparkwright.audit.device import Case
 from sparkwright.audit.operators import Operators
 from sparkwright.audit.sections import Buffer, Section
 
+#: What brings the driver's functions; torch loads it for itself alone.
+DRIVER = "libcuda.so.1"
 #: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
 _DRIVER = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
 #: What torch, the CUDA wheels and the system bring.
@@ -55,6 +57,9 @@ def check(host: elf.Host, case: Case, platforms: tuple[str, ...]) -> None:
     for name in host.needed if case.ours or case.wants else ():
         if not any(fnmatchcase(name, pattern) for pattern in allowed):
             case.find("needed-foreign", f"it wants {name}")
+    if host.driver and DRIVER not in host.needed and (case.ours or case.wants):
+        more = f" and {len(host.driver) - 3} more" if len(host.driver) > 3 else ""
+        case.find("driver-unnamed", f"it calls {', '.join(host.driver[:3])}{more}, and does not want {DRIVER}")
     for entry in host.rpath:
         inside = not case.ours and (entry == "$ORIGIN" or entry.startswith("$ORIGIN/"))
         if entry not in (case.wants.rpath if case.wants else ()) and not inside:

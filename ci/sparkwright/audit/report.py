@@ -54,6 +54,7 @@ RULES: Mapping[str, str] = {
     "library-unknown": "a library that no policy names",
     "machine-foreign": "made for another machine than the wheel's platform tag says",
     "needed-foreign": "wants a shared library that no policy allows",
+    "driver-unnamed": "calls CUDA's driver without wanting its library, so that it cannot be loaded",
     "opcode-missing": "too few of an instruction that makes the kernels fast",
     "operator-missing": "an operator that is not registered with torch, or only declared and not implemented",
     "ptx-foreign": "PTX that no policy allows",

@@ -11,6 +11,7 @@ import concurrent.futures
 import functools
 import os
 import platform
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     pass
 
 #: Version of the additions below; part of the environment's address.
-ADDITIONS = 1
+ADDITIONS = 2
 
 
 class CompilerNeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -285,6 +286,21 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
     stub = lib / "stubs" / "libcuda.so"
     if not stub.exists():
         stub.parent.mkdir(exist_ok=True)
-        # CMake's CUDA::cuda_driver links against the driver, which a build machine need not have.
-        (stub.parent / "empty.c").write_text("")
-        process.run([cc, "-shared", "-Wl,-soname,libcuda.so.1", "-o", stub, stub.parent / "empty.c"], log=log)
+        # CMake's CUDA::cuda_driver links against the driver, which a build machine need not have. The linker leaves out a library that
+        # defines nothing of what is called, and then nobody loads the driver before the one that calls it.
+        source = stub.parent / "driver.c"
+        source.write_text("".join(f"void {name}(void) {{}}\n" for name in driver_functions(cuda / "include", cc)))
+        process.run([cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub, source], log=log)
+
+
+def driver_functions(include: Path, cc: str = "cc") -> list[str]:
+    """
+    Return the names of the driver's functions as ``cuda.h`` in the folder *include* declares them, macros of versions replaced.
+
+    Raises:
+        CommandFailed: It cannot be read, or declares none.
+    """
+    declared = process.output([cc, "-E", "-P", "-x", "c", "-I", include, include / "cuda.h"])
+    if names := sorted(set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared))):
+        return names
+    raise CommandFailed(f"{include / 'cuda.h'} declares no function of the driver.")

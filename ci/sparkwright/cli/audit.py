@@ -17,7 +17,7 @@ from sparkwright.errors import NotProvided
 from sparkwright.forks.session import Session
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for it.
-FORM = 2
+FORM = 3
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "operators": ("symbols and operators that a Spark needs are there", ("operator-missing", "symbol-missing")),
     "needs": (
         "libraries want what the policy allows, and look for it nowhere else",
-        ("machine-foreign", "needed-foreign", "rpath-present"),
+        ("machine-foreign", "needed-foreign", "driver-unnamed", "rpath-present"),
     ),
     "platform": ("the platform tag promises what the libraries want", ("glibc-newer", "tag-newer")),
     "python": ("the limited API of Python is kept to", ("abi3-newer", "abi3-violated")),
