@@ -106,7 +106,7 @@ def inputs(session: Session, spec: AotSpec, sources: BuiltWheel) -> dict[str, st
         f"forks/{stack}/stack.yaml": session.project.spec.arch,
         "this machine": (platform.machine(), platform.python_version(), target.compiler(session), hostcompiler.identity()),
         "--target": session.machine,
-        "sparkwright": (__version__, LAYOUT),
+        "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: digest.key("input", part) for name, part in parts.items()}
 

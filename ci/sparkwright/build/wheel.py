@@ -120,7 +120,7 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
         "this machine": (platform.machine(), platform.python_version(), target.compiler(session), hostcompiler.identity()),
         "--target": session.machine,
         "--full": whole,
-        "sparkwright": (__version__, LAYOUT),
+        "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: digest.key("input", part) for name, part in parts.items()}
 
