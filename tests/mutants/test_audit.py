@@ -212,6 +212,16 @@ def test_a_foreign_need(workshop: Workshop, library: bytes, sound: Sequence[Chec
     assert killers(checks) == {"needed-foreign"}
 
 
+def test_a_driver_that_is_not_named(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills, tmp_path: Path) -> None:
+    """The build machine's stub of the driver was empty, so the linker left it out."""
+    (tmp_path / "a.c").write_text("int cuInit(unsigned); int starts(void) { return cuInit(0); }\n")
+    process.output(["cc", "-c", "-fPIC", tmp_path / "a.c", "-o", tmp_path / "a.o"])
+    bad = workshop.library(link=[str(tmp_path / "a.o")])
+    checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
+    kill(mutant="driver not NEEDED", rung="G0", sound=sound, mutant_checks=checks)
+    assert killers(checks) == {"driver-unnamed"}
+
+
 def test_a_search_path_of_the_build_machine(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     bad = workshop.library(link=["-Wl,-rpath,/build/lib"])
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))

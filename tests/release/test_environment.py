@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +128,22 @@ def test_a_byte_changed_behind_its_time_is_found_when_every_byte_is_read(scene: 
 
     assert faults(scene) == ()
     assert [fault.files for fault in faults(scene, deep=True)] == [("torch/__init__.py",)]
+
+
+def test_a_wheel_whose_own_record_is_wrong_is_no_fault(scene: Scene) -> None:
+    """Some wheels were edited after their RECORD was written; what came with the wheel's own bytes is what has to stay."""
+    bent = wheels.plain(scene.user.folder / "made", "bent", "1.0", files={"bent/lib.so": b"as it was recorded"})
+    with zipfile.ZipFile(bent) as source:
+        members = {name: source.read(name) for name in source.namelist()}
+    with zipfile.ZipFile(bent, "w") as target:
+        for name, data in {**members, "bent/lib.so": b"and as it was edited by a tool"}.items():
+            target.writestr(name, data)
+    scene.index.add(scene.host.made["2"], [scene.host.made["others"][0], bent])
+    installs(scene)
+
+    assert faults(scene) == faults(scene, deep=True) == ()
+    (scene.user.site / "bent" / "lib.so").write_bytes(b"and as it was edited by a fool")
+    assert [fault.files for fault in faults(scene, deep=True)] == [("bent/lib.so",)]
 
 
 def test_what_points_to_the_caches_is_looked_after(scene: Scene) -> None:

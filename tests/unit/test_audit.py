@@ -469,6 +469,27 @@ def test_a_foreign_shared_library_is_found_by_its_name(tmp_path: Path, plain_lib
     assert [(finding.rule, finding.message) for finding in report.findings] == [("needed-foreign", "it wants libm.so.6")]
 
 
+@pytest.mark.parametrize(
+    ("calls", "link", "expected"),
+    [
+        ("int cuInit(unsigned); int f(void) { return cuInit(0); }", [], ["driver-unnamed"]),
+        ("int cuInit(unsigned); int f(void) { return cuInit(0); }", ["libcuda.so"], []),
+        ("int cuInit(unsigned) __attribute__((weak)); int f(void) { return cuInit ? cuInit(0) : 0; }", [], []),
+        ("int cuFileDriverOpen(void); int custom(void); int f(void) { return cuFileDriverOpen() + custom(); }", [], []),
+    ],
+    ids=["called", "named", "weak", "other-names"],
+)
+def test_who_calls_the_driver_has_to_name_it(tmp_path: Path, calls: str, link: list[str], expected: list[str]) -> None:
+    """Without its name among the needs nobody loads the driver first, and the library cannot be loaded at all."""
+    (tmp_path / "driver.c").write_text("int cuInit(unsigned flags) { return 0; }\n")
+    (tmp_path / "a.c").write_text(calls)
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "driver.c", "-o", "libcuda.so"], cwd=tmp_path, check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "a.c", *link, "-o", "a.so"], cwd=tmp_path, check=True)
+    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()})
+
+    assert rules(audit(wheel, policy(HOST_ONLY, needed=["libc.so.6", "libcuda.so.1"]), NOWHERE)) == expected
+
+
 def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
     wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": sections.MAGIC + b"\x02\x01rest"})
     report = audit(wheel, policy(distributions={}), NOWHERE)

@@ -101,7 +101,9 @@ def _changed(place: Environment, pinned: Pinned, was: Placed, shared: Hashes) ->
         says = f"replaced by other bytes of the same version, installed by {by}"
         return Fault(pinned.project, pinned.version, "replaced", says, pinned.version, by)
     differ = [
-        name for name, value, _ in packages.rows(folder) if not name.endswith(".pyc") and not _as_stated(folder.parent, name, value, shared)
+        name
+        for name, value, _ in packages.rows(folder)
+        if not name.endswith(".pyc") and not _as_stated(folder.parent, name, _value(was.odd[name]) if name in was.odd else value, shared)
     ]
     if not differ:
         return None
@@ -114,10 +116,15 @@ def _as_stated(site: Path, name: str, value: str, shared: Hashes) -> bool:
     try:
         if not value:
             return (site / name).is_file()
-        found = base64.urlsafe_b64encode(bytes.fromhex(digest.sha256_file(site / name))).rstrip(b"=").decode()
+        found = _value(digest.sha256_file(site / name))
     except OSError:
         return False
-    return f"sha256={found}" in {value.rstrip("="), *shared.get(name, ())}
+    return found in {value.rstrip("="), *shared.get(name, ())}
+
+
+def _value(sha256: str) -> str:
+    """Return *sha256* as RECORD writes it."""
+    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
 
 
 def _hashes(place: Environment, there: Mapping[str, list[str]]) -> Hashes:

@@ -73,8 +73,22 @@ def placed(place: Environment, info: str, *, found: bool = False) -> Placed:
     """Return how the package with that ``.dist-info`` lies there now."""
     folder = place.site / info
     with contextlib.suppress(FileNotFoundError):
-        return Placed(info, digest.sha256_file(folder / "RECORD"), content.of_installed(folder), stat(folder), found)
+        return Placed(info, digest.sha256_file(folder / "RECORD"), content.of_installed(folder), stat(folder), found, odd(folder))
     return Placed(info, "", "", "", found)
+
+
+def odd(info: Path) -> dict[str, str]:
+    """
+    Return the files of a package whose size is not the one that RECORD states: name → sha256 of what is there.
+
+    To be asked when the package was just laid down from a wheel that is known by hash; from then on these files are known, too.
+    """
+    site, found = info.parent, {}
+    for name, _, size in rows(info):
+        with contextlib.suppress(OSError):
+            if size.isdecimal() and not name.endswith(".pyc") and os.lstat(site / name).st_size != int(size):
+                found[name] = digest.sha256_file(site / name)
+    return found
 
 
 class Origin(msgspec.Struct, frozen=True):

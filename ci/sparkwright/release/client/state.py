@@ -70,6 +70,7 @@ class Placed(msgspec.Struct, frozen=True):
         info: Name of its ``.dist-info``. *record*: sha256 of RECORD. *content*: see `release.content`.
         stat: Digest of the sizes and times of its files, which tells in a moment that nobody touched them.
         found: It was there before, with the same content: `uninstall` leaves it.
+        odd: Files that came with other bytes than the wheel's own RECORD states (some were edited after it was written): name → sha256.
     """
 
     info: str
@@ -77,6 +78,7 @@ class Placed(msgspec.Struct, frozen=True):
     content: str
     stat: str
     found: bool = False
+    odd: dict[str, str] = {}
 
 
 class Installed(msgspec.Struct, frozen=True):

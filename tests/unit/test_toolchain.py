@@ -1,0 +1,63 @@
+"""What is added to the CUDA wheels, so that they are a toolkit."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparkwright.build import toolchain
+from sparkwright.errors import CommandFailed
+
+HEADER = """
+#define CUDAAPI
+#define cuMemAlloc cuMemAlloc_v2
+typedef int CUresult;
+/* CUresult CUDAAPI cuCommented(int flags); */
+CUresult CUDAAPI cuInit(unsigned flags);
+CUresult CUDAAPI
+    cuMemAlloc(void **place, unsigned long size);
+typedef CUresult (*cuCallback)(int);
+"""
+
+
+@pytest.fixture(name="cuda")
+def _cuda(tmp_path: Path) -> Path:
+    """Return a folder with a header and a library, as CUDA's wheels have them."""
+    for name in ("include", "lib"):
+        (tmp_path / "cu13" / name).mkdir(parents=True)
+    (tmp_path / "cu13" / "include" / "cuda.h").write_text(HEADER)
+    (tmp_path / "cu13" / "lib" / "libcudart.so.13").touch()
+    return tmp_path / "cu13"
+
+
+def test_the_stub_of_the_driver_is_kept_by_the_linker(cuda: Path, tmp_path: Path) -> None:
+    """What calls the driver wants its library in the end, also where the linker leaves out what nobody calls; what does not, does not."""
+    toolchain.complete_cuda(cuda, tmp_path / "log")
+    codes = {"caller": '#include "cuda.h"\nint f(void) { return cuMemAlloc(0, 1); }\n', "other": "int g(void) { return 1; }\n"}
+    needs = {}
+    for name, code in codes.items():
+        (tmp_path / f"{name}.c").write_text(code)
+        words: list[str | Path] = ["-I", cuda / "include", "-L", cuda / "lib" / "stubs", "-Wl,--as-needed,--no-undefined", f"{name}.c", "-lcuda", "-lc"]
+        subprocess.run(["cc", "-shared", "-fPIC", *words, "-o", f"{name}.so"], cwd=tmp_path, check=True)
+        said = subprocess.run(["readelf", "-d", f"{name}.so"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        needs[name] = re.findall(r"NEEDED.*\[(.*)\]", said)
+
+    assert "libcuda.so.1" in needs["caller"]
+    assert "libcuda.so.1" not in needs["other"]
+    assert (cuda / "lib" / "libcudart.so").resolve() == cuda / "lib" / "libcudart.so.13"
+
+
+def test_the_drivers_functions_are_those_that_programs_call(cuda: Path) -> None:
+    """Macros stand for the versions that are really called; comments and types are no functions."""
+    assert toolchain.driver_functions(cuda / "include") == ["cuInit", "cuMemAlloc_v2"]
+
+
+@pytest.mark.parametrize("text", ["", "#error no\n"])
+def test_a_header_without_functions_is_an_error(cuda: Path, tmp_path: Path, text: str) -> None:
+    """An empty stub would make wheels that cannot be loaded."""
+    (cuda / "include" / "cuda.h").write_text(text)
+    with pytest.raises(CommandFailed):
+        toolchain.complete_cuda(cuda, tmp_path / "log")
