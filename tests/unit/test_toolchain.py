@@ -40,8 +40,8 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(cuda: Path, tmp_path: Path
     needs = {}
     for name, code in codes.items():
         (tmp_path / f"{name}.c").write_text(code)
-        words: list[str | Path] = ["-I", cuda / "include", "-L", cuda / "lib" / "stubs", "-Wl,--as-needed,--no-undefined", f"{name}.c", "-lcuda", "-lc"]
-        subprocess.run(["cc", "-shared", "-fPIC", *words, "-o", f"{name}.so"], cwd=tmp_path, check=True)
+        words: list[str | Path] = ["-Wl,--as-needed,--no-undefined", "-I", cuda / "include", "-L", cuda / "lib" / "stubs"]
+        subprocess.run(["cc", "-shared", "-fPIC", *words, f"{name}.c", "-lcuda", "-lc", "-o", f"{name}.so"], cwd=tmp_path, check=True)
         said = subprocess.run(["readelf", "-d", f"{name}.so"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
         needs[name] = re.findall(r"NEEDED.*\[(.*)\]", said)
 
