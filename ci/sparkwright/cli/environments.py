@@ -46,7 +46,7 @@ def show(done: Done) -> None:
         "there already": f"{done.name} is in {done.into} already, untouched",
         "would install": f"{done.name} would be installed in {done.into}; nothing was changed",
     }
-    rows = [[what, str(len(names)), _few(names)] for what, names in (("new", done.came), ("removed", done.went)) if names]
+    rows = [[what, str(len(names)), few(names)] for what, names in (("new", done.came), ("removed", done.went)) if names]
     rows += [["unchanged", str(len(done.stayed)), ""]] if done.stayed else []
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
     rows += [["not proved", "", ", ".join(dict.fromkeys(one.rung for one in done.missing))]] if done.missing else []
@@ -56,7 +56,7 @@ def show(done: Done) -> None:
         console.table(words[done.state], ["", ">packages", ""], rows, result=True)
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
     """Return *names*, or, of more than a person reads, the first of them and how many more; ``--json`` has them all."""
     return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])} and {len(names) - FEW} more"
 

@@ -13,8 +13,7 @@ from sparkwright.release.client import back
 def run(session: Outside, arguments: argparse.Namespace) -> int:
     """Remove the set of the environment ``--into``, its caches and its records."""
     gone = back.uninstall(session, environments.chosen(arguments.into))
-    console.table(
-        f"{gone.name} is uninstalled", ["", "packages"], [["removed", ", ".join(gone.removed)], ["kept", ", ".join(gone.kept)]], result=True
-    )
+    rows = [[what, environments.few(names)] for what, names in (("removed", gone.removed), ("kept", gone.kept)) if names]
+    console.table(f"{gone.name} is uninstalled", ["", "packages"], rows, result=True)
     console.document({"uninstalled": gone})
     return 0
