@@ -62,7 +62,7 @@ def run(left, wheels, url, told):
         return call
     for name in ("link", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink"):
         setattr(os, name, counted(name, getattr(os, name)))
-    place.publish([Path(one) for one in wheels], "candidate", count)
+    place.publish([Path(one) for one in wheels], "candidate", count, url=url)
     os.write(told, b"done")
 
 for line in sys.stdin:
@@ -81,12 +81,12 @@ for line in sys.stdin:
 """
 
 
-#: Serial that clients see after the kill, and whether the next run is the same publication → what that run does.
+#: Whether clients see the new index after the kill, and whether the next run is the same publication → what that run does.
 DOES = {
-    (1, True): "completes it",
-    (1, False): "another one: removes what is left, signs again",
-    (2, True): "finds it done",
-    (2, False): "another one: signs again",
+    (False, True): "completes it",
+    (False, False): "another one: removes what is left, signs again",
+    (True, True): "finds it done",
+    (True, False): "another one: signs again",
 }
 
 
@@ -144,12 +144,13 @@ class Killed(NamedTuple):
     One kill.
 
     Attributes:
-        before: The step or file operation that was not made any more. *seen*: serial of the manifest that clients saw then.
+        before: The step or file operation that was not made any more. *old*: serial of the manifest before; *seen*: of what clients saw then.
         looks: How often the index was read whole, from the start of the publication to the end of the next run.
         then: Serial after the next run. *completed*: whether that was the same publication, or another command.
     """
 
     before: str
+    old: int
     seen: int
     looks: int
     then: int
@@ -157,32 +158,35 @@ class Killed(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[Place]:
-    """Yield an index with one release, of which ``base`` is a copy; it is served where its manifest says."""
+def served(folder: Path, releases: int) -> Iterator[Place]:
+    """Yield an index with that many releases (0 or 1), of which ``base`` is a copy; it is served where its manifest says."""
     with (
         publishing.bare_index(folder / "bare") as packages,
         indexserver.serve(folder / "place" / "index") as host,
         surroundings({"SPARKWRIGHT_INDEX_URL": packages}),
     ):
         place = Place(folder / "place", host.url)
-        place.publish([wheels.vllm(folder / "first")], "candidate", url=host.url)
+        place.root.mkdir()
+        if releases:
+            place.publish([wheels.vllm(folder / "first")], "candidate", url=host.url)
         shutil.copytree(place.root, folder / "base", symlinks=True)
         yield place
 
 
-def kills(folder: Path, *, first: int = 1, stride: int = 1, completing: tuple[bool, ...] = (True,)) -> Iterator[Killed]:
+def kills(folder: Path, *, first: int = 1, stride: int = 1, completing: tuple[bool, ...] = (True,), releases: int = 1) -> Iterator[Killed]:
     """
-    Kill the second publication before its *first* step, *stride* steps later, and so on, each time from the same beginning.
+    Kill a publication before its *first* step, *stride* steps later, and so on, each time from the same beginning.
 
     Args:
         completing: Whether the next run is the same publication (otherwise, another command), in turns.
+        releases: How many the index has: 1, or 0 for the very first publication, which nothing but itself can follow.
 
     Raises:
         AssertionError: A client saw something that was not whole, or the next run did not end it.
     """
     made = [wheels.vllm(folder / "second", label=f"{wheels.LABEL}.1")]
     killer, turns = Killer(folder / "place"), itertools.cycle(completing)
-    with contextlib.closing(killer), served(folder) as place:
+    with contextlib.closing(killer), served(folder, releases) as place:
         for step in itertools.count(first, stride):
             shutil.rmtree(place.root)
             shutil.copytree(folder / "base", place.root, symlinks=True)
@@ -193,12 +197,12 @@ def kills(folder: Path, *, first: int = 1, stride: int = 1, completing: tuple[bo
                     return
                 seen, completes = client.look(), next(turns)
                 if completes:
-                    assert place.publish(made, "candidate").release == "2026.11.2"
+                    assert place.publish(made, "candidate", url=place.url).release == f"2026.11.{releases + 1}"
                 else:
                     changes.refresh(place.publisher())
             assert reader.looks
             _check_whole(place, client)
-            yield Killed(name, seen, reader.looks, client.serials[-1], completes)
+            yield Killed(name, releases, seen, reader.looks, client.serials[-1], completes)
 
 
 def _check_whole(place: Place, client: Client) -> None:
@@ -210,21 +214,21 @@ def _check_whole(place: Place, client: Client) -> None:
 
 def rows(found: list[Killed]) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield a row for kills before the same kind of step that ended alike."""
-    kinds: dict[tuple[str, int, int, bool], list[Killed]] = {}
+    kinds: dict[tuple[str, int, int, int, bool], list[Killed]] = {}
     for one in found:
-        kinds.setdefault((one.before.partition(" ")[0], one.seen, one.then, one.completed), []).append(one)
-    for (name, seen, then, completed), some in kinds.items():
-        sees = "the old index, whole" if seen == 1 else "the new index, whole"
-        does = DOES[seen, completed]
-        yield name, str(len(some)), sees, f"{does}: serial {then}", str(sum(one.looks for one in some))
+        kinds.setdefault((one.before.partition(" ")[0], one.old, one.seen, one.then, one.completed), []).append(one)
+    for (name, old, seen, then, completed), some in kinds.items():
+        new = seen > old
+        sees = "the new index, whole" if new else "the old index, whole" if old else "no index yet"
+        yield name, str(len(some)), sees, f"{DOES[new, completed]}: serial {then}", str(sum(one.looks for one in some))
 
 
 def main() -> None:
     """Kill before every step, with either kind of next run, and print the table."""
     found: list[Killed] = []
-    for completes in (True, False):
+    for releases, completes in ((0, True), (1, True), (1, False)):
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-            found += kills(Path(folder), completing=(completes,))
+            found += kills(Path(folder), completing=(completes,), releases=releases)
     head = ("killed before", "kills", "a client then sees", "the next run", "whole reads meanwhile")
     sys.stdout.write(f"{table(rows(found), head)}\n\n{len(found)} kills, {sum(one.looks for one in found)} whole reads\n")
 
