@@ -144,7 +144,8 @@ class Killed(NamedTuple):
     One kill.
 
     Attributes:
-        before: The step or file operation that was not made any more. *old*: serial of the manifest before; *seen*: of what clients saw then.
+        before: The step or file operation that was not made any more.
+        old: Serial of the manifest before. *seen*: of what clients saw then.
         looks: How often the index was read whole, from the start of the publication to the end of the next run.
         then: Serial after the next run. *completed*: whether that was the same publication, or another command.
     """
