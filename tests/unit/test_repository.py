@@ -116,6 +116,15 @@ def test_the_page_of_errors_is_up_to_date() -> None:
     assert set(ALL) <= set(page.kinds())
 
 
+def test_the_page_of_verbs_is_up_to_date() -> None:
+    """docs/verbs.md says what the command line takes, each option with its meaning; python tests/unit/verbs_page.py writes it anew."""
+    page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("verbs_page.py"))))
+    taken = {f"{verb} {name}": one for verb, parser in page.verbs().items() for name, one in page.options(parser).items()}
+
+    assert (ROOT / "docs" / "verbs.md").read_text("utf-8") == page.render()
+    assert [name for name, one in taken.items() if not one.help] == []
+
+
 def test_references_are_stable_names() -> None:
     """Each kind of error has a kebab-case reference of its own, what it means, and what to do."""
     kinds = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("errors_page.py")))).kinds()

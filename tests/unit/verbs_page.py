@@ -1,0 +1,76 @@
+"""
+The text of docs/verbs.md, made from the command line itself.
+
+``python tests/unit/verbs_page.py`` writes it; `test_repository` fails while it is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from sparkwright.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "verbs.md"
+
+HEAD = """\
+# Verbs
+
+<!-- Made by tests/unit/verbs_page.py; change the parser, then run it again. -->
+
+`sparkwright VERB`, or `nox -s VERB -- …` in a checkout. Exit codes: 0 done, 1 an expected failure ([errors.md](errors.md)), 2 wrong usage,
+3 a fault of ours, with a log, 130 interrupted. Results go to standard output, progress and messages to standard error.
+"""
+
+
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each verb, in the order of ``--help``."""
+    actions = main.parser()._actions
+    return dict(next(one for one in actions if isinstance(one, argparse._SubParsersAction)).choices)
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return what a verb takes and shows, by how it is written: ``--into VENV``, ``WHEEL …``."""
+    return {_written(one): one for one in parser._actions if not isinstance(one, argparse._HelpAction) and one.help != argparse.SUPPRESS}
+
+
+def _written(one: argparse.Action) -> str:
+    value = one.metavar or ("{" + ",".join(map(str, one.choices)) + "}" if one.choices else one.dest.upper())
+    value = value if isinstance(value, str) else " ".join(value)
+    many = {"*": f"[{value} …]", "+": f"{value} …", "?": f"[{value}]"}.get(str(one.nargs), value)
+    if not one.option_strings:
+        return many
+    return ", ".join(one.option_strings) + ("" if one.nargs == 0 else f" {many}")
+
+
+def _table(found: dict[str, argparse.Action]) -> str:
+    rows = [f"| `{written.replace('|', chr(92) + '|')}` | {_said(one)} |" for written, one in found.items()]
+    return "\n".join(["| option | meaning |", "|---|---|", *rows])
+
+
+def _said(one: argparse.Action) -> str:
+    text = (one.help or "").replace("%%", "%").replace("|", "\\|")
+    return f"{text}{' (required)' if one.required and one.option_strings else ''}"
+
+
+def sections() -> Iterator[str]:
+    """Yield the page, piece by piece."""
+    found = {verb: options(parser) for verb, parser in verbs().items()}
+    shared = set.intersection(*(set(one) for one in found.values()))
+    yield f"{HEAD}\n## Every verb\n\n{_table({name: one for name, one in found['doctor'].items() if name in shared})}\n"
+    for verb, text in main.VERBS.items():
+        own = {name: one for name, one in found[verb].items() if name not in shared}
+        parts = [f"\n## `{verb}`\n", f"{text[0].upper()}{text[1:]}.\n"]
+        parts += ["Needs no checkout.\n"] if verb in main.OUTSIDE else []
+        parts += [_table(own) + "\n"] if own else []
+        yield "\n".join(parts)
+
+
+def render() -> str:
+    """Return the page."""
+    return "".join(sections())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), "utf-8")
