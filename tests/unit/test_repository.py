@@ -116,6 +116,20 @@ def test_the_page_of_errors_is_up_to_date() -> None:
     assert set(ALL) <= set(page.kinds())
 
 
+def test_the_page_of_the_architecture_names_what_is_there() -> None:
+    """Each file, folder and reference that docs/architecture.md names exists, and no room of the program is left out."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    package = ROOT / "ci" / "sparkwright"
+    made = {"dist/", "lock.yaml", "sparkwright/"}
+    places = [name for name in re.findall(r"`([\w/.-]+(?:/|\.py|\.yaml))`", page) if "STACK" not in name and name not in made]
+    rooms = {path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+
+    assert len(places) > 20
+    assert [name for name in places if not ((ROOT / name).exists() or (package / name).exists())] == []
+    assert [name for name in sorted(rooms) if f"| `{name}` |" not in page] == []
+    assert [target for target in re.findall(r"\]\(([\w./]+)\)", page) if not (ROOT / "docs" / target).exists()] == []
+
+
 def test_the_page_of_verbs_is_up_to_date() -> None:
     """docs/verbs.md says what the command line takes, each option with its meaning; python tests/unit/verbs_page.py writes it anew."""
     page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("verbs_page.py"))))
