@@ -236,10 +236,11 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(tags=["check"])
 def lint(session: nox.Session) -> None:
-    """Check style and spelling."""
+    """Check style, spelling, and what workflows could be made to do."""
     session.install(*groups("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("codespell")
+    session.run("zizmor", "--offline", "--pedantic", "--quiet", ".github")
 
 
 @nox.session(tags=["check"])
