@@ -130,19 +130,40 @@ def test_a_byte_changed_behind_its_time_is_found_when_every_byte_is_read(scene: 
     assert [fault.files for fault in faults(scene, deep=True)] == [("torch/__init__.py",)]
 
 
-def test_a_wheel_whose_own_record_is_wrong_is_no_fault(scene: Scene) -> None:
-    """Some wheels were edited after their RECORD was written; what came with the wheel's own bytes is what has to stay."""
+def _bent(scene: Scene) -> Path:
+    """Return a wheel, one file of which was edited after its RECORD had been written."""
     bent = wheels.plain(scene.user.folder / "made", "bent", "1.0", files={"bent/lib.so": b"as it was recorded"})
     with zipfile.ZipFile(bent) as source:
         members = {name: source.read(name) for name in source.namelist()}
     with zipfile.ZipFile(bent, "w") as target:
         for name, data in {**members, "bent/lib.so": b"and as it was edited by a tool"}.items():
             target.writestr(name, data)
-    scene.index.add(scene.host.made["2"], [scene.host.made["others"][0], bent])
+    return bent
+
+
+def test_a_wheel_whose_own_record_is_wrong_is_no_fault(scene: Scene) -> None:
+    """Some wheels were edited after their RECORD was written; what came with the wheel's own bytes is what has to stay."""
+    scene.index.add(scene.host.made["2"], [scene.host.made["others"][0], _bent(scene)])
     installs(scene)
 
     assert faults(scene) == faults(scene, deep=True) == ()
     (scene.user.site / "bent" / "lib.so").write_bytes(b"and as it was edited by a fool")
+    assert [fault.files for fault in faults(scene, deep=True)] == [("bent/lib.so",)]
+
+
+def test_what_came_wrong_is_known_once_and_for_good(scene: Scene) -> None:
+    """A file behind a wrong RECORD, changed with its size and time kept, is not taken for good by the next installation."""
+    bent, path = _bent(scene), scene.user.site / "bent" / "lib.so"
+    for made in ("1", "2"):
+        scene.index.add(scene.host.made[made], [scene.host.made["others"][0], bent])
+    older, newer = (entry.name for entry in scene.index.manifest.entries[-2:])
+    installs(scene, release=older)
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    installs(scene, release=newer)
+
+    assert faults(scene) == ()
     assert [fault.files for fault in faults(scene, deep=True)] == [("bent/lib.so",)]
 
 

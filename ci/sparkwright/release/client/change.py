@@ -86,10 +86,17 @@ def record(place: Environment, chosen: Chosen, todo: Plan, history: tuple[Chosen
     there = packages.found(place)
     if absent := [one.project for one in chosen.packages if len(there.get(one.project, [])) != 1]:
         raise EnvironmentBroken(f"{place.prefix} does not hold what was just installed.", details=absent)
-    placed = {one.project: packages.placed(place, there[one.project][0], found=one.project in todo.found) for one in chosen.packages}
+    kept = {one.project for one in todo.keep}
+    lay = was.installed.placed if was.installed and was.half is None else {}
+    placed = {
+        one.project: packages.placed(
+            place, there[one.project][0], found=one.project in todo.found, before=lay.get(one.project) if one.project in kept else None
+        )
+        for one in chosen.packages
+    }
     known = was.installed.caches if was.installed else {}
-    kept = {old.release: known[old.release] for old in history if old.release in known}
-    return Installed(chosen, placed, history[-state.KEPT :], {**kept, chosen.release: caches.place(place)})
+    older = {old.release: known[old.release] for old in history if old.release in known}
+    return Installed(chosen, placed, history[-state.KEPT :], {**older, chosen.release: caches.place(place)})
 
 
 def clear(session: Outside, place: Environment, was: Before) -> None:

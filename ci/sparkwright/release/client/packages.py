@@ -69,11 +69,17 @@ def stat(info: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def placed(place: Environment, info: str, *, found: bool = False) -> Placed:
-    """Return how the package with that ``.dist-info`` lies there now."""
+def placed(place: Environment, info: str, *, found: bool = False, before: Placed | None = None) -> Placed:
+    """
+    Return how the package with that ``.dist-info`` lies there now.
+
+    Args:
+        before: How it lay there when it was laid down, where that was earlier: which of its files are `odd` was known then, for good.
+    """
     folder = place.site / info
     with contextlib.suppress(FileNotFoundError):
-        return Placed(info, digest.sha256_file(folder / "RECORD"), content.of_installed(folder), stat(folder), found, odd(folder))
+        known = before.odd if before else odd(folder)
+        return Placed(info, digest.sha256_file(folder / "RECORD"), content.of_installed(folder), stat(folder), found, known)
     return Placed(info, "", "", "", found)
 
 
@@ -81,7 +87,8 @@ def odd(info: Path) -> dict[str, str]:
     """
     Return the files of a package whose size is not the one that RECORD states: name → sha256 of what is there.
 
-    To be asked when the package was just laid down from a wheel that is known by hash; from then on these files are known, too.
+    Asked once, when the package has just been laid down from a wheel that is known by hash. A file of the stated size and another hash
+    is not among them, and `health.look` finds fault with it.
     """
     site, found = info.parent, {}
     for name, _, size in rows(info):
