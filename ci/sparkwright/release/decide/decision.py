@@ -14,10 +14,10 @@ from sparkwright.gates.throughput.records import Result, Subject
 from sparkwright.gates.verdict import ORDER, Verdict
 from sparkwright.release.decide import hollow, speeds
 from sparkwright.release.decide.facts import Inspected
-from sparkwright.release.decide.origin import line
 from sparkwright.release.decide.policy import ForkRule, ReleasePolicy
 from sparkwright.release.decide.verdicts import Judged, check_subject
-from sparkwright.release.manifest.records import Missing, Proved, Rung
+from sparkwright.release.evidence.judged import speeds as shown
+from sparkwright.release.manifest.records import Missing, Proved, Rung, line
 
 #: References that the decision itself gives; those of rungs are their own.
 REASONS: Mapping[str, str] = {
@@ -64,7 +64,7 @@ def decide(
     return Proved(
         wheel=wheel.sha256, policy=policy.digest, missing=tuple(sorted(lacking, key=lambda one: (one.rung, one.reference))),
         rungs=tuple(_shown(verdicts.get(name), name) for name in RUNGS if name in verdicts or (rule and name in rule.rungs)),
-        speeds=speeds.shown(result), baseline=_named(result.baseline) if result and result.baseline else "",
+        speeds=shown(result) if result else (), baseline=_named(result.baseline) if result and result.baseline else "",
         margin=result.margin if result else None, host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )  # fmt: skip
 

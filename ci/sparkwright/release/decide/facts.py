@@ -26,7 +26,7 @@ from sparkwright.digest import sha256_bytes
 from sparkwright.errors import ArchiveUnsafe, WheelInvalid, WheelMismatch, WheelUnsafe
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
-from sparkwright.release.manifest.records import Fork, Machine, Wheel
+from sparkwright.release.manifest.records import Fork, Machine, Wheel, line
 from sparkwright.store import room_guard
 
 #: Platform tag's end → the machine.
@@ -94,7 +94,7 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
     metadata = _headers(texts["METADATA"])
     wheel = Wheel(
         path.name, about.sha256, about.size, came.fork.name, about.name, str(metadata["Version"]), _machine(path.name, about), "",
-        sha256_bytes(texts["METADATA"]), "", origin.line(str(metadata["Requires-Python"] or "")), found.digest, content.of_wheel(path),
+        sha256_bytes(texts["METADATA"]), "", line(str(metadata["Requires-Python"] or "")), found.digest, content.of_wheel(path),
         libraries.listed(path.name, found, came, rows),
     )  # fmt: skip
     sbom = texts.get(SBOM, b"")

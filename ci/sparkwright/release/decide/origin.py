@@ -16,7 +16,7 @@ from sparkwright.build.wheel import BuildRecord
 from sparkwright.build.wheelfile import BUILD_RECORD, WheelName
 from sparkwright.digest import sha256_file
 from sparkwright.errors import WheelMismatch
-from sparkwright.release.manifest.records import Fork, Patch
+from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 INSTALLER = "sparkwright"
 
 _CUDA = re.compile(r"(?:^|\.)(cu\d+)$")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -123,8 +122,3 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
     folder = f"{name.distribution}/jit_cache"
     compiled = {f"{folder}/{module}/{module}.so": one.sha256 for module, one in record.modules.items()}
     return Origin(whole.fork, None, record.stack, compiled)
-
-
-def line(text: str) -> str:
-    """Return *text* as one line that any terminal and any record takes."""
-    return _CONTROL.sub(" ", text)[:1000]

@@ -18,9 +18,8 @@ from sparkwright.gates.throughput.calibration import Calibration, Day
 from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series
 from sparkwright.gates.throughput.tracks import Known
 from sparkwright.gates.verdict import Verdict
-from sparkwright.release.decide.origin import line
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
-from sparkwright.release.manifest.records import Missing, Speed
+from sparkwright.release.manifest.records import Missing, line
 
 #: Machines round logarithms differently in the last digit.
 NEAR = 1e-9
@@ -139,19 +138,3 @@ def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
     had = {(cell.name, one.metric) for cell in result.cells for one in cell.series if one.primary}
     if lacking := [f"{cell.name} {metric}" for cell in asked.cells for metric in cell.primary if (cell.name, metric) not in had]:
         yield Missing("G8", "invalid", "cells-missing", line(f"series that decide were not measured: {', '.join(lacking)}"))
-
-
-def shown(result: Result | None) -> tuple[Speed, ...]:
-    """Return what was measured, series by series, for people."""
-    return tuple(_speed(cell, one) for cell in result.cells for one in cell.series) if result and result.kind == "gate" else ()
-
-
-def _speed(cell: CellResult, one: Series) -> Speed:
-    ratio = one.candidate / one.baseline if one.candidate is not None and one.baseline else None
-    passing, failing = (path[-1] if path else None for path in (one.pass_evidence, one.fail_evidence))
-    figures = [_finite(value) for value in (ratio, one.low, one.high, passing, failing)]
-    return Speed(line(cell.name), one.metric, one.state if one.primary else "not-run", *figures)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,12 +22,6 @@ LARGEST = 64 << 20
 #: How the wheel under a graft is called among what a build depends on. It is another one on each machine, and a release names one.
 BASE = "the official wheel"
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
-
-
-def line(text: str) -> str:
-    """Return *text* as the one line that records of releases hold."""
-    return _CONTROL.sub(" ", text)[:1000]
 
 
 def file(name: str, sha256: str) -> Resource:

@@ -15,7 +15,7 @@ from sparkwright.errors import EvidenceInvalid, WheelInvalid, WheelMismatch
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.predicates import Provenance, read
-from sparkwright.release.manifest.records import Fork, Machine, Patch, Wheel
+from sparkwright.release.manifest.records import Fork, Machine, Patch, Wheel, line
 
 _MACHINES: tuple[Machine, ...] = ("aarch64", "x86_64")
 
@@ -105,7 +105,7 @@ def _record(data: bytes) -> _Record | None:
 def _fork(path: Path, record: _Record) -> Fork:
     from packaging.version import Version
 
-    source, steps, line = record.source.source, record.source.steps, agreement.line
+    source, steps = record.source.source, record.source.steps
     return Fork(
         record.source.fork, Version(WheelName.of(path.name).version).public, source.kind, line(source.origin), source.pin, source.tree,
         source.resolved, "", record.source.tree, record.base,

@@ -17,7 +17,7 @@ from sparkwright.gates import ladder
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.throughput.records import CellResult, Result, Series
 from sparkwright.gates.verdict import ORDER, Check, State, Verdict
-from sparkwright.release.manifest.records import Missing, Proved, Rung, Speed, Wheel
+from sparkwright.release.manifest.records import Missing, Proved, Rung, Speed, Wheel, line
 
 #: The rung that stands on a file of its own.
 THROUGHPUT = "G8"
@@ -149,4 +149,4 @@ def _speed(cell: CellResult, one: Series) -> Speed:
     ratio = one.candidate / one.baseline if one.candidate is not None and one.baseline else None
     passing, failing = (path[-1] if path else None for path in (one.pass_evidence, one.fail_evidence))
     figures = (value if value is not None and math.isfinite(value) else None for value in (ratio, one.low, one.high, passing, failing))
-    return Speed(cell.name, one.metric, one.state if one.primary else "not-run", *figures)
+    return Speed(line(cell.name), one.metric, one.state if one.primary else "not-run", *figures)

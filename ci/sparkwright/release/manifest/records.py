@@ -7,6 +7,7 @@ every publication, is signed whole, and binds both by that hash. Index, pages an
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,6 +30,13 @@ Channel = Literal["candidate", "verified"]
 Action = Literal["publish", "promote", "yank", "rollback", "retain", "refresh"]
 #: ``aarch64``, ``x86_64``, or ``any`` for a wheel without machine code.
 Machine = Literal["aarch64", "x86_64", "any"]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+def line(text: str) -> str:
+    """Return *text* as a `Line`: what cannot stand in one becomes a space, and what is too long is cut."""
+    return _CONTROL.sub(" ", text)[:1000]
 
 
 class Library(msgspec.Struct, frozen=True):
