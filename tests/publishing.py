@@ -144,11 +144,9 @@ class Client:
         return reply.content
 
     def links(self, page: str) -> list[str]:
-        """Return what the page leads to; nothing where there is no page yet."""
+        """Return what the page leads to."""
         where = urljoin(self.url, page)
         reply = self._session.get(where, timeout=60)
-        if reply.status_code == 404 and not self.serials[1:]:
-            return []
         assert reply.status_code == 200, (where, reply.status_code)
         found = _Links()
         found.feed(reply.text)

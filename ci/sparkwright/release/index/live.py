@@ -91,9 +91,10 @@ def flip(root: Path, serial: int) -> None:
     made = place(root, serial)
     if missing := [name for name in (*NAMES, PAGES) if not (made / name).exists()]:
         raise IndexDamaged(f"Generation {serial} cannot go live: it lacks {', '.join(missing)}.")
-    point(root / CURRENT, f"{GENERATIONS}/{serial}")
+    # The names first: of a new index they lead nowhere until the rename, and then all of them do at once.
     for name in NAMES:
         point(root / name, f"{CURRENT}/{name}")
+    point(root / CURRENT, f"{GENERATIONS}/{serial}")
     sync(root)
     led = pages_of(made)
     for release in _releases(root) - led.keys():
