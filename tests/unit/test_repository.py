@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"
 
 #: From the bottom up (DESIGN §2); the kernel is every module that lies in the package itself.
-LAYERS = ("kernel", "forks", "cherry_picks", "build", "audit", "gates", "release", "cli")
+LAYERS = ("kernel", "forks", "cherry_picks", "build", "audit", "gates", "release", "operate", "cli")
 
 #: The demo's miniature upstreams lie in folders that are not packages: they are data.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if (path.parent / "__init__.py").exists() and "upstreams" not in path.parts)

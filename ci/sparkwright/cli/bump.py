@@ -1,8 +1,9 @@
-"""``sparkwright bump``: a fork to another upstream release, ending in a lock diff and a range-diff."""
+"""``sparkwright bump``: a fork to another upstream release, ending in a lock diff, a range-diff and the units to compile anew."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from sparkwright.cherry_picks import bases, bump, export, history, rebase
 from sparkwright.cherry_picks.bump import Bump
@@ -12,7 +13,13 @@ from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, PatchConflict
+from sparkwright.forks import sources
 from sparkwright.forks.session import Session
+from sparkwright.github import ADDRESS, GitHub
+from sparkwright.operate.upkeep import bumped, foreseen, proposal
+from sparkwright.operate.upkeep.foreseen import Foreseen
+from sparkwright.operate.upkeep.proposal import Proposed
+from sparkwright.repository import Repository
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -20,11 +27,21 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     fork = only_fork(session)
     if session.offline:
         raise NotProvided("bump asks the index and the upstream, which --offline forbids.", todo="Run it with a connection.")
-    made = bump.plan(session, fork, arguments.to)
+    if arguments.pull:
+        bumped.clean(session.project.root)
+    version = arguments.to
+    if version == "newest":
+        version = _newest(session, fork)
+        if not version:
+            console.result(f"{fork} is at its newest release already.")
+            console.document({"bump": None})
+            return 0
+    old = sources.fetch(session, fork).tree
+    made = bump.plan(session, fork, version)
     _tell(made)
     if stuck := [one for one in made.trials if one.patch.startswith("#") and one.state in ("conflict", "likely-upstream")]:
         raise PatchConflict(
-            f"{', '.join(one.patch for one in stuck)} of {fork} cannot go along to {arguments.to}.",
+            f"{', '.join(one.patch for one in stuck)} of {fork} cannot go along to {version}.",
             details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
             todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",
         )
@@ -35,10 +52,36 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         show(session, fork, made.base, done)
     changed = from_worktree(session, fork, [])
     between = history.range_diff(session.objects, before, (done.base, done.tip))
-    for line in (*changed, "", "range-diff of both series:", *between):
+    units = foreseen.foresee(session.objects, old, made.base.tree) if _compiles(session, fork) else None
+    for line in (*changed, "", "range-diff of both series:", *between, "", *(foreseen.lines(units) if units else ())):
         console.result(line)
-    console.document({"bump": made, "changed": changed, "range_diff": between})
+    proposed = _propose(session, arguments, made, between, units) if arguments.pull else None
+    console.document({"bump": made, "changed": changed, "range_diff": between, "recompiles": units, "pull": proposed})
     return 0
+
+
+def _newest(session: Session, fork: str) -> str:
+    """Return the newest release of *fork*; empty where it is the locked one, or where it has none."""
+    locked = session.lock.forks[fork].sdist
+    later = bases.releases_after(bases.listed(session, locked.name), locked.version) if locked else []
+    return later[-1].version if later else ""
+
+
+def _compiles(session: Session, fork: str) -> bool:
+    return session.project.fork(fork).build != "headers"
+
+
+def _propose(session: Session, arguments: argparse.Namespace, made: Bump, between: Sequence[str], units: Foreseen | None) -> Proposed:
+    """Open the pull request, or set it to this change."""
+    root, stack = session.project.root, session.project.stack
+    repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull)
+    text = bumped.body(stack, made, between, units)
+    done = proposal.propose(
+        repository, arguments.base, bumped.head(root), bumped.branch(stack, made), bumped.changed(root),
+        title=bumped.title(stack, made), body=text,
+    )  # fmt: skip
+    console.result(f"pull request {done.done}: {done.url}")
+    return done
 
 
 def _tell(made: Bump) -> None:

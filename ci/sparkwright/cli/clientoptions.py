@@ -35,6 +35,10 @@ def install(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--repair", action="store_true", help="put back what something else changed in the installed set")
     verb.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and change nothing")
     verb.add_argument("--onsite", action="store_true", help="only what a checkout's onsite.yaml installs and edits; needs no index")
+    verb.add_argument(
+        "--built", type=Path, metavar="DIR", help="the matched set around wheels in this folder, as they were built: to gate in, unproved"
+    )
+    verb.add_argument("--stock", action="store_true", help="the official wheel that the stack is grafted onto, to measure against")
     verb.add_argument("--restore", action="store_true", help="with --onsite: put the unedited files of the pinned wheels back")
 
 

@@ -1,17 +1,22 @@
-"""``sparkwright drift``: the series against later releases and upstream's newest commit, writing nothing."""
+"""``sparkwright drift``: the series against later releases and upstream's newest commit; with ``--issue``, told in one issue."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from sparkwright import summary
 from sparkwright.cherry_picks import bases, drift, ledger, needed, series
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.console import console
 from sparkwright.forks.session import Session
+from sparkwright.github import ADDRESS, GitHub
+from sparkwright.operate.upkeep import driftreport, issue
+from sparkwright.operate.upkeep.issue import Kept
+from sparkwright.repository import Repository
 
 #: How a state is written in the table.
 MARKS = {
@@ -28,13 +33,39 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Show, for each fork, what becomes of every patch on every base; or which release took each idea of ``ideas.yaml``."""
     if arguments.ideas:
         return _ideas(session)
+    if arguments.given:
+        return _tell([one for path in arguments.given for one in driftreport.read(path)], session, arguments)
     made = [_drift(session, fork, arguments) for fork in session.forks]
     for one in made:
         show(one)
     if not arguments.releases and any(trial.state == "conflict" for one in made for trial in one.trials):
         console.note("a conflict may mean that upstream took the patch long ago and changed it since: --releases tells")
-    console.document({"drift": [{"of": one, "absorbed": [drift.absorbed(one, name) for name in _names(one)]} for one in made]})
+    kept = _keep(made, session, arguments) if arguments.issue else None
+    told = [{"of": one, "absorbed": [drift.absorbed(one, name) for name in _names(one)]} for one in made]
+    console.document({"drift": told, "issue": kept})
     return 0
+
+
+def _tell(made: Sequence[Drift], session: Session, arguments: argparse.Namespace) -> int:
+    """Tell of drifts that were looked at before."""
+    for one in made:
+        show(one)
+    kept = _keep(made, session, arguments) if arguments.issue else None
+    console.document({"drift": [{"of": one} for one in made], "issue": kept})
+    return 0
+
+
+def _keep(made: Sequence[Drift], session: Session, arguments: argparse.Namespace) -> Kept:
+    """File, rewrite or close the one issue that tells of drift."""
+    repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.issue)
+    asking = driftreport.asking(made)
+    stacks = ", ".join(dict.fromkeys(one.stack for one, _ in asking))
+    count = f"{len(asking)} patches of {stacks} ask" if len(asking) != 1 else f"a patch of {stacks} asks"
+    title = f"Drift: {count} for a person" if asking else "Drift"
+    text = driftreport.body(made, run=summary.run_url())
+    kept = issue.keep(repository, "drift", title, text, author=arguments.author, wanted=bool(asking))
+    console.result(f"issue {kept.done}{f': {kept.url}' if kept.url else ''}")
+    return kept
 
 
 def _ideas(session: Session) -> int:

@@ -23,6 +23,8 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
     """Install, list, or do the on-site part alone."""
     if arguments.onsite:
         return _onsite(session, arguments)
+    if arguments.stock or arguments.built:
+        return _trial(session, arguments)
     if arguments.restore:
         raise UsageError("--restore belongs to --onsite.")
     wish = Wish(
@@ -32,6 +34,23 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _list(session, arguments, wish)
     done = install.install(session, environments.chosen(arguments.into), wish)
+    environments.show(done)
+    console.document({"installed": done})
+    return 0
+
+
+def _trial(session: Session, arguments: argparse.Namespace) -> int:
+    """Make an environment to gate in: around wheels that nobody published, or with the stock wheel."""
+    from sparkwright.operate import trial
+
+    if arguments.into is None or (arguments.stock and arguments.built):
+        raise UsageError("An environment to gate in is named by --into, and holds either wheels of yours or the stock one.")
+    if arguments.stock:
+        kept = trial.stock(session, arguments.into.absolute())
+        console.result(str(kept))
+        console.document({"stock": str(kept)})
+        return 0
+    done = trial.built(session, arguments.built, arguments.into)
     environments.show(done)
     console.document({"installed": done})
     return 0

@@ -33,10 +33,14 @@ def publisher(session: Session, arguments: argparse.Namespace) -> Publisher:
     """
     policy = policies.load(session.project.root)
     signer = _signer(arguments)
-    return Publisher(session, arguments.at.absolute(), signer, _trust(signer, policy, arguments.predecessor), policy)
+    passing = not arguments.key and not arguments.identity
+    return Publisher(session, arguments.at.absolute(), signer, _trust(signer, policy, arguments.predecessor, passing=passing), policy)
 
 
 def _signer(arguments: argparse.Namespace) -> Signer:
+    if getattr(arguments, "dry_run", False) and not arguments.key and not arguments.identity:
+        # Whoever only decides signs nothing.
+        return KeySigner.passing()
     if bool(arguments.key) == arguments.identity:
         raise UsageError("Either --key FILE or --identity says who signs.", todo="Make a key with `sparkwright key FILE`.")
     if arguments.identity:
@@ -46,11 +50,11 @@ def _signer(arguments: argparse.Namespace) -> Signer:
     return KeySigner.load(arguments.key, keys.passphrase())
 
 
-def _trust(signer: Signer, policy: ReleasePolicy, predecessors: Sequence[Path]) -> Trust:
+def _trust(signer: Signer, policy: ReleasePolicy, predecessors: Sequence[Path], *, passing: bool) -> Trust:
     """Return whose signature counts for what is there already: the signer's own, and those who are named as predecessors."""
     identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
     own = signer.public if isinstance(signer, KeySigner) else None
-    if own and policy.keys and own.fingerprint not in policy.keys:
+    if own and not passing and policy.keys and own.fingerprint not in policy.keys:
         raise SignerUnknown("ci/release.yaml does not name this key as one that publishes.", details=[f"fingerprint: {own.fingerprint}"])
     if own is None and signer.by not in [one.identity for one in identities]:
         raise SignerUnknown("ci/release.yaml does not name this identity as one that publishes.", details=[f"identity: {signer.by}"])

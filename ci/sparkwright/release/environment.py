@@ -12,6 +12,7 @@ import csv
 import hashlib
 import io
 import os
+import platform
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,11 @@ class Environment(msgspec.Struct, frozen=True):
     @property
     def python(self) -> Path:
         return self.prefix / "bin" / "python"
+
+    @property
+    def machine(self) -> str:
+        """What it runs on, as Python names it: ``aarch64``."""
+        return platform.machine()
 
     @property
     def ranked(self) -> list[Tag]:

@@ -32,18 +32,19 @@ def wheels_of(release: Release, machine: str = "") -> tuple[Wheel, ...]:
     return tuple(wheel for wheel in release.wheels if wheel.machine in (machine or platform.machine(), "any"))
 
 
-def first_fitting(catalogue: Catalogue, entries: Sequence[Entry]) -> tuple[Entry, Release]:
-    """Return the first of *entries* that has wheels for this machine; raise `ReleaseUnknown` where none has."""
+def first_fitting(catalogue: Catalogue, entries: Sequence[Entry], machine: str = "") -> tuple[Entry, Release]:
+    """Return the first of *entries* that has wheels for *machine* (default: this one); raise `ReleaseUnknown` where none has."""
     for entry in entries:
         release = catalogue.release(entry)
-        if lock_of(release):
+        if lock_of(release, machine):
             return entry, release
-    raise ReleaseUnknown(f"No release is for this machine ({platform.machine()}).", details=[entry.name for entry in entries][:10])
+    where = machine or f"this machine ({platform.machine()})"
+    raise ReleaseUnknown(f"No release is for {where}.", details=[entry.name for entry in entries][:10])
 
 
-def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channel) -> tuple[Missing, ...]:
+def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channel, machine: str = "") -> tuple[Missing, ...]:
     """
-    Check all evidence of what would be installed, and return what is missing of it.
+    Check all evidence of what would be installed on *machine* (default: this one), and return what is missing of it.
 
     Raises:
         EvidenceInvalid, SignatureInvalid, SignerUnknown, VerdictForeign, VerdictHollow: See `evidence.check`.
@@ -52,7 +53,7 @@ def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channe
     proof = catalogue.proof(entry)
     forks = {fork.name: fork for fork in release.forks}
     missing: list[Missing] = []
-    for wheel in wheels_of(release):
+    for wheel in wheels_of(release, machine):
         about = [one for one in proof.wheels if one.wheel == wheel.sha256]
         if len(about) != 1:
             raise EvidenceInvalid(f"The proof of {entry.name} says nothing of {wheel.filename}, or twice.", details=[wheel.sha256])
@@ -72,7 +73,7 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
         SetMixed: The lock, the edits and the release do not belong together.
         EnvironmentUnusable: The set is not for its Python.
     """
-    lock = lock_of(release)
+    lock = lock_of(release, place.machine)
     assert lock is not None  # `first_fitting`
     what = f"the lock of {entry.name}"
     read = sets.read(catalogue.lock(entry, release, lock.machine), what)
@@ -84,11 +85,11 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
             todo="Make an environment with a Python that the release is for (see its page or `install --list`).",
         ) from error  # fmt: skip
     pinned = {packages.canonical(one.name): _pinned(catalogue, one) for one in selected}
-    _check(entry, release, lock, pinned)
+    _check(entry, release, lock, pinned, place.machine)
     onsite = catalogue.onsite(entry, release)
     if onsite is not None:
         _check_onsite(entry, onsite, pinned, place)
-    own = {wheel.project: wheel for wheel in wheels_of(release)}
+    own = {wheel.project: wheel for wheel in wheels_of(release, place.machine)}
     there = tuple(_ours(catalogue, own, one) for one in pinned.values() if own.get(one.project) is None or own[one.project].fork != SELF)
     text = digest.canonical(onsite).decode() if onsite is not None else ""
     index, serial = catalogue.manifest.url, catalogue.manifest.serial
@@ -108,10 +109,10 @@ def _ours(catalogue: Catalogue, own: Mapping[str, Wheel], one: Pinned) -> Pinned
     return Pinned(one.project, one.version, one.filename, one.sha256, catalogue.address.of(place), wheel.size)
 
 
-def _check(entry: Entry, release: Release, lock: Lock, pinned: Mapping[str, Pinned]) -> None:
+def _check(entry: Entry, release: Release, lock: Lock, pinned: Mapping[str, Pinned], machine: str) -> None:
     """Raise `SetMixed` unless lock and release name the same wheels and the same versions."""
     wrong = []
-    for wheel in wheels_of(release):
+    for wheel in wheels_of(release, machine):
         one = pinned.get(wheel.project)
         if one is None:
             wrong += [f"{wheel.project}: not in the lock"] if wheel.fork != SELF else []

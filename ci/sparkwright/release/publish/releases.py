@@ -18,7 +18,7 @@ from sparkwright.errors import GitHubRefused, GitHubUnreachable, PublishFailed, 
 from sparkwright.github import ATTEMPTS, GitHub, host_of
 from sparkwright.release.publish import transfer
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
-from sparkwright.release.publish.remote import Asset, Releases, Remote, Repository
+from sparkwright.release.publish.remote import About, Asset, Releases, Remote
 
 UPLOADS = "https://uploads.github.com"
 #: GitHub's limits: bytes of a file are below it, files of a release at most so many.
@@ -55,7 +55,7 @@ class GitHubReleases:
         self._found: Remote | None = None
 
     @cached_property
-    def _repository(self) -> Repository:
+    def _repository(self) -> About:
         return self._releases.about()
 
     def ready(self) -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.errors import GitHubRefused, GitHubUnreachable, PublishFailed, SparkwrightError
-from sparkwright.github import GitHub, Reply
-
-T = TypeVar("T")
-
-#: Releases are asked for in pages of so many, so that no page is larger than what is read of a reply.
-PAGE, PAGES = 20, 50
+from sparkwright.errors import GitHubUnreachable
+from sparkwright.repository import Repository
 
 _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
-class Repository(msgspec.Struct, frozen=True):
+class About(msgspec.Struct, frozen=True):
     """A repository: its name as GitHub writes it, where people see it, and whether the token may change its settings."""
 
     full_name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+\Z")]
@@ -62,41 +55,32 @@ class Setting(msgspec.Struct, frozen=True):
     enabled: bool
 
 
-class Releases:
+class Releases(Repository):
     """
     The releases of one repository.
 
-    Args:
-        repository: ``OWNER/NAME``.
-
-    Raises:
-        GitHubRefused: That cannot be a repository.
+    Args and raises: as `Repository`.
     """
 
-    def __init__(self, github: GitHub, repository: str) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}\Z)[A-Za-z0-9._-]+", repository):
-            raise GitHubRefused(f"{repository!r:.200} is no repository of GitHub.", todo="Write --files github:OWNER/REPOSITORY.")
-        self.github, self.repository = github, repository
-
-    def about(self) -> Repository:
+    def about(self) -> About:
         """Return what GitHub says of the repository."""
-        return self._told("GET", "", Repository, f"the repository {self.repository}")
+        return self.told("GET", "", About, f"the repository {self.repository}")
 
     def setting(self) -> bool | None:
         """Return whether releases become immutable; None where the token may not know."""
-        reply = self.github.ask("GET", self._path("/immutable-releases"), f"the settings of {self.repository}")
+        reply = self.github.ask("GET", self.path("/immutable-releases"), f"the settings of {self.repository}")
         if reply.status in (403, 404):
             return None
-        return self._decoded(reply, Setting, f"the settings of {self.repository}").enabled
+        return self.decoded(reply, Setting, f"the settings of {self.repository}").enabled
 
     def published(self, tag: str) -> Remote | None:
         """Return the published release of *tag*, if there is one."""
-        reply = self.github.ask("GET", self._path(f"/releases/tags/{quote(tag, safe='')}"), f"the release {tag}")
-        return None if reply.status == 404 else self._decoded(reply, Remote, f"the release {tag}")
+        reply = self.github.ask("GET", self.path(f"/releases/tags/{quote(tag, safe='')}"), f"the release {tag}")
+        return None if reply.status == 404 else self.decoded(reply, Remote, f"the release {tag}")
 
     def drafts(self, tag: str) -> list[Remote]:
         """Return the drafts for *tag*, oldest first; there can be several, since GitHub takes a question twice that was sent twice."""
-        found = [one for one in self._listed("/releases", Remote, f"the drafts of {self.repository}") if one.draft and one.tag_name == tag]
+        found = [one for one in self.listed("/releases", Remote, f"the drafts of {self.repository}") if one.draft and one.tag_name == tag]
         return sorted(found, key=lambda one: one.id)
 
     def create(self, tag: str, title: str, *, prerelease: bool) -> None:
@@ -104,26 +88,26 @@ class Releases:
         text = "Made by sparkwright. The index says what these files are and what was shown of them; nothing here is ever replaced."
         record = {"tag_name": tag, "name": title, "body": text, "draft": True, "prerelease": prerelease}
         try:
-            self._told("POST", "/releases", Remote, f"a draft for {tag}", record)
+            self.told("POST", "/releases", Remote, f"a draft for {tag}", record)
         except GitHubUnreachable:
             if not self.drafts(tag):
                 raise
 
     def publish(self, release: Remote) -> None:
         """Publish the draft."""
-        self._told("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": False})
+        self.told("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": False})
 
     def withdraw(self, release: Remote) -> None:
         """Make a published release that is not immutable a draft again."""
-        self._told("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": True})
+        self.told("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": True})
 
     def assets(self, release: Remote) -> dict[str, Asset]:
         """Return the files of *release* by name."""
-        return {one.name: one for one in self._listed(f"/releases/{release.id}/assets", Asset, f"the files of {release.tag_name}")}
+        return {one.name: one for one in self.listed(f"/releases/{release.id}/assets", Asset, f"the files of {release.tag_name}")}
 
     def asset_url(self, asset: Asset) -> str:
         """Return where the bytes of *asset* are read back, of a draft too."""
-        return f"{self.github.address}{self._path(f'/releases/assets/{asset.id}')}"
+        return f"{self.github.address}{self.path(f'/releases/assets/{asset.id}')}"
 
     def remove_asset(self, asset: Asset) -> None:
         """Remove a file of a draft."""
@@ -136,40 +120,7 @@ class Releases:
             self._gone(f"/git/refs/tags/{quote(release.tag_name, safe='')}", f"the tag {release.tag_name}")
 
     def _gone(self, path: str, where: str) -> None:
-        reply = self.github.ask("DELETE", self._path(path), where)
+        reply = self.github.ask("DELETE", self.path(path), where)
         # 404: an attempt without an answer was heard; 422: there is no such tag.
         if reply.status not in (204, 404, 422):
             raise self.refusal(reply, where)
-
-    def _listed(self, path: str, kind: type[T], where: str) -> Iterator[T]:
-        for page in range(1, PAGES + 1):
-            found = self._told("GET", f"{path}?per_page={PAGE}&page={page}", list[kind], where)  # type: ignore[valid-type]
-            yield from found
-            if len(found) < PAGE:
-                return
-        raise PublishFailed(f"There are more than {PAGE * PAGES} of {where}.", todo="Remove what is not needed any more.")
-
-    def _told(self, method: str, path: str, kind: type[T], where: str, record: object = None) -> T:
-        return self._decoded(self.github.ask(method, self._path(path), where, record), kind, where)
-
-    def _decoded(self, reply: Reply, kind: type[T], where: str) -> T:
-        if reply.status not in (200, 201):
-            raise self.refusal(reply, where)
-        try:
-            return msgspec.json.decode(reply.body, type=kind)
-        except (ValueError, RecursionError) as error:
-            begins = self.github.shown(reply.body.decode("utf-8", "replace"), 80)
-            raise GitHubUnreachable(
-                f"What came for {where} is not GitHub's answer.", details=[self.github.shown(str(error), 200), f"it begins: {begins}"]
-            ) from None
-
-    def refusal(self, reply: Reply, where: str) -> SparkwrightError:
-        """Return what a *reply* means that is not what was asked for."""
-        if reply.status in (404, 410, 422) and not reply.limited:
-            details = [f"answered {reply.status}", *([said] if (said := self.github.said(reply)) else [])]
-            todo = "Compare the name of the repository, and give GITHUB_TOKEN the right to write its contents."
-            return GitHubRefused(f"GitHub does not have or do this: {where}.", details=details, todo=todo)
-        return self.github.refusal(reply, where)
-
-    def _path(self, path: str) -> str:
-        return f"/repos/{self.repository}{path}"

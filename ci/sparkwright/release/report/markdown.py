@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.report import compare, pairs, rows, words
 from sparkwright.release.report.absent import absent
 from sparkwright.release.report.view import View
-
-#: What Markdown, or the sites that render it, take for their own.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
-#: A mention, an address or an issue that a site would make a link of; a character without width ends it.
-_LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
+from sparkwright.summary import escaped
 
 
 def render(results: Sequence[Result]) -> str:
@@ -27,7 +22,7 @@ def render(results: Sequence[Result]) -> str:
 
 def text(value: str) -> str:
     """Return *value* as plain text of one line: no markup, no link, no mention."""
-    return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", words.clean(value)))
+    return escaped(words.clean(value))
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:

@@ -110,6 +110,11 @@ class KeySigner:
         self._key = key
         self.public = PublicKey(key.public_key().public_bytes_raw())
 
+    @classmethod
+    def passing(cls) -> KeySigner:
+        """Return one with a key that is nowhere else, and gone with the process."""
+        return cls(Ed25519PrivateKey.generate())
+
     @property
     def by(self) -> str:
         return self.public.by

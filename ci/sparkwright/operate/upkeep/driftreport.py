@@ -1,0 +1,103 @@
+"""The report of a night's drift as the text of an issue: which patches need a person, on which base, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.cherry_picks.drift import Drift, Trial, proof
+from sparkwright.errors import FileInvalid
+from sparkwright.summary import block, plain, table
+
+#: Bytes of the largest report that is read; one of every release of vLLM since the lock has some hundred thousand.
+LARGEST = 16 * 1024 * 1024
+#: Characters of the largest issue; GitHub takes 65,536.
+LONGEST = 60_000
+#: States that ask for a person: the patch has to be mended, or can go.
+ASKING = ("conflict", "likely-upstream", "already-upstream", "empty")
+
+_MEANS = {
+    "conflict": "conflicts",
+    "likely-upstream": "is upstream most likely",
+    "already-upstream": "is upstream",
+    "empty": "changes nothing",
+}
+
+
+class _One(msgspec.Struct, frozen=True):
+    of: Drift
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What ``sparkwright drift --json`` prints; an *error* where it failed."""
+
+    drift: tuple[_One, ...] = ()
+    error: dict[str, object] = {}
+
+
+def read(path: Path) -> tuple[Drift, ...]:
+    """
+    Return the drifts in the file at *path*, the JSON document of ``sparkwright drift``.
+
+    Raises:
+        FileInvalid: It is not one, or tells of a drift that failed.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise FileInvalid(f"{path} has more than {LARGEST} bytes.")
+        made = msgspec.json.decode(path.read_bytes(), type=_Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise FileInvalid(f"{path} is no report of drift.", details=[str(error)]) from error
+    if made.error:
+        raise FileInvalid(f"{path} tells of a drift that failed.", details=[f"{made.error.get('reference')}: {made.error.get('what')}"])
+    return tuple(one.of for one in made.drift)
+
+
+def asking(drifts: Sequence[Drift]) -> list[tuple[Drift, Trial]]:
+    """Return what needs a person: the state of each patch on the newest base, where that is one of `ASKING`."""
+    return [(one, trial) for one in drifts for trial in one.trials if trial.base == one.bases[-1] and trial.state in ASKING]
+
+
+def body(drifts: Sequence[Drift], *, run: str = "") -> str:
+    """
+    Return the text of the issue, which depends on nothing but the arguments.
+
+    Args:
+        run: Where the night's log is; empty where it is nowhere.
+    """
+    found = asking(drifts)
+    lines = [_first(drifts, len(found)), ""]
+    if found:
+        rows = [[one.stack, one.fork, trial.patch, trial.base, _MEANS[trial.state]] for one, trial in found]
+        lines += [table("", ["stack", "fork", "patch", "on", "what"], rows)]
+    for one, trial in found:
+        lines += list(_patch(one, trial))
+    lines += [f"All patches of {plain(one.stack)}, {plain(one.fork)}: {_counts(one)}." for one in drifts if one.trials]
+    lines += ["", f"The night's log: <{run}>"] if run else []
+    text = "\n".join(lines).rstrip() + "\n"
+    return text if len(text) <= LONGEST else text[:LONGEST].rpartition("\n")[0] + "\n```\n\n*Cut here; the night's log has the rest.*\n"
+
+
+def _first(drifts: Sequence[Drift], count: int) -> str:
+    days = max((one.day for one in drifts), default="")
+    newest = ", ".join(f"{plain(one.fork)} {plain(one.bases[-1])}" for one in drifts if one.bases)
+    what = f"{count} of the patches ask for a person" if count else "every patch applies"
+    return f"As of {plain(days)}, on the newest of each upstream ({newest or 'none was reached'}), {what}."
+
+
+def _patch(one: Drift, trial: Trial) -> Iterator[str]:
+    yield f"### {plain(trial.patch)} of {plain(one.stack)} {_MEANS[trial.state]}"
+    yield ""
+    if trial.state == "conflict":
+        yield block(trial.says or ("git does not say where",))
+        yield f"To mend it: `sparkwright rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `export`."
+    else:
+        yield f"Because: {plain(proof(trial))}. The next bump drops it, or `export --drop` does."
+    yield ""
+
+
+def _counts(one: Drift) -> str:
+    newest = [trial for trial in one.trials if trial.base == one.bases[-1]]
+    return f"{sum(trial.state in ('applies', 'moves') for trial in newest)} of {len(newest)} apply on {plain(one.bases[-1])}"

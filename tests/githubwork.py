@@ -1,0 +1,196 @@
+"""
+GitHub's API of issues, git objects and pull requests, as a real server on a real bare repository.
+
+It follows https://docs.github.com/rest: objects are made by git itself, so a commit that comes of a proposal can be checked out; an issue
+belongs to the account whose token filed it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import http.server
+import json
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+TOKEN = "ghs_WORKWORKWORKWORKWORKWORK"
+REPOSITORY = "acme/wheels"
+
+
+@dataclasses.dataclass
+class World:
+    """
+    What the server knows.
+
+    Attributes:
+        path: The bare repository behind it.
+        asked: Method and path of each request, in order.
+        lost: Answers to this many of the next POSTs are never sent, although what they ask for is done.
+        bodies: What was sent along, in order.
+    """
+
+    path: Path
+    issues: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    pulls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    bodies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    user: str = "github-actions[bot]"
+    lost: int = 0
+    url: str = ""
+
+    def git(self, *words: str, data: bytes = b"") -> str:
+        """Run git in the repository."""
+        env = {"PATH": os.environ["PATH"], **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
+        done = subprocess.run(["git", *words], cwd=self.path, input=data, capture_output=True, check=False, env=env)
+        if done.returncode:
+            raise LookupError(done.stderr.decode())
+        return done.stdout.decode().strip()
+
+    def file(self, title: str, body: str, user: str) -> dict[str, Any]:
+        """File an issue as *user*."""
+        number = len(self.issues) + len(self.pulls) + 1
+        one = {"number": number, "state": "open", "title": title, "body": body, "user": {"login": user}}
+        self.issues.append(one | {"html_url": f"{self.url}/{REPOSITORY}/issues/{number}"})
+        return self.issues[-1]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; the test's output is for the test."""
+
+    def answer(self, status: int, record: Any) -> None:
+        data = json.dumps(record).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def serve(self) -> None:
+        world, parts = self.server.world, urlsplit(self.path)
+        sent = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        with self.server.lock:
+            world.asked.append((self.command, self.path))
+            world.bodies.append(sent)
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                self.answer(401, {"message": "Requires authentication"})
+                return
+            match = re.fullmatch(rf"/repos/{REPOSITORY}(/.+)", unquote(parts.path))
+            try:
+                status, record = self._route(match[1] if match else "", sent, parse_qs(parts.query))
+            except LookupError as error:
+                status, record = 422, {"message": str(error)}
+        if self.command == "POST" and world.lost:
+            world.lost -= 1
+            self.close_connection = True
+            return
+        with contextlib.suppress(OSError):
+            self.answer(status, record)
+
+    do_GET = do_POST = do_PATCH = serve  # noqa: N815  http.server calls them so
+
+    def _route(self, path: str, sent: dict[str, Any], query: dict[str, list[str]]) -> tuple[int, Any]:
+        world = self.server.world
+        routes: list[tuple[str, str, Callable[..., tuple[int, Any]]]] = [
+            ("GET", "/issues", lambda: (200, self._page([one for one in world.issues if one["state"] == "open"] + world.pulls, query))),
+            ("POST", "/issues", lambda: (201, world.file(sent["title"], sent["body"], world.user))),
+            ("PATCH", r"/issues/(\d+)", lambda number: self._change(world.issues, int(number), sent)),
+            ("GET", "/git/commits/([0-9a-f]{40})", lambda commit: (200, self._commit(commit))),
+            ("POST", "/git/blobs", lambda: (201, {"sha": self._blob(sent)})),
+            ("POST", "/git/trees", lambda: (201, {"sha": self._tree(sent)})),
+            ("POST", "/git/commits", lambda: (201, self._commit(self._made(sent)))),
+            ("GET", "/git/ref/heads/(.+)", self._ref),
+            ("POST", "/git/refs", lambda: self._set(sent["ref"], sent["sha"], "0" * 40)),
+            ("PATCH", "/git/refs/heads/(.+)", lambda name: self._set(f"refs/heads/{name}", sent["sha"])),
+            ("GET", "/pulls", lambda: (200, self._page(self._pulls(query), query))),
+            ("POST", "/pulls", lambda: (201, self._pull(sent))),
+            ("PATCH", r"/pulls/(\d+)", lambda number: self._change(world.pulls, int(number), sent)),
+        ]
+        for method, pattern, call in routes:
+            if method == self.command and (match := re.fullmatch(pattern, path)):
+                return call(*match.groups())
+        return 404, {"message": "Not Found"}
+
+    def _page(self, records: list[Any], query: dict[str, list[str]]) -> list[Any]:
+        size, page = int(query.get("per_page", ["30"])[0]), int(query.get("page", ["1"])[0])
+        return records[(page - 1) * size : page * size]
+
+    def _change(self, records: list[dict[str, Any]], number: int, sent: dict[str, Any]) -> tuple[int, Any]:
+        one = next(one for one in records if one["number"] == number)
+        one.update(sent)
+        return 200, one
+
+    def _commit(self, commit: str) -> dict[str, Any]:
+        git = self.server.world.git
+        parents = git("rev-list", "--parents", "-n1", commit).split()[1:]
+        return {"sha": commit, "tree": {"sha": git("rev-parse", f"{commit}^{{tree}}")}, "parents": [{"sha": one} for one in parents]}
+
+    def _blob(self, sent: dict[str, Any]) -> str:
+        return self.server.world.git("hash-object", "-w", "--stdin", data=base64.b64decode(sent["content"], validate=True))
+
+    def _tree(self, sent: dict[str, Any]) -> str:
+        git = self.server.world.git
+        rows = {line.split("\t")[1]: line.split("\t")[0] for line in git("ls-tree", "-r", sent["base_tree"]).splitlines()}
+        for one in sent["tree"]:
+            rows.pop(one["path"], None)
+            if one["sha"]:
+                rows[one["path"]] = f"{one['mode']} {one['type']} {one['sha']}"
+        (self.server.world.path / "index").unlink(missing_ok=True)
+        git("update-index", "--index-info", data="".join(f"{head}\t{path}\n" for path, head in rows.items()).encode())
+        return git("write-tree")
+
+    def _made(self, sent: dict[str, Any]) -> str:
+        parents = [word for one in sent["parents"] for word in ("-p", one)]
+        return self.server.world.git("commit-tree", sent["tree"], *parents, "-m", sent["message"])
+
+    def _ref(self, name: str) -> tuple[int, Any]:
+        try:
+            return 200, {"object": {"sha": self.server.world.git("rev-parse", "--verify", f"refs/heads/{name}")}}
+        except LookupError:
+            return 404, {"message": "Not Found"}
+
+    def _set(self, ref: str, commit: str, *before: str) -> tuple[int, Any]:
+        self.server.world.git("update-ref", ref, commit, *before)
+        return 200, {"object": {"sha": commit}}
+
+    def _pulls(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
+        wanted = query["head"][0].partition(":")[2], query["base"][0]
+        return [one for one in self.server.world.pulls if (one["head"], one["base"]) == wanted]
+
+    def _pull(self, sent: dict[str, Any]) -> dict[str, Any]:
+        world = self.server.world
+        number = len(world.issues) + len(world.pulls) + 1
+        one = {"number": number, "state": "open", "user": {"login": world.user}, "pull_request": {}, **sent}
+        world.pulls.append(one | {"html_url": f"{world.url}/{REPOSITORY}/pull/{number}"})
+        return world.pulls[-1]
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = False
+
+    def __init__(self, world: World) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.world, self.lock = world, threading.Lock()
+        world.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@contextlib.contextmanager
+def serving(world: World) -> Iterator[World]:
+    """Serve *world* while the block runs."""
+    with Server(world) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield world
+        finally:
+            server.shutdown()
+            thread.join()
