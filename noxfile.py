@@ -21,7 +21,7 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "typecheck", "tests"]
 
 #: Tests with a session of their own.
-SLOW = "emulation or long or containers or mutants or server"
+SLOW = "emulation or long or containers or mutants or server or workflows"
 FAST = f"not (network or toolchain or launches or {SLOW})"
 
 #: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
@@ -222,6 +222,18 @@ def modules(session: nox.Session) -> None:
     verb(session)
 
 
+@nox.session(default=False, tags=["use"])
+def serve(session: nox.Session) -> None:
+    """Serve a model with an installed set, by its recipe; name the environment (--into or --python)."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["use"])
+def health(session: nox.Session) -> None:
+    """Tell whether the server that serves here answers, works, loads, hangs or is dead."""
+    verb(session)
+
+
 @nox.session(default=False, tags=["look"])
 def report(session: nox.Session) -> None:
     """Show results of measurements (files, given behind --) as a page, as Markdown or here."""
@@ -249,6 +261,12 @@ def site(session: nox.Session) -> None:
 @nox.session(default=False, tags=["pipeline"])
 def image(session: nox.Session) -> None:
     """Make an image that serves a published release (needs a Docker engine), and push it, with its digest recorded."""
+    verb(session)
+
+
+@nox.session(default=False, tags=["upkeep"])
+def runner(session: nox.Session) -> None:
+    """Set up a Spark that takes jobs of a repository, check it, or do one job (the action is given behind --)."""
     verb(session)
 
 
@@ -325,6 +343,12 @@ def mutants(session: nox.Session) -> None:
 def emulation(session: nox.Session) -> None:
     """Run the tests that load cross-built libraries as the other machine would (root, qemu-user-static, debootstrap; minutes)."""
     pytest(session, "emulation", seconds=1800)
+
+
+@nox.session(default=False, tags=["check"])
+def workflows(session: nox.Session) -> None:
+    """Run every step of the workflows, and every command of the guides, on the demo's upstreams (ten minutes)."""
+    pytest(session, "workflows", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])

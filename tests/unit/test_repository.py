@@ -6,6 +6,7 @@ import ast
 import re
 import runpy
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,6 +138,34 @@ def test_the_page_of_verbs_is_up_to_date() -> None:
 
     assert (ROOT / "docs" / "verbs.md").read_text("utf-8") == page.render()
     assert [name for name, one in taken.items() if not one.help] == []
+
+
+def test_the_page_of_files_is_up_to_date() -> None:
+    """docs/files.md says what the records read and write, field by field; python tests/unit/files_page.py writes it anew."""
+    page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("files_page.py"))))
+    assert (ROOT / "docs" / "files.md").read_text("utf-8") == page.page()
+
+
+def test_the_table_of_scaling_is_what_the_benchmark_gives() -> None:
+    """docs/scaling.md shows the table of ci/bench/lab.py, under the assumptions that both name."""
+    sys.path.insert(0, str(ROOT / "ci" / "bench"))
+    try:
+        lab = SimpleNamespace(**runpy.run_path(str(ROOT / "ci" / "bench" / "lab.py"), run_name="lab"))
+    finally:
+        sys.path.pop(0)
+    # The column that takes a search is checked by its own rule: what it names is carried, and one more is not.
+    waiting = [lab.waiting(sparks, lab.GATE, lab.PAIR, lab.NIGHTLY, lab.DAILY) for sparks in lab.SPARKS]
+    compiling = [lab.compiling(lab.units(ROOT, lab.STACK), sparks, lab.CORES) for sparks in lab.SPARKS]
+    text = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    shown = [line.strip("|").replace(" ", "").split("|") for line in text.splitlines() if re.match(r"\|\s*\d+ \|", line)]
+
+    assert [row[:4] + row[5:] for row in shown] == [
+        [cell.replace(" ", "") for cell in row[:4] + row[5:]] for row in lab.rows((waiting, [0] * len(waiting), compiling))
+    ]
+    for row in shown[:2]:
+        sparks, most = int(row[0]), int(row[4])
+        late = [lab.waiting(sparks, lab.GATE, lab.PAIR, lab.NIGHTLY, daily, lab.DAYS // 10).late for daily in (most, most + 1)]
+        assert late[0] <= lab.GATE < late[1]
 
 
 def test_references_are_stable_names() -> None:

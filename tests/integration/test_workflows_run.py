@@ -1,0 +1,172 @@
+"""
+The workflows, every step of them, on the demo's three upstreams: what GitHub would run is run here, by bash, with the real verbs.
+
+The repository is a checkout of this one whose only stack is the demo; so the jobs plan with the real CMake, compile with the real nvcc,
+publish into a real branch, and install what they published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests import githubwork, workflows
+from tests.githubwork import TOKEN
+from tests.unit.test_repository import tracked
+from tests.workflows import World
+
+from sparkwright import yamlfile
+from sparkwright.demo import upstreams
+from sparkwright.forks.session import Session
+from sparkwright.github import ADDRESS
+from sparkwright.release.signing import keys
+
+# Five minutes, so it has a session of its own.
+pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".github" / "workflows"
+URL = "https://releases.example/"
+
+
+def git(folder: Path, *words: str) -> str:
+    env = {**os.environ, **{f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
+    return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def checkout(folder: Path, demo: Path) -> Path:
+    """Write this checkout to *folder*, with the demo's reviewed data in place of its own, as a commit; return the bare repository of it."""
+    work = folder / "work"
+    for path in tracked():
+        name = path.relative_to(ROOT)
+        data = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
+        if name.parts[0] in ("tests", "docs") or (data and len(name.parts) > 2):
+            continue
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, work / name)
+    shutil.copytree(demo / "project", work, dirs_exist_ok=True)
+    git(folder, "init", "--quiet", "--initial-branch=main", str(work))
+    git(work, "add", "--all", "--force")
+    git(work, "commit", "--quiet", "-m", "The lab's checkout")
+    bare = folder / "server" / "acme" / "wheels"
+    git(folder, "clone", "--quiet", "--bare", str(work), str(bare))
+    return bare
+
+
+@pytest.fixture(name="world")
+def _world(demo_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Return GitHub, with the lab's repository and settings; its API answers on loopback."""
+    # GitHub's machines have no configuration that changes line ends; the one of the tests' home would.
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    demo = demo_session.project.root.parent
+    bare = checkout(tmp_path, demo)
+    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
+    keys.make(key := tmp_path / "release.key")
+    with githubwork.serving(githubwork.World(bare)) as api:
+        mirrors = {f"{upstreams.HOST}": f"{demo}/upstreams/", ADDRESS: api.url}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST_", "SPARKWRIGHT_"))}
+        environment |= {"SPARKWRIGHT_CACHE_DIR": str(demo / "store"), "SPARKWRIGHT_STATE_DIR": str(tmp_path / "state")}
+        variables = {
+            "SPARKWRIGHT_CONFIG": yamlfile.dump({"mirrors": mirrors}), "RELEASES_URL": URL, "SIGNER": f"--key={key}", "FILES": "folder",
+            "LAB_REPOSITORY": "acme/wheels", "GRAFT": "yes", "RELEASE_KEY": f"{key}.pub", "MODELS": str(tmp_path / "models"),
+        }  # fmt: skip
+        made = World(tmp_path / "world", bare, environment, variables)
+        made.environment["API"] = api.url
+        yield made
+
+
+def published(world: World, name: str) -> str:
+    """Return a file of the branch `published`."""
+    return git(world.repository, "show", f"published:{name}")
+
+
+@pytest.mark.timeout(1500)
+def test_a_night_from_sources_to_an_installed_set(world: World) -> None:
+    """
+    Without a GB10 the gate does not pass, so verified is refused; a candidate is built, audited, published, installed and kept.
+
+    The record of each night says what came of every stage, and the site tells of both.
+    """
+    inputs = {"stack": "demo", "channel": "candidate", "recipe": "toy-cpu"}
+    results = world.run(FOLDER / "pipeline.yml", inputs=inputs)
+    wrong = workflows.told([one for one in world.steps if one.job != "gate"])
+    assert results == {
+        "plan": "success", "build": "success", "audit": "success", "gate": "failure", "decide": "success", "publish": "success",
+        "verify": "success", "index": "success",
+    }, wrong  # fmt: skip
+    assert [one.name for one in world.steps if one.job == "gate" and one.ended] == ["Climb the ladder"]
+    listed = git(world.repository, "ls-tree", "-r", "--name-only", "published").splitlines()
+    assert "site/index.html" in listed
+    [night] = [json.loads(published(world, name)) for name in listed if name.startswith("nights/")]
+    states = {one["name"]: one["state"] for one in night["stages"]}
+    assert states["gate"] == "fail"
+    assert {states[name] for name in ("plan", "build", "audit", "publish", "verify")} == {"pass"}
+    assert (world.folder / "pages" / "manifest.dsse.json").is_file()
+    assert (world.folder / "pages" / "site" / "index.html").is_file()
+
+    # The same night again, as verified: refused before anything is signed, and that is recorded, too.
+    before = git(world.repository, "rev-parse", "published:index")
+    results = world.run(FOLDER / "pipeline.yml", inputs={**inputs, "channel": "verified"})
+    assert (results["decide"], results["publish"], results["verify"]) == ("failure", "skipped", "skipped")
+    assert "verified-refused" in next(one.said for one in reversed(world.steps) if one.name == "Decide")
+    assert results["index"] == "success", workflows.told(world.steps)
+    assert git(world.repository, "rev-parse", "published:index") == before
+    listed = git(world.repository, "ls-tree", "-r", "--name-only", "published").splitlines()
+    assert len([name for name in listed if name.startswith("nights/")]) == 2
+
+    _afterwards(world)
+
+
+def _afterwards(world: World) -> None:
+    """What release.yml does to the release that the night published: sign again, refuse to promote, yank with a reason."""
+    flow = FOLDER / "release.yml"
+    assert world.run(flow, event="schedule")["release"] == "success", workflows.told(world.steps[-12:])
+    shutil.copytree(world.folder / "artifacts" / "2", world.folder / "artifacts" / "77")
+    results = world.run(flow, inputs={"action": "promote", "release": "demo.1", "run": "77"})
+    assert results["release"] == "failure"
+    assert "verified-refused" in world.steps[-2].said + world.steps[-1].said + world.steps[-3].said
+    evil = 'it is "$(touch evil)" and `worse`'
+    results = world.run(flow, inputs={"action": "yank", "release": "demo.1", "reason": evil})
+    assert results["release"] == "success", workflows.told(world.steps[-12:])
+    assert results["image"] == "skipped"
+    assert not list(world.folder.rglob("evil"))
+    for action in ("rollback", "retain"):
+        world.run(flow, inputs={"action": action, "stack": "demo", "reason": "a drill"})
+        step = next(one for one in reversed(world.steps) if one.name in ("Take back", "Thin out") and one.ended is not None)
+        assert step.ended in (0, 1), step.said
+        assert "usage:" not in step.said
+
+
+def test_drift_is_told_in_one_issue(world: World) -> None:
+    """Every stack is tried by a job that may write nothing; another one reads the reports and keeps the issue, and the reports stay."""
+    flow = only_demo(world, "drift.yml")
+    results = world.run(flow, event="schedule")
+    assert results == {"drift": "success", "report": "success"}, workflows.told(world.steps)
+    assert json.loads(published(world, "drift/drift-demo.json"))["drift"]
+
+
+def test_the_series_round_trip_of_the_check(world: World) -> None:
+    """The job `series` of the check holds each patch against what its commit gives."""
+    made = yaml.safe_load((FOLDER / "check.yml").read_text("utf-8"))
+    assert next(step["run"] for step in made["jobs"]["check"]["steps"] if "run" in step) == ".ci/run"
+    flow = only_demo(world, "check.yml", drop="check")
+    assert world.run(flow, event="push") == {"series": "success"}, workflows.told(world.steps)
+
+
+def only_demo(world: World, name: str, drop: str = "") -> Path:
+    """Return the workflow with the demo in place of the stacks in its matrix, and without the job *drop*."""
+    made = yaml.safe_load((FOLDER / name).read_text("utf-8"))
+    made["jobs"].pop(drop, None)
+    for job in made["jobs"].values():
+        if "stack" in (matrix := job.get("strategy", {}).get("matrix", {})):
+            matrix["stack"] = ["demo"]
+    path = world.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(made, sort_keys=False))
+    return path

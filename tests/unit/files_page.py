@@ -1,0 +1,184 @@
+"""
+The text of docs/files.md, made from the records that read and write the files.
+
+``python tests/unit/files_page.py`` writes it; `test_repository` fails while it is out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect as types
+
+from sparkwright.audit.policy import CommonPolicy, StackPolicy
+from sparkwright.build.aot import AotSpec
+from sparkwright.build.archs import ArchRules
+from sparkwright.build.toolchain import EnvironmentSpec
+from sparkwright.build.traces import ShippedFile
+from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.forks.lock import Lock
+from sparkwright.forks.session import Config
+from sparkwright.forks.spec import StackSpec
+from sparkwright.gates.recipes.recipe import Recipe
+from sparkwright.gates.throughput.records import Result
+from sparkwright.operate.image.recorded import ImageRecord
+from sparkwright.operate.runner.policy import Policy as RunnerPolicy
+from sparkwright.operate.site.policy import SitePolicy
+from sparkwright.operate.site.records import Night
+from sparkwright.release.client.state import Installed
+from sparkwright.release.decide.policy import ReleasePolicy
+from sparkwright.release.manifest.records import Manifest, Proof, Release
+from sparkwright.release.spec import OnsiteSpec
+
+PAGE = Path(__file__).parents[2] / "docs" / "files.md"
+
+HEAD = """\
+# Files
+
+<!-- Made by tests/unit/files_page.py; change the records, then run it again. -->
+
+Every file that people review or that travels, field by field, as the program reads it: what people write may have no other field. YAML is
+read without tags, aliases or duplicate keys; what has a default may be left out. Verdicts have a JSON schema of their own,
+[verdict.schema.json](verdict.schema.json); `ci/gates/*.yaml` say in comments what each threshold is and where it comes from.
+"""
+
+#: File → its record, and whether people write it.
+FILES: dict[str, tuple[Any, str]] = {
+    "forks/STACK/stack.yaml": (StackSpec, "people"),
+    "forks/STACK/lock.yaml": (Lock, "`lock`, reviewed"),
+    "forks/STACK/onsite.yaml": (OnsiteSpec, "people"),
+    "cherry_picks/FORK.yaml": (Ledger, "`pick`, reviewed"),
+    "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
+    "build/STACK/archs.yaml": (ArchRules, "people"),
+    "build/STACK/aot.yaml": (AotSpec, "people"),
+    "build/STACK/traces.yaml": (ShippedFile, "`ci/bench/traces.py`"),
+    "ci/audit.yaml": (CommonPolicy, "people"),
+    "ci/audit/STACK.yaml": (StackPolicy, "people"),
+    "ci/recipes/NAME.yaml": (Recipe, "people"),
+    "ci/release.yaml": (ReleasePolicy, "people"),
+    "ci/runner.yaml": (RunnerPolicy, "people"),
+    "ci/site.yaml": (SitePolicy, "people"),
+    "config.yaml of the user": (Config, "people"),
+    "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
+    "manifest.dsse.json of an index (its predicate)": (Manifest, "`publish`, signed"),
+    "b/RELEASE/release.json of an index": (Release, "`publish`"),
+    "b/RELEASE/proof-….json of an index": (Proof, "`publish`, `promote`"),
+    "sparkwright/installed.json of an environment": (Installed, "`install`"),
+    "nights/DAY-STACK-RUN.json": (Night, "`night`"),
+    "image-….json": (ImageRecord, "`image`"),
+}
+
+
+def _type(one: types.Type) -> str:
+    """Return how people would say the type."""
+    match one:
+        case types.StructType():
+            return f"[{one.cls.__name__}](#{one.cls.__name__.lower()})"
+        case types.ListType() | types.SetType() | types.FrozenSetType() | types.VarTupleType():
+            return f"list of {_type(one.item_type)}"
+        case types.TupleType():
+            return f"[{', '.join(map(_type, one.item_types))}]"
+        case types.DictType():
+            return f"map {_type(one.key_type)} → {_type(one.value_type)}"
+        case types.UnionType():
+            return " or ".join(map(_type, one.types))
+        case types.LiteralType():
+            return " \\| ".join(f"`{value}`" for value in one.values)
+        case types.StrType():
+            return "text" + (f" `{one.pattern}`".replace("|", "\\|") if one.pattern else "")
+        case types.NoneType():
+            return "null"
+        case types.IntType() | types.FloatType():
+            low = one.ge if one.ge is not None else one.gt
+            high = one.le if one.le is not None else one.lt
+            ends = ["" if end is None else f"{end:g}" for end in (low, high)]
+            bounds = f", {ends[0]} to {ends[1]}" if any(ends) else ""
+            return ("whole number" if isinstance(one, types.IntType) else "number") + bounds
+        case types.BoolType():
+            return "true or false"
+        case types.BytesType():
+            return "bytes"
+    return "anything"
+
+
+def _below(one: types.Type) -> Iterator[types.StructType]:
+    match one:
+        case types.StructType():
+            yield one
+        case types.ListType() | types.SetType() | types.FrozenSetType() | types.VarTupleType():
+            yield from _below(one.item_type)
+        case types.TupleType():
+            for item in one.item_types:
+                yield from _below(item)
+        case types.DictType():
+            yield from _below(one.value_type)
+        case types.UnionType():
+            for item in one.types:
+                yield from _below(item)
+
+
+def _default(field: types.Field) -> str:
+    if field.required:
+        return ""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return "empty"
+    value = field.default
+    if isinstance(value, msgspec.Struct):
+        return "its own defaults"
+    return "empty" if value in ("", (), {}) else f"`{msgspec.json.encode(value).decode()}`".replace("|", "\\|")
+
+
+def _about(cls: Any) -> tuple[str, str]:
+    """Return the summary of a record's docstring, and what it says of its attributes, both on one line."""
+    summary, _, rest = inspect.getdoc(cls).partition("\n\n") if inspect.getdoc(cls) else ("", "", "")
+    told = rest.partition("Attributes:\n")[2].split("\n\n")[0]
+    line = " ".join(told.split())
+    return " ".join(summary.split()), _marked(re.sub(r"(?<![\w`*])\*?(\w+)\*?(?=(, \*?\w+\*?)*: )", r"\1", line))
+
+
+def _marked(text: str) -> str:
+    """Return *text* of a docstring as Markdown: literals keep their mark, names of other records lose theirs."""
+    return re.sub(r"``(.+?)``", r"`\1`", text).replace("<", "&lt;")
+
+
+def _record(one: types.StructType, seen: set[Any]) -> Iterator[str]:
+    summary, told = _about(one.cls)
+    yield f"#### {one.cls.__name__}"
+    yield ""
+    yield f"{_marked(summary)} {told}".strip()
+    yield ""
+    yield "| field | type | default |"
+    yield "|---|---|---|"
+    for field in one.fields:
+        yield f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} |"
+    yield ""
+    for field in one.fields:
+        for inner in _below(field.type):
+            if inner.cls not in seen:
+                seen.add(inner.cls)
+                full = types.type_info(inner.cls)
+                assert isinstance(full, types.StructType)
+                yield from _record(full, seen)
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [HEAD, "| file | written by |", "|---|---|"]
+    parts += [f"| `{name}` | {by} |" for name, (_, by) in FILES.items()]
+    parts.append("")
+    seen: set[Any] = set()
+    for name, (cls, _) in FILES.items():
+        seen.add(cls)
+        full = types.type_info(cls)
+        assert isinstance(full, types.StructType)
+        parts += [f"## `{name}`", "", *_record(full, seen)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
