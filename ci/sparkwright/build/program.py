@@ -7,14 +7,14 @@ The requirements are resolved once per program and Python, and kept by hash: aft
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import sparkwright
-from sparkwright import digest, process
+from sparkwright import digest, process, reviewed
 from sparkwright.build import platforms, sbom, wheelfile
 from sparkwright.build.sbom import SBOM, Bill
 from sparkwright.build.version import labelled
@@ -81,7 +81,7 @@ def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mappin
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    files |= further or {}
+    files |= reviewed.carried() | dict(further or {})
     version = labelled(sparkwright.__version__, label) if label else sparkwright.__version__
     name = WheelName("sparkwright", version, "py3-none-any")
     files[f"{name.info}/entry_points.txt"] = b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
@@ -93,21 +93,25 @@ def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mappin
     return made
 
 
-def required(session: Session, python: Interpreter) -> list[Path]:
+def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) -> list[Path]:
     """
     Return the files that the program needs beside itself on *python*, downloaded and verified.
+
+    Args:
+        wanted: Its requirements (default: those of the running program with all its parts, and what their source distributions need).
 
     Raises:
         Offline: They are not known or not here, and the run may not ask.
         SourceUnreachable, SourceMismatch, DiskFull: See there.
         NotProvided: A requirement has neither a wheel for that Python nor a source distribution.
     """
-    key = digest.key("program", {"requires": requirements(), "backends": BACKENDS, "python": python})
+    lines = [*wanted] or [*requirements(), *BACKENDS]
+    key = digest.key("program", {"requires": lines, "python": python})
     locked = session.store.get("program", key, tuple[LockedFile, ...])
     if locked is None:
         if session.offline:
             raise Offline(f"What sparkwright itself requires on Python {python.version} was never resolved in this store.")
-        locked = tuple(sorted(_resolved(session, python)))
+        locked = tuple(sorted(_resolved(session, python, lines)))
         session.store.put("program", key, locked)
     with console.progress("download", len(locked)) as line:
         paths = []
@@ -117,10 +121,10 @@ def required(session: Session, python: Interpreter) -> list[Path]:
     return paths
 
 
-def _resolved(session: Session, python: Interpreter) -> Iterator[LockedFile]:
+def _resolved(session: Session, python: Interpreter, lines: Sequence[str]) -> Iterator[LockedFile]:
     from uv import find_uv_bin
 
-    source = session.store.write("cache/program.in", "\n".join([*requirements(), *BACKENDS, ""]).encode())
+    source = session.store.write("cache/program.in", "\n".join([*lines, ""]).encode())
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
     target = ["--python-version", python.version, "--python-platform", f"{python.machine}-unknown-linux-gnu"]
     command = [find_uv_bin(), "pip", "compile", *options, *target, "--default-index", packageindex.index_url(), str(source)]

@@ -15,6 +15,10 @@ from sparkwright.gates.server.recipe import ContractPolicy
 SIZES = ("memory-short", "memory-utilization", "memory-unpinned", "cache-short")
 
 
+#: What matters only to whoever measures the recipe.
+MEASURING = ("cell-too-long", "cell-too-wide", "cache-crowded", "workload-unknown", "contract-unknown", "contract-unwritten")
+
+
 def machine() -> int:
     """Return the megabytes of memory of this machine, which on a Spark are those of its GPU."""
     import psutil
@@ -22,14 +26,16 @@ def machine() -> int:
     return int(psutil.virtual_memory().total // 1_000_000)
 
 
-def check(root: Path, recipe: Recipe, model: Path | None, *, total: int | None = None, servers: int = 1) -> tuple[Finding, ...]:
+def check(
+    root: Path, recipe: Recipe, model: Path | None, *, total: int | None = None, servers: int = 1, measured: bool = True
+) -> tuple[Finding, ...]:
     """
     Return what could be better about serving *recipe* here.
 
     Args:
         root: Of the repository. *model*: folder of the checkpoint; None where it is not at hand.
         total: Megabytes of the memory of a node; None for this machine's.
-        servers: How many run there at a time.
+        servers: How many run there at a time. *measured*: whether it will be measured, or only serves.
 
     Raises:
         RecipeUnfit: The recipe is wrong, or the machine or the checkpoint is not what it plans with.
@@ -41,6 +47,7 @@ def check(root: Path, recipe: Recipe, model: Path | None, *, total: int | None =
     # The checkpoint's own size decides where it is known.
     found = [one for one in plain if model is None or one.reference not in SIZES]
     found += lint.of_checkpoint(recipe, memory.held(model), total=total, servers=servers) if model else ()
+    found = [one for one in found if measured or one.reference not in MEASURING]
     errors = [f"{one.reference}: {one.says}. {lint.REASONS[one.reference]}" for one in found if one.weight == "error"]
     if errors:
         raise RecipeUnfit(f"{recipe.name} cannot be served here as it is.", details=errors)

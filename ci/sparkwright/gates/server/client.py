@@ -36,13 +36,14 @@ class Client:
         model: Its name at the server; empty for the only one that the server lists.
         timeout: Seconds between two bytes of an answer.
         deadline: Seconds of a whole answer.
+        key: What the server asks of whoever asks it; empty for none.
 
     Raises:
         UsageError: *url* is not the address of a server. Every method raises `ServerInvalid` and nothing else.
     """
 
-    def __init__(self, url: str, model: str = "", *, timeout: float = 60.0, deadline: float = 600.0) -> None:
-        self._address, self._asked, self._timeout, self._deadline = Address(url), model, timeout, deadline
+    def __init__(self, url: str, model: str = "", *, timeout: float = 60.0, deadline: float = 600.0, key: str = "") -> None:
+        self._address, self._asked, self._timeout, self._deadline = Address(url, key), model, timeout, deadline
         self._known: answers.Model | None = None
 
     def model(self) -> str:

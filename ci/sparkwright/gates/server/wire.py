@@ -143,12 +143,14 @@ class Address:
 
     Args:
         url: ``http://127.0.0.1:8000``; nothing but scheme, host, port and the beginning of the path.
+        key: What the server asks of whoever asks it (``VLLM_API_KEY``); empty for none.
 
     Raises:
         UsageError: It is another kind of address, or holds a name and a password.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
+        self._key = key
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -205,5 +207,6 @@ class Address:
         connection = http.client.HTTPConnection(self.host, self.port)
         connection.sock = cast(socket.socket, wire)
         headers = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "sparkwright", "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         connection.request("GET" if body is None else "POST", self.path + path, body, headers)
         return Reply(connection.getresponse())

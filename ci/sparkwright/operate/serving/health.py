@@ -1,0 +1,177 @@
+"""
+How a server fares: dead is told from slow.
+
+``/health`` of vLLM says only that no part of it has noticed its own death; it says 200 over an engine that hangs, and for minutes after
+a machine of the cluster is lost. So a token is asked for, the counters are looked at twice, and Ray is asked who is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sparkwright.errors import NodeLost, RayFailed, ServerDead, ServerStuck, SparkwrightError
+from sparkwright.gates.server import answers
+from sparkwright.gates.server.wire import Address, ServerInvalid
+from sparkwright.operate.serving import cluster
+from sparkwright.operate.serving.held import Running
+
+State = Literal["serving", "busy", "loading", "stuck", "dead", "node-lost"]
+
+FAILURES: Mapping[State, type[SparkwrightError]] = {"stuck": ServerStuck, "dead": ServerDead, "node-lost": NodeLost}
+
+#: Counters that move while the engine works, a long prompt that is still being read included.
+MOVING = (
+    "vllm:iteration_tokens_total_count", "vllm:iteration_tokens_total_sum", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+)  # fmt: skip
+#: What a server answers that has no engine any more, or loses it while it answers.
+DEAD = (500, 502, 503)
+
+
+class Health(msgspec.Struct, frozen=True):
+    """
+    How a server fares.
+
+    Attributes:
+        says: Why, for people. *url*: where it was asked.
+        seconds: Until the token came; 0 where none did.
+    """
+
+    state: State
+    says: str
+    url: str = ""
+    seconds: float = 0.0
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Refused(Exception):
+    """The server answered a question with *status*, which is not 200."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(str(status))
+
+
+def of_machine(running: Running | None, patience: float, key: str = "") -> Health:
+    """
+    Return how the server fares that `serve` runs on this machine.
+
+    Args:
+        running: What is recorded of it. *patience*: seconds that an answer may take. *key*: what it asks of whoever asks it.
+    """
+    if running is None:
+        return Health("dead", "no server is recorded on this machine")
+    if not running.alive:
+        return Health("dead", f"`serve`, process {running.pid}, is gone", running.url)
+    if running.phase in ("waiting", "loading"):
+        what = "loads" if running.phase == "loading" else "waits for the other machines"
+        return Health("loading", f"process {running.pid} {what} since {time.time() - running.since:.0f} s", running.url)
+    if running.phase == "stopping":
+        return Health("dead", f"process {running.pid} stops the server", running.url)
+    if lost := _lost(running):
+        return lost
+    if running.role == "worker":
+        return Health("serving", f"process {running.pid} is a machine of the cluster at {running.head}")
+    return of_server(running.url, patience, key)
+
+
+def _lost(running: Running) -> Health | None:
+    """Return that a machine of the cluster is lost, where that is so."""
+    if not running.role or (running.role == "head" and running.nodes < 2):
+        return None
+    try:
+        there = cluster.nodes(Path(running.python), running.head, {})
+    except RayFailed as error:
+        return Health("node-lost", f"Ray does not answer at {running.head}: {' '.join(error.details)[:200]}", running.url)
+    alive = [one.address for one in there if one.alive]
+    if len(alive) < running.nodes:
+        gone = sorted({one.address for one in there if not one.alive})
+        lost = f"; gone: {', '.join(gone)}" if gone else ""
+        return Health("node-lost", f"{len(alive)} of {running.nodes} machines are alive ({', '.join(alive)}){lost}", running.url)
+    return None
+
+
+def of_server(url: str, patience: float, key: str = "") -> Health:
+    """
+    Return how the server at *url* fares.
+
+    Raises:
+        UsageError: *url* is no address.
+    """
+    address = Address(url, key)
+    began = time.monotonic()
+    try:
+        _get(address, "/health", patience)
+    except _Refused as error:
+        if error.status in DEAD:
+            return Health("dead", f"/health says {error.status}: the engine is dead", url)
+    except ServerInvalid as error:
+        if error.reference == "server-unreachable":
+            return Health("dead", f"nothing serves there: {error.says}", url)
+    before = _counters(address, patience)
+    try:
+        _token(address, patience)
+        return Health("serving", "a token came", url, round(time.monotonic() - began, 3))
+    except _Refused as error:
+        return _refused(error.status, url)
+    except ServerInvalid as error:
+        if error.reference == "server-unreachable":
+            return Health("dead", f"it went away while it was asked: {error.says}", url)
+        return _moving(address, before, url, patience, error.says)
+
+
+def _refused(status: int, url: str) -> Health:
+    if status in (401, 403):
+        return Health("stuck", f"it refuses the question ({status}): give its key as VLLM_API_KEY", url)
+    state: State = "dead" if status in DEAD else "stuck"
+    return Health(state, f"the engine answers a question for one token with {status}", url)
+
+
+def _moving(address: Address, before: dict[str, float], url: str, patience: float, why: str) -> Health:
+    """Return whether the engine that gave no token works on something else."""
+    after = _counters(address, patience)
+    moved = [name for name in after if name in before and after[name] > before[name]]
+    if moved:
+        steps = ", ".join(f"{name.partition(':')[2]} +{after[name] - before[name]:g}" for name in moved[:3])
+        return Health("busy", f"no token within {patience:g} s, and its counters move: {steps}", url)
+    seen = "none of its counters moves" if after else "it does not say its counters"
+    return Health("stuck", f"{why}; {seen}", url)
+
+
+def _get(address: Address, path: str, patience: float, question: bytes | None = None) -> bytes:
+    with address.exchange(path, question, timeout=patience, deadline=patience) as reply:
+        if reply.status != 200:
+            raise _Refused(reply.status)
+        return reply.body()
+
+
+def _counters(address: Address, patience: float) -> dict[str, float]:
+    """Return the counters that move while the engine works; nothing where the server does not say them."""
+    try:
+        found = answers.metrics(_get(address, "/metrics", patience).decode("utf-8", "replace"))
+    except (ServerInvalid, _Refused):
+        return {}
+    return {name: found[name] for name in MOVING if name in found}
+
+
+def _token(address: Address, patience: float) -> None:
+    """Ask for one token; raise what is wrong with the answer."""
+    listed = answers.decode(_get(address, "/v1/models", patience), answers.Models).data
+    if not listed:
+        raise ServerInvalid("model-mismatch", "the server lists no model")
+    question = {"model": listed[0].id, "prompt": "A", "max_tokens": 1, "temperature": 0}
+    found = answers.decode(_get(address, "/v1/completions", patience, msgspec.json.encode(question)), _Completion)
+    if not found.choices:
+        raise ServerInvalid("answer-unreadable", "the completion has no choice in it")

@@ -1,0 +1,145 @@
+"""`serve` and `health` with the real vLLM, on the CPU: a request answered, an engine that hangs, works and dies, and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import psutil
+import pytest
+from tests.standin import Machine, alive
+
+from sparkwright.errors import VariableRefused
+from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.operate.serving import known, variables
+
+pytestmark = pytest.mark.server
+
+ROOT = Path(__file__).parents[2]
+
+
+def package(python: Path) -> Path:
+    return next(python.parents[1].glob("lib/python3.*/site-packages")) / "vllm"
+
+
+class Real(Machine):
+    """A machine on which the real vLLM serves."""
+
+    def __init__(self, folder: Path, python: Path, toy: Path) -> None:
+        super().__init__(folder, python)
+        self.model = toy
+
+    def ready(self, *words: str) -> None:
+        """Start a `serve`, and wait until it serves."""
+        one = self.start("toy-cpu", *words)
+        end = time.monotonic() + 600
+        while self.state().get("phase") != "serving":
+            assert one.poll() is None, one.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+    def below(self) -> list[psutil.Process]:
+        """Return the processes of the server."""
+        return psutil.Process(self.started[-1].pid).children(recursive=True)
+
+    def engine(self) -> psutil.Process:
+        """Return the process that computes."""
+        return next(one for one in self.below() if "EngineCore" in " ".join(one.cmdline()) or "EngineCore" in one.name())
+
+    def ask(self, tokens: int = 4, seconds: float = 120) -> dict[str, object]:
+        question = {"model": "toy-cpu", "prompt": "a", "max_tokens": tokens, "ignore_eos": True}
+        sent = Request(f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(question).encode(), {"content-type": "application/json"})
+        with urlopen(sent, timeout=seconds) as reply:
+            found: dict[str, object] = json.load(reply)
+        return found
+
+    def health(self, patience: int = 20) -> tuple[int, str]:
+        done = self.verb("health", "--json", "--patience", str(patience))
+        found = json.loads(done.stdout)
+        return done.returncode, found["health"]["state"]
+
+
+@pytest.fixture(name="real")
+def _real(tmp_path: Path, vllm_python: Path, toy: Path) -> Iterator[Real]:
+    one = Real(tmp_path / "real", vllm_python, toy)
+    yield one
+    one.close()
+
+
+def test_a_model_is_served_and_its_health_is_told(real: Real) -> None:
+    """It answers; a queue that is long is busy, an engine that stands still is stuck although /health says 200; and nothing is left."""
+    real.ready("--flag=--max-num-seqs=1")
+    assert real.ask()["usage"]["completion_tokens"] == 4  # type: ignore[index]
+    assert real.health() == (0, "serving")
+
+    stop = threading.Event()
+
+    def keep_busy() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                real.ask(900)
+
+    crowd = [threading.Thread(target=keep_busy) for _ in range(12)]
+    for one in crowd:
+        one.start()
+    time.sleep(3)
+    states = {real.health(1) for _ in range(3)}
+    stop.set()
+    for one in crowd:
+        one.join()
+    assert (0, "busy") in states
+    assert states <= {(0, "busy"), (0, "serving")}
+
+    engine = real.engine()
+    engine.send_signal(signal.SIGSTOP)
+    with urlopen(f"http://127.0.0.1:{real.port}/health", timeout=20) as reply:
+        assert reply.status == 200
+    assert real.health(3) == (1, "stuck")
+    engine.send_signal(signal.SIGCONT)
+    assert real.health(60) == (0, "serving")
+
+    left = real.below()
+    real.started[-1].send_signal(signal.SIGTERM)
+    _, err = real.started[-1].communicate(timeout=120)
+    assert real.started[-1].returncode == 0, err
+    assert not any(alive(one.pid) for one in left)
+    assert real.health() == (1, "dead")
+    for phase in ("engine", "weights", "cache"):
+        assert f"{phase} " in err.partition("ready after")[2]
+
+
+def test_an_engine_that_dies_ends_the_server_with_its_reason(real: Real) -> None:
+    """With a key and from variables alone, too: the server that asks for one is told as ready, and its death as what it is."""
+    real.environment |= {"VLLM_API_KEY": "geheim", "VLLM_LOGGING_LEVEL": "INFO"}
+    real.ready("--environment")
+    assert real.health() == (0, "serving")
+    left = real.below()
+    real.engine().kill()
+    _, err = real.started[-1].communicate(timeout=180)
+    assert real.started[-1].returncode == 1
+    assert "error: server-died: " in err
+    assert "first error: " in err
+    assert "geheim" not in err
+    assert not any(alive(one.pid) for one in left)
+    assert real.health() == (1, "dead")
+
+
+def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> None:
+    """What recipes say for this release is known to it, what it does not know is not."""
+    found = known.flags(package(vllm_python))
+    assert {"--max-model-len", "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--tool-call-parser", "-tp", "--api-key"} <= found
+    for name in recipes.names(ROOT):
+        recipe = recipes.load(ROOT, name)
+        with contextlib.suppress(Exception):
+            way = recipe.way("0.32.0+spark.1")
+            known.check(recipe.flags(way), found, "0.32.0")
+            variables.check(way.variables, package(vllm_python), "0.32.0", {})
+    assert not {"--swap-space", "--no-such-flag"} & found
+    with pytest.raises(VariableRefused):
+        variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, package(vllm_python), "0.32.0", {})

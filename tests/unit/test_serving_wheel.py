@@ -1,0 +1,95 @@
+"""The program serves without a checkout: its wheel carries the reviewed data, and needs nothing but its base requirements for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.standin import Machine, _machine, _standin
+
+from sparkwright import reviewed
+from sparkwright.build import program
+from sparkwright.gates.recipes import fitting, workloads
+from sparkwright.gates.recipes import recipe as recipes
+
+__all__ = ["_machine", "_standin"]
+
+ROOT = Path(__file__).parents[2]
+
+#: What `pip install sparkwright` does not bring.
+ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "pynvml", "docker", "elftools", "zstandard", "matplotlib",
+          "tree_sitter", "ml_dtypes", "cyclonedx", "auditwheel")  # fmt: skip
+BARE = f"""
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+from sparkwright.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module", name="unpacked")
+def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the program as its wheel lays it down."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with zipfile.ZipFile(program.wheel(folder, extra="")) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_carries_the_reviewed_data_as_a_checkout_has_it(unpacked: Path) -> None:
+    """Byte for byte; both builders of the wheel are told the same files."""
+    data = unpacked / "sparkwright" / "data"
+    carried = sorted(path.relative_to(data) for path in data.rglob("*") if path.is_file())
+    assert {"toy-cpu.yaml", "contract.yaml", "workloads.yaml"} <= {path.name for path in carried}
+    assert all((data / path).read_bytes() == (ROOT / path).read_bytes() for path in carried)
+    forced = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    told = {path for one in forced for path in ([ROOT / one] if (ROOT / one).is_file() else (ROOT / one).iterdir())}
+    assert {path.relative_to(ROOT) for path in told} == set(carried)
+    assert all(target == f"sparkwright/data/{source}" for source, target in forced.items())
+
+
+def test_the_data_is_a_root_that_every_recipe_loads_from(unpacked: Path) -> None:
+    """Recipes, the contract and the workloads are found below it, and hold together."""
+    data = unpacked / "sparkwright" / "data"
+    assert recipes.names(data) == recipes.names(ROOT)
+    assert workloads.load(data) == workloads.load(ROOT)
+    fitting.check(data, recipes.load(data, "toy-cpu"), None, total=32_000)
+    assert reviewed.root() == ROOT
+    assert reviewed.root(data) == data
+
+
+def bare(machine: Machine, unpacked: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the unpacked program with nothing but what it requires, in a folder of no checkout."""
+    environment = {**machine.environment, "PYTHONPATH": str(unpacked)}
+    return subprocess.run(
+        [sys.executable, "-c", BARE, *words], env=environment, cwd=machine.folder, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: Machine, unpacked: Path) -> None:
+    """From a recipe of its own data; and its wheel, made again from there, is the same."""
+    words = machine.words("toy-cpu", "--dry-run", "--json")[3:]
+    done = bare(machine, unpacked, *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["recipe"] == "toy-cpu"
+    assert bare(machine, unpacked, "health").returncode == 1
+    again = (
+        "import sys; from pathlib import Path; from sparkwright import reviewed; "
+        "print(reviewed.__file__); print(len(reviewed.carried()), reviewed.root())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", again], env={**os.environ, "PYTHONPATH": str(unpacked)}, cwd=machine.folder, capture_output=True,
+        text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    data = unpacked / "sparkwright" / "data"
+    assert said == [str(unpacked / "sparkwright" / "reviewed.py"), f"{len(reviewed.carried())} {data}"]
