@@ -415,7 +415,7 @@ class EngineRefused(SparkwrightError):
 class EmulationMissing(SparkwrightError):
     reference = "emulation-missing"
     means = "The image holds programs of another architecture, and this machine has nothing that runs them."
-    todo = "Install the emulator: sudo apt-get install qemu-user-static binfmt-support; or leave --platform out."
+    todo = "Install the emulator: sudo apt-get install qemu-user-static binfmt-support; or work on a machine of that architecture."
 
 
 class BaseUnresolved(SparkwrightError):
@@ -436,7 +436,10 @@ class ImageMismatch(SparkwrightError):
 class ImageBuildFailed(SparkwrightError):
     reference = "image-build-failed"
     means = "The base has no package that the builder needs and could not install it, or its Python is older than 3.11."
-    todo = "Read the last lines above. With --offline the base must have everything that build/builder.Dockerfile lists."
+    todo = (
+        "Read the last lines above. With --offline the base must have everything that the Dockerfile lists: "
+        "build/builder.Dockerfile, or build/serve.Dockerfile for `image`."
+    )
 
 
 class ContainerKilled(SparkwrightError):
@@ -707,6 +710,234 @@ class NothingInstalled(SparkwrightError):
     reference = "nothing-installed"
     means = "The environment holds no set that sparkwright installed, or none before the present one."
     todo = "See `sparkwright install --list`, and name an environment with --into."
+
+
+class NightTaken(SparkwrightError):
+    reference = "night-taken"
+    means = "A record of that day, stack and run is there already, and says something else: two jobs of one run record the same stack."
+    todo = "Record each stack of a run once; the record that is there stays as it is."
+
+
+class RecordDamaged(SparkwrightError):
+    reference = "record-damaged"
+    means = "A record of a night, of drift or of a status is no such record, is cut off, or has another name than it gives itself."
+    todo = "Take it from the artifacts of the run that made it, or remove it; the site shows it as damaged until then."
+
+
+class SitePartial(SparkwrightError):
+    reference = "site-partial"
+    means = "The site was made, and shows that some records are damaged, missing or not to be believed."
+    todo = "Mend or restore what is listed above, and run again; without --strict the site is taken as it is."
+
+
+class ModelMissing(SparkwrightError):
+    reference = "model-missing"
+    means = "The folder holds no model, or the model is not whole in the cache of models on this machine."
+    todo = "Name the folder with --model, fetch the model (`hf download`), or let vLLM fetch it with --download."
+
+
+class ServeRunning(SparkwrightError):
+    reference = "serve-running"
+    means = "`sparkwright serve` runs here already, and two servers would take each other's memory: a Spark has one for everything."
+    todo = "Ask the server that runs, or stop it first (`kill PID`, or Ctrl-C where it was started)."
+
+
+class PortTaken(SparkwrightError):
+    reference = "port-taken"
+    means = "Another program listens on that address and port, or this user may not."
+    todo = "End that program, or choose another port with --port (in a container: PORT)."
+
+
+class MemoryHeld(SparkwrightError):
+    reference = "memory-held"
+    means = "The machine is large enough, but programs that run now hold so much that the server would not fit beside them."
+    todo = "End what is listed above, or plan less (--kv-cache-memory-bytes, --max-num-seqs)."
+
+
+class MemoryLow(SparkwrightError):
+    reference = "memory-low"
+    means = "The machine's free memory fell below its floor; a Spark that runs out of memory stops answering, and was spared that."
+    todo = "End other programs or plan less cache; `--floor` lowers the floor for those who know what they risk."
+
+
+class GraphMemoryNegative(SparkwrightError):
+    reference = "graph-memory-negative"
+    means = "vLLM estimated less than nothing for its CUDA graphs, so it would plan more cache than there is memory (vllm #44740)."
+    todo = "Pin the cache with --flag=--kv-cache-memory-bytes=BYTES, or use a recipe, whose plan does."
+
+
+class ServerDied(SparkwrightError):
+    reference = "server-died"
+    means = "vLLM ended by itself. Its last lines are above; the first error is further up in its log."
+    todo = "Read the log from the first line with ERROR on."
+
+
+class ServerLate(SparkwrightError):
+    reference = "server-late"
+    means = "The server was not ready within its patience: a slow disk, a first compilation, or it hangs."
+    todo = "Read its log; give it longer with --patience SECONDS."
+
+
+class ServerDead(SparkwrightError):
+    reference = "server-dead"
+    means = "Nothing serves there: no process, no listener, or an engine that says itself that it is dead."
+    todo = "Start it again with `sparkwright serve`; the log of the one that died says why."
+
+
+class ServerStuck(SparkwrightError):
+    reference = "server-stuck"
+    means = "The server takes connections, gives no token, and none of its counters moves: it hangs, although /health may say 200."
+    todo = "Ask again; if it stays so, stop it and start it again, and keep its log."
+
+
+class NodeLost(SparkwrightError):
+    reference = "node-lost"
+    means = "Ray knows fewer living machines than the server was started on; vLLM's own /health still says 200 for minutes."
+    todo = "Look at the other machine; then start its `serve --ray-worker` and the server again."
+
+
+class VariableRefused(SparkwrightError):
+    reference = "variable-refused"
+    means = "A variable has a value that it cannot have, or a name that nobody reads, so the server would run otherwise than was asked."
+    todo = "Correct it as the lines above say, or take it away; `sparkwright serve --table` lists the variables."
+
+
+class FlagUnknown(SparkwrightError):
+    reference = "flag-unknown"
+    means = "The installed release of vLLM does not know the flag, or it is one that `serve` sets itself."
+    todo = "Correct it, or take it away; `vllm serve --help=all` of that environment lists its flags."
+
+
+class RayMissing(SparkwrightError):
+    reference = "ray-missing"
+    means = "vLLM serves over several machines through Ray, which the environment does not have."
+    todo = "Install it there (`uv pip install --python VENV/bin/python ray`), the same version on every machine."
+
+
+class RayFailed(SparkwrightError):
+    reference = "ray-failed"
+    means = "Ray did not start, or ended by itself: a wrong address, a port that is taken, another version on the other machine."
+    todo = "Read the lines above; ADDRESS is HOST:PORT of the head, as it prints it."
+
+
+class WorkersMissing(SparkwrightError):
+    reference = "workers-missing"
+    means = "Fewer machines than the recipe needs joined within the patience."
+    todo = "Start `sparkwright serve --ray-worker ADDRESS` on each of the others; see that both networks let them through."
+
+
+class RunnerSetup(SparkwrightError):
+    reference = "runner-setup"
+    means = "A step of making this machine a runner did not succeed: no root, no room, or something of that name is there already."
+    todo = "Read the lines above, and run the same command again; steps that are done are not done twice."
+
+
+class RunnerUnfit(SparkwrightError):
+    reference = "runner-unfit"
+    means = "The machine is not, or no longer, as set-up leaves it; what a job could do there was not reviewed."
+    todo = "Run `sparkwright runner setup` again; what only a person can mend is said above."
+
+
+class RunnerExposed(SparkwrightError):
+    reference = "runner-exposed"
+    means = "Somebody without write access to the repository could run a program on this machine."
+    todo = "Keep the machine's labels to workflows started by schedule, push or workflow_dispatch, best in a private repository."
+
+
+class RunnerBusy(SparkwrightError):
+    reference = "runner-busy"
+    means = "Another run of `runner once`, or the leader of a pair, has this machine now."
+    todo = "Wait for it to end; a machine has one GPU and does one job at a time."
+
+
+class RunnerUnready(SparkwrightError):
+    reference = "runner-unready"
+    means = "The machine is not in the state that a job begins in: too little disk or memory, or something else uses the GPU."
+    todo = "Free what is named above; the unit tries again by itself. No job was taken, so none is lost."
+
+
+class RunnerUnclean(SparkwrightError):
+    reference = "runner-unclean"
+    means = "Something that a job left does not go away: a process that waits for a device, a file system mounted in the work folder."
+    todo = "No job is taken before it is gone; restarting the machine ends every such process."
+
+
+class RunnerUnregistered(SparkwrightError):
+    reference = "runner-unregistered"
+    means = "GitHub gave this machine no configuration: no network, a token that expired or may not, or labels that GitHub refuses."
+    todo = "Read what GitHub said above. The unit asks again by itself; no job was taken."
+
+
+class RunnerDied(SparkwrightError):
+    reference = "runner-died"
+    means = "GitHub's runner ended in the middle of a job, or before it had taken one: it was killed, or lost GitHub for too long."
+    todo = "Look at its log, named above. GitHub gives the job up after some minutes; start it again there. The machine was cleaned."
+
+
+class RunnerDisk(SparkwrightError):
+    reference = "runner-disk"
+    means = "The job filled its work folder, or something filled the machine's disk; it was ended before anything else failed."
+    todo = "Look at what the job writes, or raise room.work in ci/runner.yaml and set up anew. The machine was cleaned."
+
+
+class RunnerMemory(SparkwrightError):
+    reference = "runner-memory"
+    means = "Unified memory was nearly gone, which takes the whole machine with it; the job was ended first."
+    todo = "Give the job's server less memory. The machine was cleaned."
+
+
+class RunnerOvertime(SparkwrightError):
+    reference = "runner-overtime"
+    means = "The job ran longer than ci/runner.yaml lets one."
+    todo = "Give the job a timeout-minutes of its own below limits.job, or raise that. The machine was cleaned."
+
+
+class RunnerRefused(SparkwrightError):
+    reference = "runner-refused"
+    means = "The job is of another repository, event or branch than those that may use this machine."
+    todo = "Nothing of it ran. If it should have run, look at events and refs in ci/runner.yaml."
+
+
+class LeaseRefused(SparkwrightError):
+    reference = "lease-refused"
+    means = "The other Spark of the pair could not be reached, or was not free in time, so the job does not run on one alone."
+    todo = "Look at the partner with `sparkwright runner check`, and start the job again."
+
+
+class LeaseLost(SparkwrightError):
+    reference = "lease-lost"
+    means = "The other Spark of the pair no longer answered in the middle of the job; soon it may take a job of its own."
+    todo = "Look at the network between the two and at the partner, and start the job again. Both are cleaned."
+
+
+class InstallerUnfit(SparkwrightError):
+    reference = "installer-unfit"
+    means = "An image installs a release with that release's own sparkwright, and this one brings none, or one from before it could serve."
+    todo = "Publish the wheels of the next build with this version; a release that is published is never changed."
+
+
+class RegistryUnreachable(SparkwrightError):
+    reference = "registry-unreachable"
+    means = "The container engine does not reach the registry: a wrong name, no network, or a registry without TLS that it does not trust."
+    todo = "Try `docker push` yourself; for a registry without TLS see `insecure-registries` in the engine's configuration."
+
+
+class RegistryRefused(SparkwrightError):
+    reference = "registry-refused"
+    means = "The registry does not take the image from this user: no or other credentials, no right to write there, or no room."
+    todo = "Log in with `docker login` as somebody who may push there; sparkwright keeps no credentials of its own."
+
+
+class ImageTagTaken(SparkwrightError):
+    reference = "image-tag-taken"
+    means = "The repository has another image under the tag of this release, perhaps on another base; nothing is overwritten."
+    todo = "Push to another repository, or remove the tag there if nobody uses it."
+
+
+class ImageDigestDiffers(SparkwrightError):
+    reference = "image-digest-differs"
+    means = "The registry names another image than was pushed: somebody pushed at the same time, or something between changed it."
+    todo = "Do not use that tag; find out who writes to the repository, and push again."
 
 
 class NotProvided(SparkwrightError):

@@ -119,10 +119,10 @@ def engine(engine_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Eng
     assert not reached.client.containers.list(all=True)
 
 
-def debian(architecture: str, store: Store, packages: str = "") -> Path:
-    """Return a tar of Debian for *architecture*, made by debootstrap once and kept in the user's cache."""
+def debian(architecture: str, store: Store, packages: str = "", kept: str = "") -> Path:
+    """Return a tar of Debian for *architecture* with *packages*, made by debootstrap once and kept in the user's cache under *kept*."""
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    suite, kept = release.get("VERSION_CODENAME", "").strip('"'), "full" if packages else "plain"
+    suite, kept = release.get("VERSION_CODENAME", "").strip('"'), kept or ("full" if packages else "plain")
     if release.get("ID") != "debian" or not shutil.which("debootstrap"):
         missing("needs Debian and its debootstrap: apt-get install debootstrap")
     path = store.folder("bases") / f"debian-{suite}-{architecture}-{kept}.tar"
@@ -144,6 +144,8 @@ def _debootstrap(root: Path, suite: str, architecture: str, packages: str) -> No
     command = ["debootstrap", "--variant=minbase", f"--arch={architecture}", *include, suite, str(root), sites[0]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for archive in (root / "var" / "cache" / "apt" / "archives").glob("*.deb"):
+        archive.unlink()
     # How this machine's apt reaches its archive: proxies, what a snapshot's dates may be.
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
     settings = [line for line in dump.splitlines() if line.startswith("Acquire::")]

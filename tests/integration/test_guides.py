@@ -6,15 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
-from tests import guides, indexserver, publishing, wheels
+from tests import guides, indexserver, publishing, standin, wheels
 from tests.integration.test_workflows_run import checkout, git
 from tests.publishing import Place
 from tests.unit.conftest import Host
 
 from sparkwright import yamlfile
-from sparkwright.demo import toy, upstreams
+from sparkwright.demo import upstreams
 from sparkwright.forks.session import Session
 from sparkwright.github import ADDRESS
 
@@ -113,9 +114,9 @@ def test_use_the_wheels(place: Place, environment: dict[str, str], tmp_path: Pat
     home = tmp_path / "reader"
     home.mkdir()
     (home / "models").mkdir()
-    toy.write(home / "models" / "qwen")
+    standin.model(home / "models" / "qwen")
     installer = next(iter((place.root / "verified" / "simple" / "sparkwright").glob("*.html"))).read_text()
-    version = installer.partition("sparkwright-")[2].partition("-py3")[0]
+    version = unquote(installer.partition("sparkwright-")[2].partition("-py3")[0])
     places = {"https://INDEX/": place.url, "sparkwright==0.1.0+1": f"sparkwright=={version}", "qwen3.6-35b-a3b-nvfp4-mtp3": "toy-cpu"}
     said = guides.run(DOCS / "use.md", home, environment, places)
 

@@ -135,7 +135,7 @@ def _default(field: types.Field) -> str:
 
 def _about(cls: Any) -> tuple[str, str]:
     """Return the summary of a record's docstring, and what it says of its attributes, both on one line."""
-    summary, _, rest = inspect.getdoc(cls).partition("\n\n") if inspect.getdoc(cls) else ("", "", "")
+    summary, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
     told = rest.partition("Attributes:\n")[2].split("\n\n")[0]
     line = " ".join(told.split())
     return " ".join(summary.split()), _marked(re.sub(r"(?<![\w`*])\*?(\w+)\*?(?=(, \*?\w+\*?)*: )", r"\1", line))

@@ -103,6 +103,8 @@ def run(
     variables: Mapping[str, str] | None = None,
     memory: int = 0,
     init: bool = True,
+    further: Mapping[str, Any] | None = None,
+    after: Callable[[Container, int], None] | None = None,
     on_out: Callable[[str], None] = console.result,
     on_err: Callable[[str], None] = console.note,
 ) -> Ended:
@@ -113,20 +115,25 @@ def run(
         folders: What it sees of this machine's files; all else is the image's and cannot be written.
         memory: Limit in bytes, swap included; 0 sets none.
         init: Put a process in front that passes signals on and reaps what programs leave.
+        further: Options of the SDK in place of those that every container here has.
+        after: Called with the container and its status once it has ended, while it is still there.
 
     Raises:
         EngineUnreachable, EngineRefused, EmulationMissing, DiskFull: See there.
     """
     made: Container | None = None
+    options = {**_options(engine, folders, variables or {}, memory, init), **(further or {})}
     with engine.answering():
         try:
             with undisturbed():
-                made = engine.client.containers.create(image, list(command), **_options(engine, folders, variables or {}, memory, init))
+                made = engine.client.containers.create(image, list(command), **options)
             heard = engine.client.api.attach(str(made.id), stdout=True, stderr=True, stream=True, demux=True)
             made.start()
             _listen(heard, on_out, on_err)
             status = int(made.wait(timeout=None)["StatusCode"])
             made.reload()
+            if after:
+                after(made, status)
             return Ended(status, bool(made.attrs["State"].get("OOMKilled")))
         except KeyboardInterrupt:
             _end(made)

@@ -78,41 +78,42 @@ def obtain(session: Session, engine: Engine, base: str, wanted: str) -> Builder:
     Raises:
         Offline, SourceUnreachable, ImageMismatch, EmulationMissing, ImageBuildFailed, DiskFull, EngineUnreachable: See there.
     """
-    target, text = wanted or engine.platform, _dockerfile(session)
+    target, text = wanted or engine.platform, recipe(session, "builder.Dockerfile")
     with engine.answering(), console.step(f"builder image for {target}"):
-        found = _bring(session, engine, base, target)
+        found = bring(session, engine, base, target)
         # By its id, which a second tag on the same image does not change.
         key = digest.key("image", {"base": found, "dockerfile": digest.sha256_bytes(text), "platform": target})
-        system = _made(session, engine, "system", key, {"BASE": base}, target, {"Dockerfile": text})
-        python = _python(session, engine, system)
+        system = make(session, engine, "system", key, {"BASE": base}, target, {"Dockerfile": text})
+        python = python_of(session, engine, system)
         if _ARCHITECTURES.get(python.machine) != target.rpartition("/")[2]:
             raise ImageMismatch(f"{base} says that it is for {target}, but its programs are for {python.machine}.")
         with tempfile.TemporaryDirectory() as folder:
             ours = program.wheel(Path(folder))
             wheels = {f"wheels/{path.name}": path.read_bytes() for path in (ours, *program.required(session, python))}
         key = digest.key("image", {"system": system, "files": {name: digest.sha256_bytes(data) for name, data in wheels.items()}})
-        image = _made(session, engine, "builder", key, {"BASE": base}, target, {"Dockerfile": text, **wheels})
+        image = make(session, engine, "builder", key, {"BASE": base}, target, {"Dockerfile": text, **wheels})
     return Builder(base, target, system, image, python)
 
 
-def _dockerfile(session: Session) -> bytes:
-    path = session.project.root / "build" / "builder.Dockerfile"
+def recipe(session: Session, name: str) -> bytes:
+    """Return the file *name* of ``build/``; raise `FileInvalid` where it cannot be read."""
+    path = session.project.root / "build" / name
     try:
         return path.read_bytes()
     except OSError as error:
         raise FileInvalid(f"{path} cannot be read.", details=[str(error)]) from error
 
 
-def _bring(session: Session, engine: Engine, base: str, target: str) -> str:
+def bring(session: Session, engine: Engine, base: str, target: str) -> str:
     """Return the id of the base image, pulled when the engine has none for that platform, and able to run."""
-    image = _known(engine, base)
+    image = known(engine, base)
     if image is None or image.platform != target:
         if base.startswith("sha256:"):
             if image is None:
                 raise BaseUnresolved(f"The engine has no image {base}.", todo="See `docker image ls --no-trunc` for what it has.")
         else:
             _pull(session, engine, base, target)
-            image = _known(engine, base)
+            image = known(engine, base)
     if image is None or image.platform != target:
         raise ImageMismatch(f"{base} is for {image.platform if image else 'another platform'}, not for {target}.")
     if target != engine.platform:
@@ -125,19 +126,22 @@ def _bring(session: Session, engine: Engine, base: str, target: str) -> str:
     return image.id
 
 
-class _Image(msgspec.Struct, frozen=True):
+class Image(msgspec.Struct, frozen=True):
+    """An image that the engine has: its id, and what it is for (``linux/arm64``)."""
+
     id: str
     platform: str
 
 
-def _known(engine: Engine, name: str) -> _Image | None:
+def known(engine: Engine, name: str) -> Image | None:
+    """Return the image of that name, digest or id; None where the engine has none."""
     from docker.errors import ImageNotFound
 
     try:
         found = engine.client.images.get(name)
     except ImageNotFound:
         return None
-    return _Image(str(found.id), f"{found.attrs['Os']}/{found.attrs['Architecture']}")
+    return Image(str(found.id), f"{found.attrs['Os']}/{found.attrs['Architecture']}")
 
 
 def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
@@ -160,19 +164,29 @@ def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
         raise SourceUnreachable(f"{base} cannot be pulled.", details=[str(error.explanation or error)]) from error
 
 
-def _made(
-    session: Session, engine: Engine, stage: str, key: str, arguments: Mapping[str, str], target: str, files: Mapping[str, bytes]
-) -> str:
-    """Return the id of the image of *stage* with that key, built when the engine has none."""
+def make(
+    session: Session, engine: Engine, stage: str, key: str, arguments: Mapping[str, str], target: str, files: Mapping[str, bytes],
+    labels: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
+    """
+    Return the id of the image of *stage* with that key, built when the engine has none.
+
+    Args:
+        arguments: The ``ARG`` s of the Dockerfile. *target*: the platform. *files*: the context, ``Dockerfile`` among them.
+        labels: Further ones of the image; who changes them changes the key.
+
+    Raises:
+        ImageBuildFailed, DiskFull, EmulationMissing, EngineRefused: See there.
+    """
     tag = f"sparkwright-{stage}:{key[:16]}"
-    if known := _known(engine, tag):
-        return known.id
+    if found := known(engine, tag):
+        return found.id
     log = session.store.folder("logs") / f"image-{stage}.log"
     said: list[str] = []
     with console.step(f"build the image {tag}"), log.open("w", encoding="utf-8") as sink, console.progress("steps", 0) as line:
         heard = engine.client.api.build(
             fileobj=io.BytesIO(_context(files)), custom_context=True, encoding=None, tag=tag, target=stage, platform=target,
-            buildargs={**arguments, **_proxies()}, labels={LABEL: key}, rm=True, forcerm=True, decode=True,
+            buildargs={**arguments, **_proxies()}, labels={**(labels or {}), LABEL: key}, rm=True, forcerm=True, decode=True,
             # What this machine reaches (a package mirror on a loopback address, too), or nothing at all.
             network_mode="none" if session.offline else "host",
         )  # fmt: skip
@@ -186,7 +200,7 @@ def _made(
                 sink.write(text)
                 said = [*said[-40:], *(row for row in text.splitlines() if row.strip())]
                 line.update(len(said), said[-1][-80:] if said else "")
-    built = _known(engine, tag)
+    built = known(engine, tag)
     if built is None:
         raise ImageBuildFailed(f"The image {stage} cannot be built.", details=[*said[-25:], f"full log: {log}"])
     return built.id
@@ -203,12 +217,12 @@ def _context(files: Mapping[str, bytes]) -> bytes:
     with tarfile.open(fileobj=sink, mode="w") as archive:
         for name, data in sorted(files.items()):
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(data), 0o644
+            info.size, info.mode = len(data), 0o755 if data.startswith(b"#!") else 0o644
             archive.addfile(info, io.BytesIO(data))
     return sink.getvalue()
 
 
-def _python(session: Session, engine: Engine, system: str) -> Interpreter:
+def python_of(session: Session, engine: Engine, system: str) -> Interpreter:
     """Return what the Python of the image *system* is."""
     key = digest.key("interpreter", system)
     if known := session.store.get("interpreter", key, Interpreter):

@@ -18,8 +18,20 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright import __version__
-from sparkwright.cli import clientoptions, evidenceoptions, gateoptions, notesoptions, publishoptions
+from sparkwright import __version__, reviewed
+from sparkwright.cli import (
+    clientoptions,
+    evidenceoptions,
+    gateoptions,
+    imageoptions,
+    notesoptions,
+    numbers,
+    publishoptions,
+    runneroptions,
+    serveoptions,
+    siteoptions,
+    upkeepoptions,
+)
 from sparkwright.console import console
 from sparkwright.errors import NotProvided, SparkwrightError, UsageError
 from sparkwright.forks.session import Outside, Session, mirror_map
@@ -39,6 +51,8 @@ VERBS = {
     "gate": "climb the ladder of gates: machine code, numerics, the GPU, a served model, throughput",
     "bench": "measure how fast a model is served, or calibrate this machine for the throughput gate",
     "verify": "measure what others published of a recipe, and say whether it holds on this machine",
+    "serve": "serve a model with an installed set, by its recipe: memory, flags and ports checked first, watched, stopped cleanly",
+    "health": "tell whether the server answers, works, loads, hangs, is dead, or lost a machine of its cluster",
     "report": "show results of measurements as a page, as Markdown or here",
     "notes": "show the notes of a published release, and whether anybody still needs this fork",
     "rebuild": "build a finished wheel again, elsewhere, and say whether the same inputs gave the same wheel",
@@ -59,20 +73,23 @@ VERBS = {
     "export": "write the commits of the worktree back to patch files",
     "bump": "take a fork to another upstream release, with its picks and patches, or not at all",
     "drift": "try the series on later releases and on upstream's newest commit, writing nothing",
+    "night": "write down what came of a run, whatever it was: a record that nothing ever changes",
+    "site": "make static pages of releases, speeds, patch debt, drift and nights, from the evidence alone",
+    "image": "make an image that serves a published release, and push it, with its digest recorded",
+    "runner": "set up a Spark that takes jobs of a repository, check it, and do one job at a time",
     "demo": "take three miniature upstreams through every stage, in two minutes",
 }
 
 DEFAULT_STACK = "2026.11"
 
 #: Verbs that work without a checkout, whatever their options; `needs_checkout` has those that do with some.
-OUTSIDE = frozenset(("evidence", "key", "uninstall"))
+OUTSIDE = frozenset(("evidence", "health", "key", "night", "serve", "uninstall"))
 
 
 def find_root() -> Path:
     """Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this program lies in."""
-    for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).parents[3]):
-        if any(folder.glob("forks/*/stack.yaml")):
-            return folder
+    if found := reviewed.checkout():
+        return found
     raise NotProvided(
         f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root."
     )
@@ -116,29 +133,19 @@ def parser() -> argparse.ArgumentParser:
     for verb in ("plan", "build", "audit"):
         made[verb].add_argument("--target", choices=MACHINES, default="", help="the machine that wheels are made for (default: this one)")
     for verb in ("build", "rebuild", "demo"):
-        made[verb].add_argument("--jobs", type=_positive, default=0, help="units compiled at once (default: one per core)")
+        made[verb].add_argument("--jobs", type=numbers.positive, default=0, help="units compiled at once (default: one per core)")
         made[verb].add_argument(
             "--memory",
-            type=_gigabytes,
+            type=numbers.gigabytes,
             default=0,
             metavar="GB",
             help="what compilers may hold together (default: 85 %% of what is available)",
         )
         made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
     _build(made["build"])
-    _pick(made["pick"])
-    made["drift"].add_argument("--ideas", action="store_true", help="which release took each patch idea of cherry_picks/ideas.yaml")
-    made["drift"].add_argument("--releases", action="store_true", help="every release after the locked one (default: the newest)")
-    made["drift"].add_argument(
-        "--to", action="append", default=[], metavar="NAME", help="this release, branch, tag or commit; may be repeated"
-    )
-    made["rebase"].add_argument("--onto", default="", metavar="NAME", help="a release, branch, tag or commit (default: the locked source)")
-    made["rebase"].add_argument("--abort", action="store_true", help="remove the worktree and what was done in it")
-    made["export"].add_argument("--drop", action="append", default=[], metavar="PATCH", help="this patch may go; may be repeated")
-    made["export"].add_argument("--check", action="store_true", help="write nothing; fail where a file is not in the exported form")
-    _bisect(made["bisect"])
-    made["bump"].add_argument("--to", required=True, metavar="VERSION", help="the release")
+    upkeepoptions.options(made)
     _audit(made["audit"])
+    imageoptions.options(made["image"])
     gateoptions.options(made["gate"])
     gateoptions.bench(made["bench"])
     gateoptions.verify(made["verify"])
@@ -149,7 +156,10 @@ def parser() -> argparse.ArgumentParser:
     clientoptions.options(made)
     notesoptions.options(made["notes"])
     publishoptions.options(made)
+    runneroptions.options(made["runner"])
+    serveoptions.options(made)
     evidenceoptions.evidence(made["evidence"])
+    siteoptions.options(made)
     made["key"].add_argument("file", type=Path, metavar="FILE", help="the private key; its public half lies beside it in FILE.pub")
     made["key"].add_argument("--show", action="store_true", help="make nothing; show what people know the key in FILE by")
     return top
@@ -158,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
 def _build(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--only", default="", metavar="UNIT", help="compile this one source, whatever its state, and make no wheel")
     verb.add_argument(
-        "--unit-timeout", type=_positive, default=0, metavar="MINUTES", help="when a compiler that uses no CPU hangs (default: 30)"
+        "--unit-timeout", type=numbers.positive, default=0, metavar="MINUTES", help="when a compiler that uses no CPU hangs (default: 30)"
     )
     verb.add_argument("--aot", action="store_true", help="make the wheel of FlashInfer's modules, compiled ahead of time, too")
     verb.add_argument("--container", action="store_true", help="build in a container without a network, rights or root")
@@ -168,37 +178,6 @@ def _build(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--base", default="", metavar="IMAGE@sha256:HEX", help="base of the container's image (default: `image` in environment.yaml)"
     )
-
-
-def _pick(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("pulls", nargs="+", metavar="FORK#NUMBER", help="the pull request")
-    verb.add_argument("--reason", default="", metavar="TEXT", help="why it is carried or watched (needed for a new record)")
-    verb.add_argument("--drop-when", default="", metavar="TEXT", help="what has to be true for it to go (needed for a new record)")
-    verb.add_argument("--carry", action="store_true", help="the stack carries it from now on")
-    verb.add_argument("--drop", action="store_true", help="the stack no longer carries it")
-    verb.add_argument(
-        "--exclude", action="append", default=[], metavar="PATH=REASON", help="a file that the stack leaves out of it; may be repeated"
-    )
-    verb.add_argument("--unseen", action="store_true", help="write a record although it cannot be looked at from here")
-    verb.add_argument("--accept", action="store_true", help="pin the new state of a pull request that moved")
-
-
-def _bisect(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("patch", nargs="?", default="", metavar="PATCH", help="name of a patch file, or number of a pull request")
-    verb.add_argument("--from", dest="start", default="", metavar="NAME", help="where to begin (default: the pick's own base)")
-    verb.add_argument("--to", dest="end", default="", metavar="NAME", help="where to end (default: upstream's newest)")
-    verb.add_argument("--releases", action="store_true", help="search releases of the package index instead of commits")
-    verb.add_argument("--alone", action="store_true", help="without the patches before it; with --run, upstream without any")
-    verb.add_argument(
-        "--over", choices=("commits", "patches", "locks"), default="commits", help="with --run: what may have changed the answer"
-    )
-    verb.add_argument("--build", action="store_true", help="with --run: build the wheel of each state, too")
-    verb.add_argument("--repeat", type=_positive, default=1, metavar="N", help="with --run: ask that often; all answers must agree")
-    verb.add_argument("--fresh", action="store_true", help="with --run: ask again what an earlier search asked")
-    verb.add_argument(
-        "--run", nargs=argparse.REMAINDER, default=[], metavar="COMMAND",
-        help="search by the exit status of this command and its arguments, which come last: 0 good, 125 no answer, else bad",
-    )  # fmt: skip
 
 
 def _audit(verb: argparse.ArgumentParser) -> None:
@@ -219,9 +198,11 @@ def _rebuild(verb: argparse.ArgumentParser) -> None:
 
 def _modules(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the model; only the headers of its weights are read")
-    verb.add_argument("--batch", type=_positive, default=1, metavar="N", help="requests that a step writes a token for (default: 1)")
-    verb.add_argument("--context", type=_count, default=0, metavar="N", help="tokens that each of them has before it (default: 0)")
-    verb.add_argument("--bandwidth", type=_bandwidth, default=0, metavar="GB/s", help="how fast memory is read (default: as measured here)")
+    verb.add_argument("--batch", type=numbers.positive, default=1, metavar="N", help="requests that a step writes a token for (default: 1)")
+    verb.add_argument("--context", type=numbers.count, default=0, metavar="N", help="tokens that each of them has before it (default: 0)")
+    verb.add_argument(
+        "--bandwidth", type=numbers.bandwidth, default=0, metavar="GB/s", help="how fast memory is read (default: as measured here)"
+    )
     verb.add_argument(
         "--kv-cache-dtype", choices=("auto", "bfloat16", "fp8"), default="auto", help="type of the cache (default: as the model asks for)"
     )
@@ -235,46 +216,22 @@ def _report(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown for the page of a release")
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) > 1 << 40:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens")
-    return int(text)
-
-
-def _bandwidth(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0.1 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth in GB/s")
-    return value
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
-def _gigabytes(text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0.5 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes of 0.5 or more")
-    return int(value * 1e9)
-
-
 def needs_checkout(arguments: argparse.Namespace) -> bool:
     """Does the verb work on a checkout of sparkwright? Whoever installs wheels has only the program, without its part ``full``."""
     return {
-        "install": getattr(arguments, "onsite", False),
+        "install": any(getattr(arguments, name, None) for name in ("onsite", "built", "stock")),
         "rollback": bool(getattr(arguments, "at", None)),
         "doctor": getattr(arguments, "into", None) is None,
         "notes": bool(getattr(arguments, "stock", ())),
+        "runner": getattr(arguments, "action", "") in runneroptions.REVIEWED,
     }.get(arguments.verb, arguments.verb not in OUTSIDE)
+
+
+def ground_of(arguments: argparse.Namespace) -> Session | Outside | None:
+    """Return what the verb works on: a checkout, a store alone, or neither, where a unit or a hook runs it in a cage without a home."""
+    if needs_checkout(arguments):
+        return session_of(arguments)
+    return None if arguments.verb == "runner" else outside_of(arguments)
 
 
 def outside_of(arguments: argparse.Namespace) -> Outside:
@@ -317,7 +274,7 @@ def run(words: Sequence[str]) -> int:
     arguments = parser().parse_args(words, argparse.Namespace(words=tuple(words)))
     console.json, console.verbose = arguments.json, arguments.verbose
     module = importlib.import_module(f"sparkwright.cli.{arguments.verb}")
-    return int(module.run(session_of(arguments) if needs_checkout(arguments) else outside_of(arguments), arguments))
+    return int(module.run(ground_of(arguments), arguments))
 
 
 def main(words: Sequence[str] | None = None) -> int:

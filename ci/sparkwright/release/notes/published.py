@@ -48,25 +48,32 @@ class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
     dsse_envelope: dsse.Envelope
 
 
-def of_index(session: Outside, wish: Wish) -> Published:
+def opened(session: Outside, wish: Wish) -> tuple[Catalogue, bool]:
     """
-    Return the release that *wish* means, or the newest that is not yanked.
+    Return the index that *wish* means, and whether somebody's signature of it was checked; raises as `install.opened`.
 
     A folder on this machine of which nobody says whose signature counts is read without one, and that is said.
-
-    Raises:
-        SparkwrightError: As `install.opened`. ReleaseUnknown: There is no such release. IndexDamaged, DownloadInvalid, SetMixed: A
-        record is not there, or is another.
     """
-    checked = True
     try:
-        index = install.opened(session, wish)
+        return install.opened(session, wish), True
     except TrustMissing:
         where = address.find(wish.index, session)
         if where.folder is None:
             raise
-        index, checked = _unsigned(session, where), False
+        index = _unsigned(session, where)
         console.note(f"the signature of {where} is not checked, as nothing says whose counts; name the publisher's key with --key")
+        return index, False
+
+
+def of_index(session: Outside, wish: Wish) -> Published:
+    """
+    Return the release that *wish* means, or the newest that is not yanked; see `opened`.
+
+    Raises:
+        SparkwrightError: As `opened`. ReleaseUnknown: There is no such release. IndexDamaged, DownloadInvalid, SetMixed: A
+        record is not there, or is another.
+    """
+    index, checked = opened(session, wish)
     entry = _meant(index.manifest, wish)
     release = index.release(entry)
     earlier = next((one for one in index.manifest.entries if one.release == release.before), None)

@@ -1,0 +1,39 @@
+#!/bin/sh
+# What a container of the serving image runs: one of the commands below, in this process's place, so that signals reach it.
+# Arguments and variables are handed on as they came; the variables are read, and checked, by `sparkwright serve --environment`.
+set -eu
+
+program=/opt/sparkwright/program/bin/python
+
+commands() {
+    cat >&2 <<'TEXT'
+commands:
+  serve [RECIPE] [OPTION...]       serve a recipe or $MODEL (default)
+  ray-head [RECIPE] [OPTION...]    the same over several machines; this one is the first
+  ray-worker [ADDRESS]             join the machine at ADDRESS (default: $RAY_ADDRESS)
+  health [OPTION...]               is the server of this container alive?
+  bash [ARGUMENT...]               a shell
+TEXT
+}
+
+# -P: a folder named sparkwright in the working directory must not be taken for the program.
+sparkwright() {
+    exec "$program" -P -m sparkwright "$@"
+}
+
+command=${1-serve}
+[ $# -eq 0 ] || shift
+
+case $command in
+    serve) sparkwright serve --environment "$@" ;;
+    ray-head) sparkwright serve --environment --ray-head "$@" ;;
+    ray-worker) sparkwright serve --environment --ray-worker "$@" ;;
+    health) sparkwright health "$@" ;;
+    bash) exec /bin/bash "$@" ;;
+    help | --help | -h) commands ;;
+    *)
+        echo "$command: no such command" >&2
+        commands
+        exit 2
+        ;;
+esac

@@ -1,0 +1,233 @@
+"""``sparkwright runner``: a Spark that takes jobs of a repository, set up, checked, one job at a time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from sparkwright.cli.runneroptions import REVIEWED
+from sparkwright.console import console
+from sparkwright.errors import RunnerExposed, RunnerSetup, RunnerUnfit, RunnerUnready, UsageError
+from sparkwright.forks.session import Session
+from sparkwright.github import GitHub
+from sparkwright.operate.runner import admit, condition, egress, fitness, holding, labels, lease, once, perform, plan, registration
+from sparkwright.operate.runner import policy as policies
+from sparkwright.operate.runner.exposure import exposed
+from sparkwright.operate.runner.ground import Ground
+from sparkwright.operate.runner.place import Place
+from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
+from sparkwright.operate.runner.steps import Stand, Step, printed
+
+
+def run(session: Session | None, arguments: argparse.Namespace) -> int:
+    """Do what the action asks for."""
+    if arguments.action in REVIEWED:
+        assert isinstance(session, Session)
+        return _setup(session, arguments)
+    return _ACTIONS[arguments.action](arguments)
+
+
+def _place(arguments: argparse.Namespace) -> Place:
+    return Place(arguments.sysroot.absolute())
+
+
+def _setup(session: Session, arguments: argparse.Namespace) -> int:
+    place, root = _place(arguments), session.project.root
+    policy = policies.load(root / "ci" / POLICY)
+    settings = _settings(policy, arguments)
+    if ways := exposed(root / ".github" / "workflows", policy.all_labels()):
+        lines = [f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}" for one in ways]
+        raise RunnerExposed("A workflow of this checkout lets strangers onto this machine.", details=lines)
+    steps = plan.steps(policy, settings)
+    dry = arguments.action == "plan" or arguments.dry_run
+    stands = tuple(perform.stand(step, place) for step in steps) if dry else _set_up(steps, place, arguments)
+    if dry:
+        _print(steps, stands)
+    else:
+        _table(stands)
+    console.document({"steps": steps, "stands": stands, "settings": settings})
+    return 0
+
+
+def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
+    """
+    Return what this machine is to be.
+
+    Raises:
+        UsageError: Something of it is missing, or cannot be.
+    """
+    if not arguments.repository:
+        raise UsageError("setup needs --repository OWNER/NAME.")
+    wanted = tuple(dict.fromkeys(re.findall(r"[^,\s]+", arguments.labels)))
+    machine = labels.Machine.here()
+    partner, _, address = arguments.partner.partition("=")
+    record = {
+        "repository": arguments.repository, "name": arguments.name or platform.node().partition(".")[0].lower(),
+        "labels": wanted or labels.true_of(policy, machine), "partner": partner or None, "partner_address": address or None,
+        "leader": arguments.leader or None, "leader_key": _key(arguments.leader_key), "index": egress.index() if policy.egress.index else None,
+    }  # fmt: skip
+    try:
+        settings = msgspec.convert(record, Settings)
+    except msgspec.ValidationError as error:
+        raise UsageError("This machine cannot be set up so.", details=[str(error)]) from error
+    if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
+        raise UsageError("A label is not true of this machine.", details=wrong)
+    if says := policies.mispaired(settings):
+        raise UsageError(f"This machine cannot be in such a pair: {says}.")
+    return settings
+
+
+def _key(path: Path | None) -> str | None:
+    try:
+        return path.read_text("ascii").strip() if path else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no public ssh key.", details=[str(error)]) from error
+
+
+def _set_up(steps: Sequence[Step], place: Place, arguments: argparse.Namespace) -> tuple[Stand, ...]:
+    _root()
+    if not arguments.yes:
+        raise UsageError("setup changes this machine. Read what `sparkwright runner plan` prints, and say --yes.")
+    with console.step("set up"):
+        return perform.set_up(steps, place)
+
+
+def _root() -> None:
+    if os.geteuid() != 0:
+        raise RunnerSetup("Only root can do this.", todo="Run it with sudo; `plan` needs no rights.")
+
+
+def _print(steps: Sequence[Step], stands: Sequence[Stand]) -> None:
+    for number, (step, now) in enumerate(zip(steps, stands, strict=True), 1):
+        console.result(f"{number}. {step.name}: {step.what}\n   why: {step.why}\n   now: {now.state}{f' ({now.says})' if now.says else ''}")
+        for title, acts in (("do", step.apply), ("undo", step.undo)):
+            for act in acts:
+                first, *rest = printed(act)
+                console.result("\n".join((f"   {title}: {first}", *(f"      {line}".rstrip() for line in rest))))
+
+
+def _table(stands: Sequence[Stand]) -> None:
+    console.table("Set-up", ("step", "state", ""), [(one.name, one.state, one.says) for one in stands], result=True)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    place = _place(arguments)
+    ground = Ground.of(arguments.config, place)
+    steps = plan.steps(ground.policy, ground.settings)
+    with console.step("check"):
+        found = (*fitness.of_steps(steps, place), *fitness.of_ground(ground, place, arguments.workflows))
+    console.table("This runner", ("", "state", ""), [(one.name, one.state, one.says) for one in found], result=True)
+    console.document({"findings": found})
+    if unfit := [one for one in found if one.state == "unfit"]:
+        raise RunnerUnfit(
+            f"{len(unfit)} of {len(found)} things are not as they should be.", details=[f"{one.name}: {one.says}" for one in unfit]
+        )
+    return 0
+
+
+def _once(arguments: argparse.Namespace) -> int:
+    _root()
+    signal.signal(signal.SIGTERM, _interrupted)
+    ground = Ground.of(arguments.config, _place(arguments))
+    address = ground.settings.api
+    if not address.startswith("https://") and not re.match(r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"):
+        raise UsageError(f"The token does not go in the clear to {address}.")
+    github = GitHub(address, registration.token(dict(os.environ), ground.config), patience=30)
+    entry = once.once(ground, github)
+    console.document({"run": entry})
+    return 0
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    _root()
+    ground = Ground.of(arguments.config, _place(arguments))
+    with holding.machine(ground, 10):
+        condition.recover(ground)
+    return 0
+
+
+def _admit(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.config)
+    policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
+    told = {name: os.environ.get(name, "") for name in admit.TOLD}
+    admit.admit(told, policy, settings, Path(policy.folders.state) / "partner.json")
+    console.note("this job may run here")
+    return 0
+
+
+def _egress(arguments: argparse.Namespace) -> int:
+    place, folder = _place(arguments), _place(arguments).path(arguments.config)
+    policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
+    found = egress.resolved(egress.names(policy, settings))
+    for name in found.unknown:
+        console.warn(f"{name} leads nowhere")
+    if not found.addresses:
+        raise RunnerUnready("No name of the list leads anywhere; the addresses that were known run out.", details=found.unknown)
+    status, said = place.ask(["nft", "-f", "-"], egress.refreshed(policy, found.addresses))
+    if status:
+        raise RunnerSetup("The rules do not take the addresses.", details=said.splitlines()[-10:])
+    console.note(f"{len(found.addresses)} addresses may be connected to")
+    console.document({"addresses": found.addresses, "unknown": found.unknown})
+    return 0
+
+
+def _lease(arguments: argparse.Namespace) -> int:
+    _root()
+    ground = Ground.of(arguments.config, _place(arguments))
+    if not arguments.leader:
+        raise UsageError("lease needs --leader NAME.")
+    console.note(lease.hold(ground, arguments.leader, lambda: condition.recover(ground)))
+    return 0
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    _root()
+    ground = Ground.of(arguments.config, _place(arguments))
+    if arguments.end:
+        ground.draining.unlink(missing_ok=True)
+        console.note("this machine takes jobs again")
+        return 0
+    condition.stop_taking(ground, 60 * arguments.patience)
+    console.note("no job runs here, and none is taken")
+    return 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    place = _place(arguments)
+    ground = Ground.of(arguments.config, place)
+    steps = plan.steps(ground.policy, ground.settings)
+    if arguments.dry_run:
+        for step in reversed(steps):
+            for act in step.undo:
+                console.result("\n".join(printed(act)))
+        return 0
+    _root()
+    if not arguments.yes:
+        raise UsageError("remove changes this machine. See what `sparkwright runner remove --dry-run` prints, and say --yes.")
+    condition.stop_taking(ground, 60 * arguments.patience)
+    condition.clean(ground)
+    stands = perform.take_back(steps, place)
+    ground.draining.unlink(missing_ok=True)
+    _table(stands)
+    console.document({"stands": stands})
+    console.note(f"the journal stays in {ground.state}, and models in {ground.models}")
+    return 0
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "check": _check, "once": _once, "clean": _clean, "admit": _admit, "egress": _egress, "lease": _lease, "drain": _drain,
+    "remove": _remove,
+}  # fmt: skip
+

@@ -1,0 +1,145 @@
+"""
+The release, installed into an image by its own installer: in a container without a network, whose layer then is the set and nothing else.
+
+`docker build` would carry the wheels (4 to 9 GB) through a context and a layer of their own; here they are lent to the container, and what
+they unpack to is written once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright.build import container, image
+from sparkwright.build.container import Ended
+from sparkwright.build.engine import Engine
+from sparkwright.console import console
+from sparkwright.errors import ALL, ContainerKilled, ImageBuildFailed, SparkwrightError
+from sparkwright.forks.session import Session
+from sparkwright.operate.image import lent
+from sparkwright.operate.image.picked import Picked
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+#: Where the set and the program lie in the image (build/serve.Dockerfile, build/entrypoint.sh).
+PLACE = "/opt/sparkwright"
+VENV = f"{PLACE}/set"
+REPOSITORY = "sparkwright-serve-set"
+#: Begins the name of a container that installs; the rest is its owner. Labels would go into the image.
+NAME = "sparkwright-set-"
+
+#: Run with the address of the index, channel and release; `install` prints the one JSON document.
+SCRIPT = f"""\
+set -eu
+umask 022
+export HOME=/tmp TMPDIR=/tmp LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+export SPARKWRIGHT_CONFIG={lent.LENT}/{lent.CONFIG} SPARKWRIGHT_STATE_DIR=/tmp/state SPARKWRIGHT_CACHE_DIR={lent.STORE}
+python3 -m venv {PLACE}/program
+python={PLACE}/program/bin/python
+$python -I -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile --no-index --no-deps --require-hashes \\
+    -r {lent.LENT}/{lent.PROGRAM}
+$python -I -m pip uninstall --quiet --yes pip setuptools
+python3 -m venv --without-pip {VENV}
+$python -I -m sparkwright install --json --offline --into {VENV} --index {lent.LENT}/{lent.INDEX} \\
+    --signed-for "$1" --channel "$2" --version "$3"
+$python -I -m sparkwright.operate.image.settled {PLACE}
+"""
+
+
+def obtain(session: Session, engine: Engine, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
+    """
+    Return the id of the image *system* with the release installed, made when the engine has none of that *key*.
+
+    Args:
+        installer: Files of the program and what it requires; the set's are in the store.
+
+    Raises:
+        ImageBuildFailed, ContainerKilled, EmulationMissing, DiskFull: See there. Others: what `install` inside refused.
+    """
+    tag = f"{REPOSITORY}:{key[:16]}"
+    if found := image.known(engine, tag):
+        return found.id
+    said: list[str] = []
+    heard: list[str] = []
+
+    def keep(made: Container, status: int) -> None:
+        if status == 0:
+            with console.step("write the layer"), patient(engine):
+                made.commit(REPOSITORY, key[:16], changes=[f"LABEL {image.LABEL}={key}"])
+
+    with console.step(f"install {picked.entry.name} in a container"), lent.folders(session, picked, installer) as folders:
+        words = ["-c", SCRIPT, "sh", picked.index.manifest.url, picked.entry.channel, picked.entry.name]
+        ended = container.run(
+            engine, system, words, folders=folders, further=_options(engine), after=keep, init=False,
+            on_out=said.append, on_err=lambda line: _hear(heard, line),
+        )  # fmt: skip
+    if ended.status:
+        raise _failure(engine, ended, said, heard)
+    made = image.known(engine, tag)
+    if made is None:
+        raise ImageBuildFailed("The engine did not keep what was installed.", details=[tag])
+    return made.id
+
+
+def _hear(heard: list[str], line: str) -> None:
+    heard.append(line)
+    del heard[:-40]
+    console.detail(line)
+
+
+def _options(engine: Engine) -> dict[str, Any]:
+    """Return what is otherwise than in other containers: root writes to the image, and nothing of the container is kept beside that."""
+    return {
+        "name": NAME + container.owner().replace("/", "."),
+        "labels": {},
+        "environment": {},
+        "user": "0:0",
+        "userns_mode": engine.user[1] or None,
+        "read_only": False,
+        # The store may be readable by its owner alone.
+        "cap_add": ["DAC_READ_SEARCH"],
+        "entrypoint": ["/bin/sh"],
+    }
+
+
+def sweep(engine: Engine) -> None:
+    """Remove the containers of runs that were killed while they installed."""
+    from docker.errors import APIError
+
+    with engine.answering():
+        for left in engine.client.containers.list(all=True, filters={"name": NAME}, ignore_removed=True):
+            if container.is_gone(str(left.name).removeprefix(NAME).replace(".", "/")):
+                with contextlib.suppress(APIError):
+                    left.remove(force=True)
+                console.note(f"removed the container of a run that was killed: {left.name}")
+
+
+@contextlib.contextmanager
+def patient(engine: Engine) -> Iterator[None]:
+    """Wait for the engine's answers as long as they take: writing or sending a layer of gigabytes takes minutes."""
+    api = engine.client.api
+    before = api.timeout
+    # Types of the SDK know numbers alone; requests takes None for no limit.
+    api.timeout = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        api.timeout = before
+
+
+def _failure(engine: Engine, ended: Ended, said: Sequence[str], heard: Sequence[str]) -> SparkwrightError:
+    """Return what ended the container: the words of the program inside, where it had any."""
+    with contextlib.suppress(msgspec.DecodeError):
+        told = msgspec.json.decode("\n".join(said), type=dict[str, Any]).get("error") or {}
+        if kind := next((one for one in ALL if one.reference == told.get("reference")), None):
+            return kind(told["what"], details=told["details"], todo=told["todo"])
+    if ended.out_of_memory or ended.status > 130:
+        why = "the kernel ended a program for want of memory" if ended.out_of_memory else f"status {ended.status}"
+        return ContainerKilled("The installation in the container did not come to its end.", details=[*heard[-10:], why])
+    lines = "\n".join([*heard[-25:], f"status: {ended.status}"])
+    return engine.meaning(lines, ImageBuildFailed, "The release could not be installed in the image.")

@@ -1,0 +1,125 @@
+"""An image into a registry, and the digest by which the registry then has it: asked from it again, and not taken from what was sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sparkwright.build import engine
+from sparkwright.build.engine import Engine
+from sparkwright.console import console
+from sparkwright.errors import ImageDigestDiffers, ImageTagTaken, RegistryRefused, RegistryUnreachable, SparkwrightError, UsageError
+from sparkwright.operate.image.installed import patient
+from sparkwright.operate.image.made import Made
+
+_HOST = r"(?:(?=[^/]*[.:]|localhost[:/])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+#: As engines name a repository (distribution/reference), without tag or digest.
+REPOSITORY = re.compile(rf"{_HOST}{_PART}(?:/{_PART})*")
+TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+#: What engines and registries say where the line is the fault, and where the user is.
+_UNREACHED = re.compile(
+    r"connection refused|no such host|timeout|timed out|http response to https|no route|unreachable|certificate|EOF", re.I
+)
+
+
+def checked(repository: str) -> str:
+    """Return *repository*; raise `UsageError` where it is not the name of one."""
+    if not REPOSITORY.fullmatch(repository) or len(repository) > 255:
+        todo = "Say HOST/NAME, in small letters and without a tag: the tag is the release's name."
+        raise UsageError(f"--push {repository!r:.200} is no repository.", todo=todo)
+    return repository
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return *name* as repository and tag (``latest`` where it has none); raise `UsageError` where it is no name of an image."""
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        repository, tag = name, "latest"
+    if not REPOSITORY.fullmatch(repository) or not TAG.fullmatch(tag):
+        raise UsageError(f"--tag {name!r:.200} is no name of an image.", todo="Say NAME or NAME:TAG, the name in small letters.")
+    return repository, tag
+
+
+def tagged(made: Made, repository: str, tag: str) -> None:
+    """Give *made* a further name in this machine's engine, which takes it from whatever had it."""
+    reached = engine.connect()
+    with reached.answering():
+        reached.client.images.get(made.id).tag(repository, tag)
+
+
+def tag_of(release: str, platform: str) -> str:
+    """Return the tag of a release's image in a registry: ``2026.11.3-arm64``."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{release}-{platform.rpartition('/')[2]}")[:128]
+
+
+def push(made: Made, repository: str, tag: str) -> str:
+    """
+    Push *made* to ``repository:tag``, and return the digest (``sha256:…``) by which the registry has it; credentials are docker's own.
+
+    Raises:
+        RegistryUnreachable, RegistryRefused: The registry did not take it. ImageTagTaken: The tag is another image's there.
+        ImageDigestDiffers: Afterwards the registry names other bytes. EngineUnreachable, EngineRefused, DiskFull: See there.
+    """
+    with engine.termination_interrupts():
+        reached = engine.connect()
+        name = f"{repository}:{tag}"
+        with reached.answering(), patient(reached), console.step(f"push {name}"):
+            image = reached.client.images.get(made.id)
+            _check_free(reached, name, repository, made.id)
+            image.tag(repository, tag)
+            sent = _send(reached, repository, tag)
+            found = _asked(reached, name)
+            if found != sent:
+                raise ImageDigestDiffers(f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"])
+    return sent
+
+
+def _check_free(reached: Engine, name: str, repository: str, id_: str) -> None:
+    """Raise `ImageTagTaken` where *name* is an image in the registry that is not this one."""
+    there = _asked(reached, name)
+    ours = reached.client.images.get(id_).attrs.get("RepoDigests") or []
+    if there and f"{repository}@{there}" not in ours:
+        raise ImageTagTaken(f"{name} is there already, as another image.", details=[f"there: {there}"])
+
+
+def _asked(reached: Engine, name: str) -> str:
+    """Return the digest of *name* in its registry; empty where the registry has no such name."""
+    from docker.errors import APIError
+
+    try:
+        said: dict[str, Any] = reached.client.api.inspect_distribution(name)  # type: ignore[no-untyped-call]
+        return str(said["Descriptor"]["digest"])
+    except APIError as error:
+        text = str(error.explanation or error)
+        if re.search(r"manifest unknown|name unknown|not found|not known to registry", text, re.I):
+            return ""
+        raise _meaning(reached, name, text) from error
+
+
+def _send(reached: Engine, repository: str, tag: str) -> str:
+    sizes: dict[str, tuple[int, int]] = {}
+    digested = ""
+    with console.progress("layers", 0, "bytes") as line:
+        for news in reached.client.api.push(repository, tag=tag, stream=True, decode=True):
+            if "error" in news:
+                raise _meaning(reached, f"{repository}:{tag}", str(news["error"]))
+            digested = str((news.get("aux") or {}).get("Digest", "")) or digested
+            _count(sizes, news)
+            line.total = sum(total for _, total in sizes.values())
+            line.update(sum(done for done, _ in sizes.values()))
+    if not digested:
+        raise RegistryRefused(f"{repository}:{tag} was pushed, and the engine does not say as what.")
+    return digested
+
+
+def _count(sizes: dict[str, tuple[int, int]], news: Mapping[str, Any]) -> None:
+    if total := (detail := news.get("progressDetail") or {}).get("total"):
+        sizes[news.get("id", "")] = (detail.get("current", 0), total)
+
+
+def _meaning(reached: Engine, name: str, text: str) -> SparkwrightError:
+    if _UNREACHED.search(text):
+        return RegistryUnreachable(f"The registry of {name} is not reached.", details=text.splitlines()[-5:])
+    return reached.meaning(text, RegistryRefused, f"The registry does not take {name}.")

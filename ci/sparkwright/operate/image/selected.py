@@ -1,0 +1,112 @@
+"""The files of a release for the Python of an image, brought into the store and verified, and those of the installer beside them."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright import digest
+from sparkwright.build import platforms, program
+from sparkwright.build.engine import Engine
+from sparkwright.build.program import Interpreter
+from sparkwright.console import size
+from sparkwright.errors import DiskFull, InstallerUnfit, WheelInvalid
+from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.session import Session
+from sparkwright.operate.image.picked import Picked, outside
+from sparkwright.release.client import change, files, placing, target
+from sparkwright.release.client.placing import MOST_METADATA
+from sparkwright.release.client.state import Chosen, Pinned
+from sparkwright.release.environment import Environment
+from sparkwright.release.manifest import places
+
+if TYPE_CHECKING:
+    from packaging.tags import Tag
+
+#: What an installer has that can serve; older ones lack it.
+NEEDED = frozenset(("sparkwright/operate/image/settled.py", "sparkwright/cli/serve.py", "sparkwright/cli/health.py"))
+
+
+class Inside(Environment, frozen=True):
+    """The environment that there will be in an image: that of another machine, perhaps, which nothing here can be asked about."""
+
+    python_of: Interpreter = Interpreter("", "", "")
+
+    @property
+    def machine(self) -> str:
+        return self.python_of.machine
+
+    @property
+    def ranked(self) -> list[Tag]:
+        return platforms.tags(self.version, self.machine, int(self.python_of.libc.partition(".")[2] or 17))
+
+    @property
+    def markers(self) -> dict[str, str]:
+        system = {"os_name": "posix", "sys_platform": "linux", "platform_system": "Linux", "platform_machine": self.machine}
+        return {**super().markers, **system, "implementation_name": "cpython", "platform_python_implementation": "CPython"}
+
+
+def inside(python: Interpreter, folder: str) -> Inside:
+    """Return the environment *folder* of an image whose Python is *python*."""
+    major, minor = (int(part) for part in python.version.split(".")[:2])
+    return Inside(Path(folder), Path(folder), (major, minor), f"cp{major}{minor}", python.version, python)
+
+
+def packages(picked: Picked, python: Interpreter, folder: str) -> Chosen:
+    """Return the set for that Python; raises as `target.chosen`."""
+    return target.chosen(picked.index, picked.entry, picked.release, inside(python, folder))[0]
+
+
+def check_room(session: Session, engine: Engine, pinned: Sequence[Pinned]) -> None:
+    """Raise `DiskFull` where the store cannot take the files that it lacks, or the engine what they unpack to."""
+    lacking, unpacked = files.missing(outside(session), pinned), change.UNPACKED * sum(one.size for one in pinned)
+    wanted = {session.store.root: lacking}
+    root = Path(engine.root)
+    if root.is_dir():
+        same = placing.same_disk(session.store.root, root)
+        wanted = {root: unpacked + lacking} if same else {**wanted, root: unpacked}
+    for folder, count in wanted.items():
+        if count > (free := placing.free(folder)):
+            raise DiskFull(f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
+
+
+def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
+    """
+    Return the files of the release's own sparkwright and of what it requires, for that Python; the first is its wheel.
+
+    Raises:
+        InstallerUnfit: It cannot serve. Others: as `files.obtain` and `program.required`.
+    """
+    wheel = picked.installer
+    url = picked.index.address.of(wheel.url or places.wheel(wheel.sha256, wheel.filename))
+    pinned = Pinned(wheel.project, wheel.version, wheel.filename, wheel.sha256, url, wheel.size)
+    path = files.obtain(outside(session), [pinned])[wheel.filename]
+    return (path, *program.required(session, python, _requires(path, picked)))
+
+
+def _requires(path: Path, picked: Picked) -> list[str]:
+    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        if lacking := sorted(NEEDED - names):
+            raise InstallerUnfit(f"The sparkwright of {picked.entry.name} cannot serve yet.", details=[f"it lacks {lacking[0]}"])
+        info = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        with archive.open(info) as stream:
+            text = stream.read(MOST_METADATA).decode("utf-8", "replace")
+    return sorted(re.findall(r"(?m)^Requires-Dist: ([^;\r\n]+?)\s*$", text))
+
+
+def addresses(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the file name of each of *paths* → its sha256."""
+    return {path.name: digest.sha256_file(path) for path in paths}
+
+
+def lines(paths: Sequence[Path], downloads: str) -> str:
+    """Return *paths* as requirements with hashes; inside, the store's downloads lie in the folder *downloads*."""
+    hashes = addresses(paths)
+    named = ((path, msgspec.json.encode(path.name).decode().strip('"')) for path in paths)
+    return "".join(f"file://{downloads}/{hashes[path.name]}/{name} --hash=sha256:{hashes[path.name]}\n" for path, name in named)

@@ -1,0 +1,1 @@
+"""A Spark that takes jobs of a repository: set up, checked, one job at a time, clean afterwards."""

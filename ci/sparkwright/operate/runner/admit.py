@@ -1,0 +1,75 @@
+"""
+May this job run here? Asked by GitHub's runner before the first step of a job, as the job's user.
+
+What it goes by is said by GitHub and cannot be set by a workflow. It is not a wall: a workflow's own ``env`` reaches the shell that starts
+the hook, so a prepared one may get past it. Therefore public repositories are refused, and the user that jobs run as can do so little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sparkwright.errors import LeaseRefused, RunnerRefused
+from sparkwright.github import one_line
+from sparkwright.operate.runner.policy import Policy, Settings, allowed
+
+#: What GitHub says of a job ("Default environment variables").
+TOLD = ("GITHUB_REPOSITORY", "GITHUB_EVENT_NAME", "GITHUB_REF", "GITHUB_WORKFLOW_REF", "GITHUB_JOB", "GITHUB_RUN_ID")
+
+
+class Partner(msgspec.Struct, frozen=True):
+    """How it stands with the other Spark of a pair, as the supervisor wrote it."""
+
+    state: Literal["waiting", "held", "refused"]
+    says: str = ""
+
+
+def admitted(told: Mapping[str, str], policy: Policy, settings: Settings) -> str:
+    """Return why a job of which GitHub says *told* may not run here; nothing where it may."""
+    repository, event = told.get("GITHUB_REPOSITORY", ""), told.get("GITHUB_EVENT_NAME", "")
+    ref, workflow = told.get("GITHUB_REF", ""), told.get("GITHUB_WORKFLOW_REF", "")
+    if repository.lower() != settings.repository.lower():
+        return f"it is of {one_line(repository, 100) or 'no repository'}, not of {settings.repository}"
+    if event not in policy.events:
+        return f"it was started by {one_line(event, 100) or 'nothing known'}, which a stranger may be able to cause"
+    if not allowed(ref, policy.refs):
+        return f"it is of {one_line(ref, 100) or 'no branch'}, from which no job comes here"
+    file, _, at = workflow.partition("@")
+    if not file.lower().startswith(f"{settings.repository.lower()}/.github/workflows/") or not allowed(at, policy.refs):
+        return f"its workflow is {one_line(workflow, 200) or 'unknown'}, not one of this repository's own branches"
+    return ""
+
+
+def admit(told: Mapping[str, str], policy: Policy, settings: Settings, partner: Path, look: float = 1.0) -> None:
+    """
+    Return where the job may begin; one for two nodes waits until the supervisor holds the other one.
+
+    Raises:
+        RunnerRefused: It may not run here.
+        LeaseRefused: The other Spark is not to be had.
+    """
+    if reason := admitted(told, policy, settings):
+        raise RunnerRefused("This job does not run here.", details=[reason])
+    until = time.monotonic() + policy.lease.patience + 60
+    while found := stands(partner):
+        if found.state == "held":
+            return
+        if found.state == "refused" or time.monotonic() > until:
+            raise LeaseRefused("The other Spark is not to be had.", details=[found.says] if found.says else [])
+        time.sleep(look)
+
+
+def stands(path: Path) -> Partner | None:
+    """Return what the supervisor wrote of the partner; None for a job on one node."""
+    try:
+        with path.open("rb") as stream:
+            return msgspec.json.decode(stream.read(4096), type=Partner)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        return Partner("refused", f"what is written of the partner cannot be read: {error}")

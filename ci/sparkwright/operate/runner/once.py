@@ -1,0 +1,291 @@
+"""
+One job: guards, a registration, GitHub's runner, the watch over it, and the clean-up, in this order and whatever happens in between.
+
+Kill it anywhere: what a run that did not end left is cleaned before the next one begins, and the journal says that it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.build import probes, resident
+from sparkwright.console import console, size
+from sparkwright.errors import (
+    LeaseLost,
+    RunnerDied,
+    RunnerDisk,
+    RunnerMemory,
+    RunnerOvertime,
+    RunnerUnclean,
+    RunnerUnfit,
+    RunnerUnready,
+    SparkwrightError,
+)
+from sparkwright.github import GitHub
+from sparkwright.operate.runner import emptied, lease, processes, registration
+from sparkwright.operate.runner import job as jobs
+from sparkwright.operate.runner.admit import Partner
+from sparkwright.operate.runner.emptied import Emptied
+from sparkwright.operate.runner.ground import Ground
+from sparkwright.operate.runner.job import Running
+from sparkwright.operate.runner.journal import Entry, now
+from sparkwright.operate.runner.labels import carried
+from sparkwright.operate.runner.policy import Role
+from sparkwright.operate.runner.registration import Registered
+
+#: Seconds between two questions whether GitHub takes a registration back.
+ASK_AGAIN = 30.0
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """What a clean-up did: files, and processes that it had to *end*."""
+
+    files: Emptied
+    ended: int
+
+
+def clean(ground: Ground) -> Cleaned:
+    """
+    End every process of jobs, and remove every file of theirs.
+
+    Raises:
+        RunnerUnclean: Something is left.
+    """
+    ended, left = processes.end(ground.whose)
+    files = emptied.empty(ground.work)
+    for folder in ground.policy.folders.scratch if ground.uid != os.getuid() else ():
+        files += emptied.empty(ground.at(folder), ground.uid)
+    ground.partner_file.unlink(missing_ok=True)
+    if left or files.stubborn:
+        raise RunnerUnclean("A job left what does not go away.", details=[*processes.shown(left), *files.stubborn[:20]])
+    return Cleaned(files, ended)
+
+
+def unready(ground: Ground) -> Iterator[str]:
+    """Yield why no job should begin now."""
+    room = ground.policy.room
+    for name, folder, least in (("the work folder", ground.work, room.work_start), ("the disk", ground.state, room.disk_floor)):
+        if (free := shutil.disk_usage(folder).free // 1_000_000) < least:
+            yield f"{name} has {free} MB free, and {least} are asked for ({folder})"
+    if (free := resident.available_megabytes()) < room.memory_start:
+        yield f"{free} MB of memory are available, and {room.memory_start} are asked for"
+    for line in probes.ask("nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader").splitlines():
+        yield f"the GPU is used by {line.strip()}"
+
+
+def print_of(models: Path) -> str:
+    """Return what the models are known by: names, sizes, times and owners of all files; their bytes are not read."""
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(models):
+        folders.sort()
+        for name in sorted((*files, *folders)):
+            with contextlib.suppress(FileNotFoundError):
+                found = Path(place, name).lstat()
+                # Of folders nothing but that they are there: reading one changes nothing, and neither does mounting one.
+                facts = (found.st_size, found.st_mtime_ns, found.st_ino) if not stat.S_ISDIR(found.st_mode) else ()
+                digest.update(repr((place, name, found.st_mode, found.st_uid, *facts)).encode())
+    return digest.hexdigest()
+
+
+def next_role(ground: Ground) -> Role:
+    """Return what the machine offers itself for: where it leads a pair, one node and two in turns."""
+    roles = ground.settings.roles
+    last = ground.journal().last_role()
+    return roles[(roles.index(last) + 1) % len(roles)] if last in roles else roles[0]
+
+
+def recover(ground: Ground) -> None:
+    """Clean after a run that was killed, and say so in the journal."""
+    died = ground.journal().unfinished()
+    if died is None:
+        clean(ground)
+        return
+    done = clean(ground)
+    says = f"it began at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(died.at))} UTC and was killed"
+    console.warn(f"run {died.run} has no end: {says}; cleaned {size(done.files.bytes)}, ended {done.ended} processes")
+    entry = Entry(now(), died.run, "died", died.role, died.name, says=says, reference=RunnerDied.reference)
+    ground.journal().write(msgspec.structs.replace(entry, cleaned=done.files.bytes, ended=done.ended))
+
+
+def once(ground: Ground, github: GitHub) -> Entry | None:
+    """
+    Do one job, and return what the journal says of its end; None where the machine takes none now.
+
+    Raises:
+        RunnerBusy: Another run has the machine.
+        RunnerUnready: No job should begin now.
+        RunnerExposed: The repository lets strangers in.
+        RunnerUnregistered: GitHub could not be reached.
+        RunnerDied: GitHub's runner ended without an end of its job.
+        RunnerDisk: The job filled the disk; RunnerMemory, RunnerOvertime, LeaseLost: as their names say. The machine is clean.
+        RunnerUnclean: It is not.
+    """
+    with lease.machine(ground):
+        if ground.draining.exists() or lease.wanted(ground):
+            recover(ground)
+            console.note("this machine takes no job now: it is drained, or leased")
+            return None
+        recover(ground)
+        if reasons := list(unready(ground)):
+            raise RunnerUnready("No job begins now.", details=reasons)
+        registration.guarded(github, ground.policy, ground.settings)
+        role = next_role(ground)
+        labels = carried(ground.policy, ground.settings, role)
+        registered = registration.register(github, ground.settings, labels, 60 * ground.policy.registration)
+        return _One(ground, github, role, registered).run()
+
+
+class _One:
+    """A registration and what comes of it."""
+
+    def __init__(self, ground: Ground, github: GitHub, role: Role, registered: Registered) -> None:
+        self._ground, self._github, self._role, self._registered = ground, github, role, registered
+        self._leader: lease.Leader | None = None
+        self._asked = 0.0
+        self._entry = Entry(now(), registered.name, "began", role, registered.name)
+        self._gave_way = False
+
+    def run(self) -> Entry:
+        ground = self._ground
+        ground.journal().write(self._entry)
+        before = print_of(ground.models)
+        running: Running | None = None
+        reference = says = ""
+        try:
+            if self._role == "pair":
+                self._partner(Partner("waiting"))
+            jobs.prepare(ground)
+            running = Running(ground, self._registered, ground.state / "logs" / f"{self._registered.name}.log")
+            console.note(f"{self._registered.name} waits for a job of {ground.settings.repository}")
+            self._watch(running)
+            _ended(running)
+        except BaseException as error:
+            reference = error.reference if isinstance(error, SparkwrightError) else "interrupted"
+            says = " ".join((error.what, *error.details)) if isinstance(error, SparkwrightError) else type(error).__name__
+            raise
+        finally:
+            self._over(running, reference, says, before)
+        return self._entry
+
+    def _watch(self, running: Running) -> None:
+        limits, began = self._ground.policy.limits, time.monotonic()
+        told = False
+        while running.look(limits.look):
+            if running.job and not told:
+                told = True
+                console.note(f"job {running.job!r} begins")
+                self._ground.journal().write(msgspec.structs.replace(self._entry, at=now(), event="job", job=running.job))
+            self._pair(running)
+            if trouble := self._trouble(running):
+                raise trouble
+            if not running.job and self._make_room(began):
+                self._gave_way = True
+                return
+
+    def _trouble(self, running: Running) -> SparkwrightError | None:
+        ground, room = self._ground, self._ground.policy.room
+        for folder, least in ((ground.work, room.work_floor), (ground.state, room.disk_floor)):
+            if (free := shutil.disk_usage(folder).free // 1_000_000) < least:
+                return RunnerDisk(f"{free} MB are free in {folder}, and {least} must stay.")
+        if (free := resident.available_megabytes()) < room.memory_floor:
+            return RunnerMemory(f"{free} MB of memory are available, and {room.memory_floor} must stay.")
+        if running.job and time.monotonic() - running.began > 60 * ground.policy.limits.job:
+            return RunnerOvertime(f"The job ran longer than {ground.policy.limits.job:g} min.")
+        if self._leader and self._leader.state == "lost":
+            return LeaseLost(f"{ground.settings.partner} no longer answers.")
+        return None
+
+    def _pair(self, running: Running) -> None:
+        """Lease the partner as soon as there is a job for two, and tell the hook, which waits for it."""
+        if self._role != "pair" or not running.job:
+            return
+        if self._leader is None:
+            self._leader = lease.Leader(self._ground.policy.lease, self._ground.settings.partner)
+        before = self._leader.state
+        if (state := self._leader.look()) != before and state in ("held", "refused"):
+            console.note(f"{self._ground.settings.partner}: {state}")
+            self._partner(Partner("held" if state == "held" else "refused", self._ground.settings.partner))
+
+    def _partner(self, partner: Partner) -> None:
+        path = self._ground.partner_file
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.encode(partner))
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+
+    def _make_room(self, began: float) -> bool:
+        """Is there a reason to take no job any more, and does GitHub agree that it has given none?"""
+        ground, waited = self._ground, (time.monotonic() - began) / 60
+        turn = ground.policy.limits.turn if len(ground.settings.roles) > 1 else ground.policy.limits.idle
+        if not (waited > turn or ground.draining.exists() or lease.wanted(ground)):
+            return False
+        if time.monotonic() - self._asked < ASK_AGAIN:
+            return False
+        self._asked = time.monotonic()
+        return registration.unregister(self._github, ground.settings, self._registered)
+
+    def _over(self, running: Running | None, reference: str, says: str, before: str) -> None:
+        """End what runs, clean, and write the end down; whatever went wrong before stays what is raised."""
+        ground = self._ground
+        if running:
+            if running.status is None:
+                processes.ask_to_end(lambda: ground.whose() if running.status is None else [], ground.policy.limits.stop)
+            processes.end(ground.whose)
+        if self._leader:
+            self._leader.release()
+        if not (running and running.job) and not self._gave_way:
+            registration.unregister(self._github, ground.settings, self._registered)
+        job, result = (running.job, running.result or "none") if running else ("", "none")
+        entry = msgspec.structs.replace(self._entry, event="ended", job=job, result=result, reference=reference, says=says)
+        try:
+            if running:
+                running.finish()
+            done = clean(ground)
+            entry = msgspec.structs.replace(entry, cleaned=done.files.bytes, ended=done.ended)
+            if print_of(ground.models) != before:
+                raise RunnerUnfit(f"The models in {ground.models} are not what they were before the job.")
+        except SparkwrightError as error:
+            entry = msgspec.structs.replace(entry, reference=error.reference, says=" ".join((error.what, *error.details)))
+            raise
+        finally:
+            self._entry = entry = msgspec.structs.replace(entry, at=now())
+            ground.journal().write(entry)
+        console.note(f"{entry.name}: {entry.job or 'no job'}, {entry.result}; cleaned {size(entry.cleaned)}")
+
+
+def _ended(running: Running) -> None:
+    """
+    Judge how the runner ended.
+
+    Raises:
+        RunnerDied: Not after one job, nor because nothing was to be done.
+    """
+    running.drain()
+    status = running.status
+    if status is None or (running.job and running.result):
+        return
+    if running.job or status:
+        begun = f"in the middle of {running.job!r}" if running.job else "before it had taken a job"
+        raise RunnerDied(f"GitHub's runner ended with status {status}, {begun}.", details=[f"log: {running.log}"])
+
+
+def stop_taking(ground: Ground, patience: float) -> None:
+    """
+    Let the machine take no job any more, and return when none runs; `draining` says so until it is removed.
+
+    Raises:
+        RunnerBusy: A job still runs after *patience* seconds.
+    """
+    ground.draining.touch(mode=0o600)
+    with lease.wanting(ground), lease.machine(ground, patience):
+        pass
+

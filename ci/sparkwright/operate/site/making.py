@@ -1,0 +1,116 @@
+"""From what is given to a folder of pages: read, draw, write what changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.cherry_picks import status
+from sparkwright.console import console
+from sparkwright.errors import IndexMissing, RecordDamaged, SparkwrightError
+from sparkwright.forks.session import Outside, Session
+from sparkwright.forks.spec import Project
+from sparkwright.operate.site import debt, drifts, history, nights, pages, policy, problems, releases, trends, writing
+from sparkwright.operate.site.drifts import Carried
+from sparkwright.operate.site.found import Found
+from sparkwright.operate.site.problems import Problem
+from sparkwright.operate.site.releases import Books
+from sparkwright.operate.site.writing import Written
+from sparkwright.release.client.install import Wish
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """
+    What the site is made from.
+
+    Attributes:
+        index: The index and whose signature counts; *wanted*: whether it has to be there.
+        nights: Folder of the records of nights; None for none. *drift*: documents of ``drift --json``.
+        status: Document of ``status --json``; None to ask here. *link*: where readers find the index; empty for its own address.
+        day: Of which it tells (``2026-11-22``).
+    """
+
+    index: Wish
+    wanted: bool
+    day: str
+    nights: Path | None = None
+    drift: tuple[Path, ...] = ()
+    status: Path | None = None
+    link: str = ""
+
+
+def read(session: Session, asked: Asked) -> Found:
+    """
+    Return everything that the site tells of.
+
+    Raises:
+        SparkwrightError: The index is not there, or its manifest is not to be believed. FileInvalid: The policy cannot be read.
+    """
+    judged = policy.load(session.project.root)
+    books = _books(session, asked)
+    with console.step("nights, drift and history"):
+        recorded = nights.read(asked.nights) if asked.nights else nights.Read()
+        drifted = drifts.read(asked.drift)
+        carried, wrong = _status(session, asked)
+        owed = debt.history(session.project.root)
+        shown = books.releases if books else ()
+        told = history.of(shown, recorded.nights, judged.changes, pages.release_name, nights.places(recorded.nights))
+    link = asked.link or (books.manifest.url if books else "")
+    known = tuple(sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml")))
+    return Found(
+        asked.day, judged, link and link.rstrip("/") + "/", books, recorded, drifted, owed, carried, told, known, tuple(wrong)
+    )  # fmt: skip
+
+
+def _books(session: Session, asked: Asked) -> Books | None:
+    try:
+        with console.step("the index, its records and measurements"):
+            return releases.read(Outside(session.store, session.offline, session.mirrors), asked.index)
+    except IndexMissing:
+        if asked.wanted:
+            raise
+        return None
+
+
+def _status(session: Session, asked: Asked) -> tuple[Carried | None, list[Problem]]:
+    """Return what the stacks carry: from the document, or as the store and the checkout tell."""
+    try:
+        if asked.status:
+            return drifts.status(asked.status), []
+        names = sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml"))
+        made = {name: tuple(_lines(session, name, asked.day)) for name in names}
+    except RecordDamaged as error:
+        return None, [problems.of(asked.status.name if asked.status else "status", error)]
+    except SparkwrightError as error:
+        return None, [problems.of("status", error)]
+    return Carried(made), []
+
+
+def _lines(session: Session, stack: str, day: str) -> Iterator[status.Line]:
+    project = Project(session.project.root, stack)
+    one = dataclasses.replace(session, project=project, forks=tuple(project.spec.forks))
+    for fork in project.spec.forks:
+        yield from status.of(one, fork, datetime.date.fromisoformat(day))
+
+
+def make(session: Session, found: Found, folder: Path) -> Written:
+    """Write the site about *found* to *folder*; what did not change stays as it is. Raises as `writing.write`."""
+    files: dict[str, bytes] = {pages.STYLE: pages.style()}
+    total = len(found.releases) + len(found.histories)
+    with console.progress("making pages and figures", total) as progress:
+        done = itertools.count(1)
+
+        def step() -> None:
+            progress.update(min(next(done), total))
+
+        for part in (pages.releases(found), trends.speeds(found, step), trends.debt(found), trends.drift(found), trends.nights(found)):
+            for name, data in part:
+                files[name] = data
+                step()
+        files["index.html"] = pages.overview(found)
+    return writing.write(session.store, folder, files, pages.STYLE)

@@ -1,0 +1,184 @@
+"""Serving images for tests: a small published index, bases that lack nothing, a real registry, and containers of what was made."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.models.containers import Container
+from tests import publishing, wheels
+from tests.containers.conftest import PATIENCE, missing, wait_for
+from tests.publishing import Place
+
+from sparkwright.release.signing import keys
+from sparkwright.store import Store
+
+#: What build/serve.Dockerfile would install.
+PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"
+MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+#: Who may push where a registry asks, and bcrypt of it.
+USER, PASSWORD = "spark", "a password"
+HASHED = "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy"
+
+
+class Maker:
+    """
+    Somebody who publishes releases for one kind of processor and makes images of them.
+
+    Attributes:
+        place: The index. *platform*: of the images. *out*: where records of pushed images go. *store*: whose downloads are the user's.
+    """
+
+    def __init__(self, folder: Path, address: str, architecture: str, base: str, user_store: Store) -> None:
+        self.folder, self.base, self.platform = folder, base, f"linux/{architecture}"
+        self.machine, self._address = MACHINES[architecture], address
+        self.place = Place(folder / "place", f"https://{architecture}.example/spark/")
+        self.out, self.store = folder / "out", folder / "store"
+        self.store.mkdir(parents=True)
+        (self.store / "downloads").symlink_to(user_store.folder("downloads"), target_is_directory=True)
+        self.publish(wheels.LABEL)
+
+    def publish(self, label: str, *, judged: bool = True) -> None:
+        """Publish a release of small wheels; without verdicts it is a candidate."""
+        with publishing.bare_index(self.folder / f"bare-{label}") as packages:
+            made = wheels.release(self.folder / label, label=label, machine=self.machine, judged=judged)
+            before = os.environ.get("SPARKWRIGHT_INDEX_URL")
+            os.environ["SPARKWRIGHT_INDEX_URL"] = packages
+            try:
+                self.place.publish(made, None if judged else "candidate")
+            finally:
+                os.environ.pop("SPARKWRIGHT_INDEX_URL")
+                if before is not None:
+                    os.environ["SPARKWRIGHT_INDEX_URL"] = before
+
+    def command(self, *words: str | Path) -> list[str]:
+        """Return the command line of ``image``."""
+        known = ["--index", self.place.root, "--key", keys.public_path(self.place.key), "--root", wheels.ROOT, "--cache-dir", self.store,
+                 "--platform", self.platform, "--output", self.out, "--json"]  # fmt: skip
+        base = [] if "--base" in words else ["--base", self.base]
+        return [sys.executable, "-m", "sparkwright", "image", *map(str, known), *base, *map(str, words)]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return variables of somebody else's machine, whose package index is the user's."""
+        kept = {name: value for name, value in os.environ.items() if name != "SPARKWRIGHT_INDEX_URL"}
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        return {**kept, "DOCKER_HOST": self._address, "HOME": str(home), "SPARKWRIGHT_STATE_DIR": str(self.folder / "state"), **more}
+
+    def run(self, *words: str | Path, status: int = 0, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Run ``image`` to the end, which must be of that *status*, and return its document; what it said is under ``said``."""
+        done = subprocess.run(
+            self.command(*words),
+            env=self.environment(**(variables or {})),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr[-4000:]
+        document: dict[str, Any] = json.loads(done.stdout)
+        return {**document, "said": done.stderr}
+
+    @property
+    def client(self) -> docker.DockerClient:
+        """The engine that images are made in."""
+        return docker.DockerClient(base_url=self._address, timeout=PATIENCE)
+
+    def layers(self, image: str) -> list[str]:
+        """Return the layers of *image*."""
+        found: list[str] = self.client.images.get(image).attrs["RootFS"]["Layers"]
+        return found
+
+    @contextlib.contextmanager
+    def started(self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any) -> Iterator[Container]:
+        """Yield a container of *image* as people start it, with a root that cannot be written; it is removed at the end."""
+        given: dict[str, Any] = {"network_mode": "none", "read_only": True, "tmpfs": {"/tmp": "exec"}, "cap_drop": ["ALL"]}
+        given |= {"security_opt": ["no-new-privileges:true"], "environment": dict(variables or {}), "platform": self.platform, **options}
+        made = self.client.containers.create(image, list(words) or None, **given)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.remove(force=True, v=True)
+
+    def said(self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any) -> tuple[int, str, str]:
+        """Return status, standard output and standard error of a container of *image*."""
+        with self.started(image, *words, variables=variables, **options) as made:
+            status = int(made.wait(timeout=PATIENCE)["StatusCode"])
+            return status, made.logs(stderr=False).decode(), made.logs(stdout=False).decode()
+
+
+@contextlib.contextmanager
+def registry(folder: Path, *, asks: bool = False) -> Iterator[str]:
+    """Run a registry on loopback until the block ends, and yield its host and port; with *asks*, `USER` alone may use it."""
+    program = shutil.which("docker-registry") or shutil.which("registry")
+    if program is None:
+        missing("there is no registry: apt-get install docker-registry")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    settings: dict[str, Any] = {
+        "version": 0.1, "log": {"level": "error"}, "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+        "http": {"addr": f"127.0.0.1:{port}", "secret": "a secret"},
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    if asks:
+        (folder / "users").write_text(f"{USER}:{HASHED}\n")
+        settings["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
+    (folder / "config.yml").write_text(json.dumps(settings))
+    with (folder / "log").open("wb") as log:
+        running = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+    try:
+        wait_for(lambda: running.poll() is not None or _listens(port), 60)
+        assert running.poll() is None, (folder / "log").read_text()
+        yield f"127.0.0.1:{port}"
+    finally:
+        running.kill()
+        running.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False
+
+
+def login(folder: Path, host: str) -> dict[str, str]:
+    """Write the configuration that `docker login` leaves, and return the variable that names it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+    return {"DOCKER_CONFIG": str(folder)}
+
+
+def words_of(document: dict[str, Any]) -> str:
+    """Return everything that a run printed."""
+    return json.dumps(document)
+
+
+def reference(document: dict[str, Any]) -> str:
+    """Return how a run failed."""
+    found: str = document["error"]["reference"]
+    return found
+
+
+def environment(printed: str) -> dict[str, str]:
+    """Return the variables that a program printed as JSON."""
+    found: dict[str, str] = json.loads(printed)
+    return found
+
+
+_SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
+#: Prints its variables and arguments, in the image.
+SHOW: Sequence[str] = ("bash", "-c", f"exec /opt/sparkwright/program/bin/python -c '{_SHOW}' \"$@\"", "bash")

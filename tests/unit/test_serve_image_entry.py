@@ -1,0 +1,140 @@
+"""The entrypoint of the serving image: each command, what it makes of arguments and variables, and who gets the signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.conftest import running
+
+ROOT = Path(__file__).parents[2]
+ENTRYPOINT = ROOT / "build" / "entrypoint.sh"
+DOCKERFILE = ROOT / "build" / "serve.Dockerfile"
+#: Where the program lies in the image.
+PROGRAM = "/opt/sparkwright/program/bin/python"
+#: Stands for the program's Python: says who it is, what it was given and what it sees, and with HOLD waits for a signal.
+SEEN = """\
+import json, os, signal, sys
+print(json.dumps({"pid": os.getpid(), "words": sys.argv[1:], "given": os.environ.get("GIVEN")}), flush=True)
+if os.environ.get("HOLD"):
+    signal.pause()
+"""
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+
+
+@pytest.fixture(name="entry", scope="module")
+def _entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the entrypoint as it would be if the program lay in a folder of the test."""
+    folder = tmp_path_factory.mktemp("entry")
+    program = folder / "a python"
+    program.write_text(f"#!{sys.executable} -ES\n{SEEN}")
+    program.chmod(0o755)
+    text = ENTRYPOINT.read_text()
+    assert text.count(PROGRAM) == 1
+    made = folder / "entrypoint.sh"
+    made.write_text(text.replace(PROGRAM, f"'{program}'"))
+    made.chmod(0o755)
+    return made
+
+
+def ran(entry: Path, *words: str, **variables: str) -> tuple[int, dict[str, object], str]:
+    """Return status, what the program saw, and what was said."""
+    done = subprocess.run([entry, *words], env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+PYTHON = ["-P", "-m", "sparkwright"]
+SERVE = [*PYTHON, "serve", "--environment"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], SERVE),
+        (["serve"], SERVE),
+        (["serve", "a-recipe", "--port", "80"], [*SERVE, "a-recipe", "--port", "80"]),
+        (["ray-head"], [*SERVE, "--ray-head"]),
+        (["ray-head", "a-recipe"], [*SERVE, "--ray-head", "a-recipe"]),
+        (["ray-worker", "10.0.0.1:6379"], [*SERVE, "--ray-worker", "10.0.0.1:6379"]),
+        (["ray-worker"], [*SERVE, "--ray-worker"]),
+        (["health", "--json"], [*PYTHON, "health", "--json"]),
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_each_command_is_a_verb(entry: Path, words: list[str], wanted: list[str]) -> None:
+    """The commands of the image are verbs of the program inside, and what follows is theirs."""
+    status, seen, _ = ran(entry, *words)
+
+    assert (status, seen["words"]) == (0, wanted)
+
+
+def test_a_shell_is_a_shell(entry: Path) -> None:
+    """`bash` runs bash with what follows."""
+    done = subprocess.run([entry, "bash", "-c", 'printf "%s|" "$@"', "x", "a b", "c"], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "a b|c|")
+
+
+@pytest.mark.parametrize("word", ["server", "vllm", "", "--model", "serve;id", "$(id)", "ray_head"])
+def test_an_unknown_command_is_refused_with_the_list(entry: Path, word: str) -> None:
+    """Nothing is run for a word that is no command, and those that there are, are named."""
+    status, seen, said = ran(entry, word)
+
+    assert (status, seen) == (2, {})
+    assert all(command in said for command in ("serve", "ray-head", "ray-worker", "bash"))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(TEXT, max_size=4), value=TEXT)
+def test_arguments_and_variables_arrive_as_they_are(entry: Path, words: list[str], value: str) -> None:
+    """Whatever blanks, quotes, newlines and dollars they hold, nothing is split, expanded or run."""
+    _, seen, _ = ran(entry, "serve", *words, GIVEN=value)
+
+    assert seen["words"] == [*SERVE, *words]
+    assert seen["given"] == value
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_the_program_takes_the_place_of_the_shell(entry: Path, number: signal.Signals, tmp_path: Path) -> None:
+    """The program has the process id that was started, so a signal to it reaches the program and nothing between."""
+    with running([str(entry), "serve"], {**os.environ, "HOLD": "1"}, tmp_path) as child:
+        assert child.stdout is not None
+        seen = json.loads(child.stdout.readline())
+        child.send_signal(number)
+        status = child.wait(60)
+
+    assert seen["pid"] == child.pid
+    assert status in (-number, 1)
+
+
+def test_the_script_is_one_for_every_shell() -> None:
+    """shellcheck, where it is installed, finds nothing."""
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
+    done = subprocess.run(
+        ["shellcheck", "--enable=all", "--exclude=SC2250,SC2310,SC2312", ENTRYPOINT], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == ""
+
+
+def test_the_recipe_runs_the_entrypoint_as_nobody_in_particular() -> None:
+    """The image's program is an argument list, its user a number without rights, its signal the one that `serve` ends by."""
+    rows = [row.strip() for row in DOCKERFILE.read_text().splitlines()]
+    found = {
+        row.partition(" ")[0]: row.partition(" ")[2]
+        for row in rows
+        if row.partition(" ")[0] in ("ENTRYPOINT", "CMD", "USER", "STOPSIGNAL", "EXPOSE")
+    }
+
+    assert json.loads(found["ENTRYPOINT"])[-1] == "/usr/local/bin/sparkwright-entrypoint"
+    assert json.loads(found["CMD"]) == ["serve"]
+    assert (found["USER"], found["STOPSIGNAL"], found["EXPOSE"]) == ("10001:10001", "SIGTERM", "8888")
