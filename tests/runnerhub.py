@@ -25,7 +25,7 @@ import msgspec
 from sparkwright import yamlfile
 from sparkwright.build import resident
 from sparkwright.github import GitHub
-from sparkwright.operate.runner import once, plan, policy
+from sparkwright.operate.runner import condition, once, plan, policy
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.policy import Policy, Settings
 
@@ -179,7 +179,9 @@ def ground(folder: Path, url: str = "http://127.0.0.1:9", name: str = "spark-a",
     Its settings are on the disk, so that another process finds them by `found`.
     """
     rules = small(folder, **changes)
-    settings = Settings(REPOSITORY, name, tuple(one.name for one in rules.labels), partner, url)
+    settings = Settings(
+        REPOSITORY, name, tuple(one.name for one in rules.labels), partner or None, "10.9.0.2" if partner else None, api=url
+    )
     for one in ("config", "state", "work", "models", "runner"):
         (folder / one).mkdir(parents=True, exist_ok=True)
     (folder / "models" / "weights").write_text("0123")
@@ -219,7 +221,7 @@ def main(words: list[str]) -> None:
     elif words[0] == "lease":
         from sparkwright.operate.runner import lease
 
-        lease.hold(here, words[2], lambda: once.recover(here))
+        lease.hold(here, words[2], lambda: condition.recover(here))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests import githubwork
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?\d+(?:\.\d+)?)|'(?P<text>(?:[^']|'')*)'|(?P<name>[A-Za-z_][\w-]*)|(?P<mark>==|!=|&&|\|\||[!().,\[\]]))"
@@ -164,6 +165,7 @@ class World:
         folder: Everything lies there: workspaces, artifacts, pages.
         repository: The bare repository that ``$GITHUB_SERVER_URL/$GITHUB_REPOSITORY`` names, its name ending in ``OWNER/NAME``.
         environment: What the machine's own environment has. *variables*, *secrets*: of the repository.
+        api: GitHub's API for it, where somebody answers.
         keep: Names in a workspace that survive a checkout; the environment of the last job, so that pip finds all there.
         steps: All that was run, in order. *summaries*: the page of each job. *uses*: every action that was asked for.
     """
@@ -179,6 +181,7 @@ class World:
     uses: list[str] = dataclasses.field(default_factory=list)
     artifacts: dict[str, Path] = dataclasses.field(default_factory=dict)
     run_id: int = 1
+    api: githubwork.World | None = None
 
     @property
     def name(self) -> str:
@@ -194,7 +197,7 @@ class World:
         self.artifacts.clear()
         contexts: dict[str, Any] = {"inputs": {**given, **(inputs or {})}, "vars": self.variables, "secrets": self.secrets}
         contexts["github"] = {
-            "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": "ghs_workflow", "sha": self._head(),
+            "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": githubwork.TOKEN, "sha": self._head(),
             "run_id": str(self.run_id), "actor": "maintainer", "workspace": str(self.folder / "workspace"), "workflow": made["name"],
         }  # fmt: skip
         results: dict[str, dict[str, Any]] = {}
@@ -313,7 +316,9 @@ def _checkout(world: World, place: Path, options: Mapping[str, str]) -> str:
     assert options.get("persist-credentials") == "false"
     clone = world.folder / "clone"
     shutil.rmtree(clone, ignore_errors=True)
-    subprocess.run(["git", "clone", "--quiet", "--branch", "main", str(world.repository), str(clone)], check=True)
+    # GitHub's machines have no configuration that changes line ends.
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+    subprocess.run(["git", "clone", "--quiet", "--branch", "main", str(world.repository), str(clone)], env=env, check=True)
     for one in clone.iterdir():
         shutil.move(one, place / one.name)
     return ""

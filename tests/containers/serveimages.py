@@ -46,16 +46,19 @@ class Maker:
         self.out, self.store = folder / "out", folder / "store"
         self.store.mkdir(parents=True)
         (self.store / "downloads").symlink_to(user_store.folder("downloads"), target_is_directory=True)
-        self.publish(wheels.LABEL)
+        self._number = 0
+        self.publish()
 
-    def publish(self, label: str, *, judged: bool = True) -> None:
-        """Publish a release of small wheels; without verdicts it is a candidate."""
+    def publish(self, *, judged: bool = True) -> str:
+        """Publish the next release of small wheels, and return its name; without verdicts it is a candidate."""
+        self._number += 1
+        label = f"{wheels.LABEL}.{self._number}"
         with publishing.bare_index(self.folder / f"bare-{label}") as packages:
             made = wheels.release(self.folder / label, label=label, machine=self.machine, judged=judged)
             before = os.environ.get("SPARKWRIGHT_INDEX_URL")
             os.environ["SPARKWRIGHT_INDEX_URL"] = packages
             try:
-                self.place.publish(made, None if judged else "candidate")
+                return self.place.publish(made, None if judged else "candidate").release
             finally:
                 os.environ.pop("SPARKWRIGHT_INDEX_URL")
                 if before is not None:

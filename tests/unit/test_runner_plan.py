@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from sparkwright.cli.main import main, run
 from sparkwright.errors import FileInvalid, RunnerExposed, RunnerRefused, RunnerSetup, ToolMissing, UsageError
 from sparkwright.operate.runner import admit, egress, fitness, labels, perform, plan, policy, registration, unit
 from sparkwright.operate.runner.labels import Machine
-from sparkwright.operate.runner.perform import Place
-from sparkwright.operate.runner.plan import Peer
+from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import Policy, Settings
-from sparkwright.operate.runner.steps import AsApplied, ByHand, File, Folder, Gone, Run, Step, printed
+from sparkwright.operate.runner.steps import AsApplied, Exists, File, Folder, Gone, Run, Step, printed
 
 SETTINGS = Settings("acme/lab", "spark-a", ("gb10",))
+PAIRED = Settings("acme/lab", "spark-b", ("gb10",), "spark-c", "10.0.0.2", "spark-a", "ssh-ed25519 AAAA a")
 SPARK = Machine(("12.1",), 128_000)
 
 
@@ -64,8 +65,8 @@ def test_a_policy_that_cannot_be_meant_is_refused(reviewed: Policy, tmp_path: Pa
 
 
 def test_every_step_says_why_and_how_it_goes_back(reviewed: Policy) -> None:
-    """Each step has a reason, something to do and a check; whatever it writes or makes, its undo takes away, but settings' folders and models."""
-    steps = plan.steps(reviewed, SETTINGS, Peer("10.0.0.2", "spark-0", "ssh-ed25519 AAAA a"))
+    """Each step has a reason, something to do and a check; its undo takes away whatever file it writes, and no model."""
+    steps = plan.steps(reviewed, PAIRED)
 
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
@@ -110,7 +111,8 @@ def test_rules_hold_for_the_job_s_user_alone(reviewed: Policy) -> None:
     assert "policy accept" in text
     assert "dport 53" not in text
     assert "ip daddr 10.0.0.2 accept" in text
-    named = msgspec.structs.replace(reviewed, egress=msgspec.structs.replace(reviewed.egress, resolvers=("fd00::1",), networks=("10.1.0.0/16",)))
+    more = msgspec.structs.replace(reviewed.egress, resolvers=("fd00::1",), networks=("10.1.0.0/16",))
+    named = msgspec.structs.replace(reviewed, egress=more)
     assert "ip6 daddr fd00::1 meta l4proto { tcp, udp } th dport 53 accept" in egress.ruleset(named)
     assert "elements = { 10.1.0.0/16 }" in egress.ruleset(named)
     lines = egress.refreshed(reviewed, ["1.2.3.4", "1.2.3.4", "2001:db8::1"]).splitlines()
@@ -134,13 +136,37 @@ def test_names_become_addresses_one_by_one() -> None:
     assert egress.addresses("localhost") == ()
 
 
+def test_the_package_index_is_on_the_list(reviewed: Policy) -> None:
+    """Jobs may reach the index that was configured at set-up, beside the hosts of the policy."""
+    assert egress.index() == "127.0.0.1"
+    named = msgspec.structs.replace(SETTINGS, index="index.example")
+    assert egress.names(reviewed, named) == (*reviewed.egress.hosts, "index.example")
+    assert egress.names(reviewed, SETTINGS) == reviewed.egress.hosts
+
+
+def test_units_and_hook_need_no_home(tmp_path: Path) -> None:
+    """In the cage there is no home and no cache: what runs there works without, and the hook says yes and no by its exit status."""
+    ground = runnerhub.ground(tmp_path)
+    cage = {"HOME": "/proc/none", "PATH": "/usr/bin:/bin"}
+    hook = ["bash", "-e", str(ground.config / plan.HOOK)]
+    assert subprocess.run(hook, env={**cage, **GOOD}, capture_output=True, check=False).returncode == 0
+    refused = subprocess.run(hook, env={**cage, **GOOD, "GITHUB_REF": "refs/pull/1/merge"}, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "runner-refused" in refused.stderr
+    for action in ("once", "clean", "egress", "lease"):
+        words = [sys.executable, "-m", "sparkwright", "runner", action, "--config", str(tmp_path / "none"), "--leader", "a"]
+        done = subprocess.run(words, env=cage, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert re.search("error: (file-invalid|runner-setup)", done.stderr), done.stderr
+
+
 def test_a_label_is_carried_where_it_is_true(reviewed: Policy) -> None:
     """gb10 needs a GPU of 12.1; a Spark has every label, and a pair's labels stand only in its turn."""
     assert labels.true_of(reviewed, Machine((), 16_000)) == ()
     assert labels.true_of(reviewed, Machine(("9.0",), 2_000_000)) == ("spark-build",)
     everything = labels.true_of(reviewed, SPARK)
     assert set(everything) == {"gb10", "spark-gate", "spark-build", "spark-pair"}
-    settings = Settings("acme/lab", "a", everything, "b")
+    settings = Settings("acme/lab", "a", everything, "b", "10.0.0.2")
     assert {"gb10", "spark-gate", "self-hosted"} <= set(labels.carried(reviewed, settings, "single"))
     assert "spark-pair" not in labels.carried(reviewed, settings, "single")
     assert "spark-gate" not in labels.carried(reviewed, settings, "pair")
@@ -154,8 +180,9 @@ def test_a_label_is_carried_where_it_is_true(reviewed: Policy) -> None:
     ("name", "value"),
     [
         ("GITHUB_EVENT_NAME", "pull_request"), ("GITHUB_EVENT_NAME", "pull_request_target"), ("GITHUB_EVENT_NAME", ""),
-        ("GITHUB_REPOSITORY", "stranger/lab"), ("GITHUB_REPOSITORY", ""), ("GITHUB_REF", "refs/pull/7/merge"), ("GITHUB_REF", "refs/heads/x"),
-        ("GITHUB_REF", "main"), ("GITHUB_WORKFLOW_REF", "stranger/lab/.github/workflows/x.yml@refs/heads/main"),
+        ("GITHUB_REPOSITORY", "stranger/lab"), ("GITHUB_REPOSITORY", ""), ("GITHUB_REF", "refs/pull/7/merge"),
+        ("GITHUB_REF", "refs/heads/x"), ("GITHUB_REF", "main"),
+        ("GITHUB_WORKFLOW_REF", "stranger/lab/.github/workflows/x.yml@refs/heads/main"),
         ("GITHUB_WORKFLOW_REF", "acme/lab/.github/workflows/x.yml@refs/pull/7/merge"), ("GITHUB_WORKFLOW_REF", ""),
         ("GITHUB_WORKFLOW_REF", "acme/lab/.github/workflows/x.yml"),
     ],
@@ -199,7 +226,8 @@ STEP = Step(name="a", what="b", why="c", check=AsApplied(), apply=(Folder("/etc/
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     """A second set-up does nothing; what somebody changed is put back; undone, nothing of it is left."""
-    place, done = here(tmp_path), []
+    place = here(tmp_path)
+    done: list[Step] = []
     assert perform.stand(STEP, place).state == "missing"
     assert perform.set_up((STEP,), place, done.append)[0].state == "there"
     perform.set_up((STEP,), place, done.append)
@@ -207,7 +235,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
     for change in (
         lambda: (tmp_path / "etc/x/file").write_text("other"), lambda: (tmp_path / "etc/x/file").chmod(0o666),
-        lambda: (tmp_path / "etc/x").chmod(0o777), lambda: (tmp_path / "etc/x/file").unlink(),
+        lambda: (tmp_path / "etc/x").chmod(0o777), (tmp_path / "etc/x/file").unlink,
     ):  # fmt: skip
         change()
         assert perform.stand(STEP, place).state == "differs"
@@ -239,25 +267,19 @@ def test_a_step_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(RunnerSetup, match="'a'"):
             perform._do(STEP, act, place)
     with pytest.raises(RunnerSetup, match="does not hold"):
-        perform.set_up((msgspec.structs.replace(STEP, apply=(Folder("/etc/z"), ByHand("x")), check=_never()),), place)
+        perform.set_up((msgspec.structs.replace(STEP, apply=(Folder("/etc/z"),), check=Exists("/etc/none")),), place)
     with pytest.raises(ToolMissing, match="no-such-program"):
         perform.set_up((msgspec.structs.replace(STEP, apply=(Run(("no-such-program",)),)),), place)
 
 
-def _never() -> Any:
-    from sparkwright.operate.runner.steps import Exists
-
-    return Exists("/etc/not/there", secret=True)
-
-
 def test_plan_says_everything_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """plan needs no rights and no network; with --json it gives the steps as they would be done."""
-    command = ["runner", "plan", "--repository", "acme/lab", "--name", "spark-a", "--sysroot", str(tmp_path), "--root", str(ROOT)]
+    command = ["runner", "plan", "--repository", "acme/lab", "--name", "spark-a", "--sysroot", str(tmp_path / "bare"), "--root", str(ROOT)]
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [step["name"] for step in document["steps"]][:2] == ["user", "folders"]
     assert {one["state"] for one in document["stands"]} <= {"missing", "by-hand", "not-run"}
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "bare").exists()
 
     assert main(command) == 0
     said = capsys.readouterr().out
@@ -298,8 +320,8 @@ def test_setup_says_yes_first(tmp_path: Path) -> None:
     """Without --yes nothing is changed; without root neither."""
     error: type[Exception] = UsageError if os.geteuid() == 0 else RunnerSetup
     with pytest.raises(error):
-        run(["runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path)])
-    assert list(tmp_path.iterdir()) == []
+        run(["runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path / "bare")])
+    assert not (tmp_path / "bare").exists()
 
 
 def test_a_machine_that_was_not_set_up_is_said(tmp_path: Path) -> None:
@@ -334,7 +356,7 @@ def test_what_a_user_can_write_is_found_by_trying(tmp_path: Path) -> None:
 
 def test_the_verb_is_there(tmp_path: Path) -> None:
     """`sparkwright runner --help` names every action."""
-    done = subprocess.run(["sparkwright", "runner", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "sparkwright", "runner", "--help"], capture_output=True, text=True, check=True)
 
     from sparkwright.cli.runneroptions import ACTIONS
 

@@ -246,7 +246,7 @@ def test_a_record_is_written_and_read(image: tuple[Shop, Picked, recorded.ImageR
 
     assert path.name == f"image-{DIGEST.removeprefix('sha256:')}.json"
     assert recorded.read(path) == image[2]
-    path.write_text(path.read_text().replace('"release"', '"relaese"'))
+    path.write_text(path.read_text().replace('"release"', '"releasing"'))
     with pytest.raises(FileInvalid):
         recorded.read(path)
 

@@ -16,7 +16,7 @@ from tests.unit.conftest import Repository
 from tests.workflows import Expression, World
 
 from sparkwright.cli.main import parser
-from sparkwright.operate.runner import exposure
+from sparkwright.operate.runner import exposure, policy
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
@@ -24,8 +24,8 @@ FILES = sorted(FOLDER.glob("*.yml"))
 MADE: dict[str, dict[Any, Any]] = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in FILES}
 JOBS = [(name, key, job) for name, made in MADE.items() for key, job in made["jobs"].items()]
 RUNS = [(path.stem, *script) for path in FILES for script in workflows.scripts(path)]
-#: Labels of the lab's machines (.github/actionlint.yaml).
-OURS = ("self-hosted", "linux", "arm64", "gb10", "spark-build", "spark-gate", "spark-pair")
+#: Labels of the lab's machines.
+OURS = policy.load(ROOT / "ci" / "runner.yaml").all_labels()
 
 each_job = pytest.mark.parametrize(("name", "key", "job"), JOBS, ids=[f"{name}-{key}" for name, key, _ in JOBS])
 each_run = pytest.mark.parametrize(("name", "job", "step", "text"), RUNS, ids=[f"{one[0]}-{one[1]}-{one[2]}" for one in RUNS])
@@ -34,6 +34,15 @@ each_run = pytest.mark.parametrize(("name", "job", "step", "text"), RUNS, ids=[f
 def test_no_stranger_reaches_a_spark() -> None:
     """No event that somebody without write access can cause starts a job that could run on a machine of the lab."""
     assert exposure.exposed(FOLDER, OURS) == ()
+
+
+def test_workflows_ask_for_labels_that_machines_have() -> None:
+    """What jobs and actionlint take for a machine's label, ci/runner.yaml gives to machines."""
+    named = yaml.safe_load((ROOT / ".github" / "actionlint.yaml").read_text("utf-8"))["self-hosted-runner"]["labels"]
+    own = {label.lower() for label in OURS}
+
+    assert {label.lower() for label in named} <= own
+    assert {label.lower() for label in MADE["pipeline"]["jobs"]["gate"]["runs-on"]} <= own
 
 
 def test_a_pull_request_reads_and_has_no_secrets() -> None:

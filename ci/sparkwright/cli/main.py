@@ -216,6 +216,12 @@ def _report(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown for the page of a release")
 
 
+def default_stack(root: Path) -> str:
+    """Return the stack that is meant where none is named: ours, or in a checkout that lacks it the last of its own by name."""
+    names = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
+    return DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
+
+
 def needs_checkout(arguments: argparse.Namespace) -> bool:
     """Does the verb work on a checkout of sparkwright? Whoever installs wheels has only the program, without its part ``full``."""
     return {
@@ -248,7 +254,7 @@ def session_of(arguments: argparse.Namespace) -> Session:
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     root = (arguments.root or find_root()).absolute()
-    project = Project(root, arguments.stack or DEFAULT_STACK)
+    project = Project(root, arguments.stack or default_stack(root))
     for name in arguments.fork:
         project.fork(name)
     return Session(

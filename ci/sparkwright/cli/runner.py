@@ -72,7 +72,8 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
     record = {
         "repository": arguments.repository, "name": arguments.name or platform.node().partition(".")[0].lower(),
         "labels": wanted or labels.true_of(policy, machine), "partner": partner or None, "partner_address": address or None,
-        "leader": arguments.leader or None, "leader_key": _key(arguments.leader_key), "index": egress.index() if policy.egress.index else None,
+        "leader": arguments.leader or None, "leader_key": _key(arguments.leader_key),
+        "index": egress.index() if policy.egress.index else None,
     }  # fmt: skip
     try:
         settings = msgspec.convert(record, Settings)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.operate.runner.policy import Policy
+from sparkwright.operate.runner.policy import Policy, Settings
 
 TABLE = "sparkwright_runner"
 #: Name → its addresses; raises OSError where there are none.
@@ -29,12 +29,16 @@ class Resolved(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...]
 
 
-def names(policy: Policy) -> tuple[str, ...]:
-    """Return the hosts that are let through, the package index of this user's configuration among them where the policy says so."""
+def index() -> str | None:
+    """Return the host of the package index that this user has configured."""
     from sparkwright.forks.packageindex import index_url
 
-    index = urlsplit(index_url()).hostname if policy.egress.index else None
-    return tuple(dict.fromkeys((*policy.egress.hosts, *([index] if index else []))))
+    return urlsplit(index_url()).hostname
+
+
+def names(policy: Policy, settings: Settings) -> tuple[str, ...]:
+    """Return the hosts that are let through."""
+    return tuple(dict.fromkeys((*policy.egress.hosts, *([settings.index] if settings.index else []))))
 
 
 def ruleset(policy: Policy, partner: str = "") -> str:

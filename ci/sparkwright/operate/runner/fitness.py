@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 
 from sparkwright.errors import RunnerBusy
-from sparkwright.operate.runner import egress, labels, lease, once, perform, processes, unit
+from sparkwright.operate.runner import condition, egress, holding, labels, perform, processes, unit
 from sparkwright.operate.runner.exposure import exposed
 from sparkwright.operate.runner.ground import Ground
-from sparkwright.operate.runner.perform import Place
+from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.steps import Step
 
 #: Files and folders of the models that are tried; a cache has some thousand.
@@ -175,12 +175,12 @@ def _rules(place: Place) -> Finding:
 
 def _idle(ground: Ground) -> Iterator[Finding]:
     try:
-        with lease.machine(ground):
+        with holding.machine(ground):
             left = processes.shown(ground.whose())
             died = ground.journal().unfinished()
             yield Finding("nothing is left of a job", "unfit" if left else "ok", "; ".join(left))
             yield Finding("last run ended", "look" if died else "ok", "it was killed; the next run cleans first" if died else "")
-            reasons = list(once.unready(ground))
+            reasons = list(condition.unready(ground))
             yield Finding("room", "unfit" if reasons else "ok", "; ".join(reasons))
     except RunnerBusy:
         yield Finding("nothing is left of a job", "not-run", "a job runs, or one is waited for")

@@ -11,7 +11,7 @@ from sparkwright.errors import RunnerSetup
 from sparkwright.operate.runner import policy as policies
 from sparkwright.operate.runner import processes
 from sparkwright.operate.runner.journal import Journal
-from sparkwright.operate.runner.perform import Place
+from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.processes import Whose
 

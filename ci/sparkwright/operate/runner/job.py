@@ -14,7 +14,7 @@ from sparkwright import process
 from sparkwright.errors import RunnerUnclean, RunnerUnfit
 from sparkwright.github import one_line
 from sparkwright.operate.runner.ground import Ground
-from sparkwright.operate.runner.lease import Lines
+from sparkwright.operate.runner.lines import Lines
 from sparkwright.operate.runner.plan import HOOK
 from sparkwright.operate.runner.registration import Registered
 

@@ -12,23 +12,19 @@ Nobody waits in a circle: a leader waits only for a name greater than its own (`
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 from sparkwright import process
 from sparkwright.errors import LeaseRefused, RunnerBusy
 from sparkwright.operate.runner.ground import Ground
+from sparkwright.operate.runner.holding import machine, wanting
 from sparkwright.operate.runner.journal import Entry, now
+from sparkwright.operate.runner.lines import Lines
 from sparkwright.operate.runner.policy import Lease, ordered
-
-MACHINE, WANTED = "machine.lock", "wanted.lock"
-#: Bytes of what the other side said that are kept unread; one line has some ten.
-LARGEST = 4096
 
 
 def freed(heard: float, clock: float, lease: Lease) -> bool:
@@ -39,66 +35,6 @@ def freed(heard: float, clock: float, lease: Lease) -> bool:
 def given_up(answered: float, clock: float, lease: Lease) -> bool:
     """Has the leader to stop at *clock*, the last beat that was answered having been sent at *answered*?"""
     return clock - answered > lease.expires - lease.margin
-
-
-@contextlib.contextmanager
-def machine(ground: Ground, patience: float = 0, still: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """
-    Have this machine for the block: nobody else starts a job on it.
-
-    Args:
-        patience: Seconds to wait for it. *still*: asked while waiting; False ends that.
-
-    Raises:
-        RunnerBusy: Somebody else has it.
-    """
-    until = time.monotonic() + patience
-    with (ground.state / MACHINE).open("ab") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not still() or time.monotonic() >= until:
-                    raise RunnerBusy(f"{ground.settings.name} is doing another job.") from None
-            time.sleep(min(0.2, ground.policy.limits.look))
-        yield
-
-
-@contextlib.contextmanager
-def wanting(ground: Ground) -> Iterator[None]:
-    """Let this machine's runner know, for the block, that somebody waits for it: one without a job makes room."""
-    with (ground.state / WANTED).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield
-
-
-def wanted(ground: Ground) -> bool:
-    """Does somebody wait for this machine? Those who died do not."""
-    with (ground.state / WANTED).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-class Lines:
-    """The lines that come from an open file, without waiting for one."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle, self.closed, self.quiet, self._rest = handle, False, False, b""
-
-    def read(self, wait: float) -> list[str]:
-        """Return the whole lines that are there within *wait* seconds; *quiet* says that nothing came, *closed* that nothing will."""
-        self.quiet = self.closed or not select.select([self.handle], [], [], max(0.0, wait))[0]
-        if self.quiet:
-            return []
-        data = os.read(self.handle, LARGEST)
-        self.closed = not data
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-LARGEST:]
-        return [line.decode("ascii", "replace") for line in lines]
 
 
 def hold(ground: Ground, leader: str, clean: Callable[[], object], source: int = 0, sink: int = 1) -> str:

@@ -6,18 +6,13 @@ Kill it anywhere: what a run that did not end left is cleaned before the next on
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import shutil
-import stat
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
-from sparkwright.build import probes, resident
+from sparkwright.build import resident
 from sparkwright.console import console, size
 from sparkwright.errors import (
     LeaseLost,
@@ -25,16 +20,15 @@ from sparkwright.errors import (
     RunnerDisk,
     RunnerMemory,
     RunnerOvertime,
-    RunnerUnclean,
     RunnerUnfit,
     RunnerUnready,
     SparkwrightError,
 )
 from sparkwright.github import GitHub
-from sparkwright.operate.runner import emptied, lease, processes, registration
+from sparkwright.operate.runner import holding, lease, processes, registration
 from sparkwright.operate.runner import job as jobs
 from sparkwright.operate.runner.admit import Partner
-from sparkwright.operate.runner.emptied import Emptied
+from sparkwright.operate.runner.condition import clean, print_of, recover, unready
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.job import Running
 from sparkwright.operate.runner.journal import Entry, now
@@ -46,74 +40,11 @@ from sparkwright.operate.runner.registration import Registered
 ASK_AGAIN = 30.0
 
 
-class Cleaned(msgspec.Struct, frozen=True):
-    """What a clean-up did: files, and processes that it had to *end*."""
-
-    files: Emptied
-    ended: int
-
-
-def clean(ground: Ground) -> Cleaned:
-    """
-    End every process of jobs, and remove every file of theirs.
-
-    Raises:
-        RunnerUnclean: Something is left.
-    """
-    ended, left = processes.end(ground.whose)
-    files = emptied.empty(ground.work)
-    for folder in ground.policy.folders.scratch if ground.uid != os.getuid() else ():
-        files += emptied.empty(ground.at(folder), ground.uid)
-    ground.partner_file.unlink(missing_ok=True)
-    if left or files.stubborn:
-        raise RunnerUnclean("A job left what does not go away.", details=[*processes.shown(left), *files.stubborn[:20]])
-    return Cleaned(files, ended)
-
-
-def unready(ground: Ground) -> Iterator[str]:
-    """Yield why no job should begin now."""
-    room = ground.policy.room
-    for name, folder, least in (("the work folder", ground.work, room.work_start), ("the disk", ground.state, room.disk_floor)):
-        if (free := shutil.disk_usage(folder).free // 1_000_000) < least:
-            yield f"{name} has {free} MB free, and {least} are asked for ({folder})"
-    if (free := resident.available_megabytes()) < room.memory_start:
-        yield f"{free} MB of memory are available, and {room.memory_start} are asked for"
-    for line in probes.ask("nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader").splitlines():
-        yield f"the GPU is used by {line.strip()}"
-
-
-def print_of(models: Path) -> str:
-    """Return what the models are known by: names, sizes, times and owners of all files; their bytes are not read."""
-    digest = hashlib.sha256()
-    for place, folders, files in os.walk(models):
-        folders.sort()
-        for name in sorted((*files, *folders)):
-            with contextlib.suppress(FileNotFoundError):
-                found = Path(place, name).lstat()
-                # Of folders nothing but that they are there: reading one changes nothing, and neither does mounting one.
-                facts = (found.st_size, found.st_mtime_ns, found.st_ino) if not stat.S_ISDIR(found.st_mode) else ()
-                digest.update(repr((place, name, found.st_mode, found.st_uid, *facts)).encode())
-    return digest.hexdigest()
-
-
 def next_role(ground: Ground) -> Role:
     """Return what the machine offers itself for: where it leads a pair, one node and two in turns."""
     roles = ground.settings.roles
     last = ground.journal().last_role()
     return roles[(roles.index(last) + 1) % len(roles)] if last in roles else roles[0]
-
-
-def recover(ground: Ground) -> None:
-    """Clean after a run that was killed, and say so in the journal."""
-    died = ground.journal().unfinished()
-    if died is None:
-        clean(ground)
-        return
-    done = clean(ground)
-    says = f"it began at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(died.at))} UTC and was killed"
-    console.warn(f"run {died.run} has no end: {says}; cleaned {size(done.files.bytes)}, ended {done.ended} processes")
-    entry = Entry(now(), died.run, "died", died.role, died.name, says=says, reference=RunnerDied.reference)
-    ground.journal().write(msgspec.structs.replace(entry, cleaned=done.files.bytes, ended=done.ended))
 
 
 def once(ground: Ground, github: GitHub) -> Entry | None:
@@ -129,8 +60,8 @@ def once(ground: Ground, github: GitHub) -> Entry | None:
         RunnerDisk: The job filled the disk; RunnerMemory, RunnerOvertime, LeaseLost: as their names say. The machine is clean.
         RunnerUnclean: It is not.
     """
-    with lease.machine(ground):
-        if ground.draining.exists() or lease.wanted(ground):
+    with holding.machine(ground):
+        if ground.draining.exists() or holding.wanted(ground):
             recover(ground)
             console.note("this machine takes no job now: it is drained, or leased")
             return None
@@ -150,7 +81,7 @@ class _One:
     def __init__(self, ground: Ground, github: GitHub, role: Role, registered: Registered) -> None:
         self._ground, self._github, self._role, self._registered = ground, github, role, registered
         self._leader: lease.Leader | None = None
-        self._asked = 0.0
+        self._asked = float("-inf")
         self._entry = Entry(now(), registered.name, "began", role, registered.name)
         self._gave_way = False
 
@@ -209,11 +140,11 @@ class _One:
         if self._role != "pair" or not running.job:
             return
         if self._leader is None:
-            self._leader = lease.Leader(self._ground.policy.lease, self._ground.settings.partner)
+            self._leader = lease.Leader(self._ground.policy.lease, self._ground.settings.partner or "")
         before = self._leader.state
         if (state := self._leader.look()) != before and state in ("held", "refused"):
             console.note(f"{self._ground.settings.partner}: {state}")
-            self._partner(Partner("held" if state == "held" else "refused", self._ground.settings.partner))
+            self._partner(Partner("held" if state == "held" else "refused", f"the partner is {self._ground.settings.partner}"))
 
     def _partner(self, partner: Partner) -> None:
         path = self._ground.partner_file
@@ -226,7 +157,7 @@ class _One:
         """Is there a reason to take no job any more, and does GitHub agree that it has given none?"""
         ground, waited = self._ground, (time.monotonic() - began) / 60
         turn = ground.policy.limits.turn if len(ground.settings.roles) > 1 else ground.policy.limits.idle
-        if not (waited > turn or ground.draining.exists() or lease.wanted(ground)):
+        if not (waited > turn or ground.draining.exists() or holding.wanted(ground)):
             return False
         if time.monotonic() - self._asked < ASK_AGAIN:
             return False
@@ -239,7 +170,7 @@ class _One:
         if running:
             if running.status is None:
                 processes.ask_to_end(lambda: ground.whose() if running.status is None else [], ground.policy.limits.stop)
-            processes.end(ground.whose)
+            processes.end(ground.whose, user=ground.uid)
         if self._leader:
             self._leader.release()
         if not (running and running.job) and not self._gave_way:
@@ -276,16 +207,3 @@ def _ended(running: Running) -> None:
     if running.job or status:
         begun = f"in the middle of {running.job!r}" if running.job else "before it had taken a job"
         raise RunnerDied(f"GitHub's runner ended with status {status}, {begun}.", details=[f"log: {running.log}"])
-
-
-def stop_taking(ground: Ground, patience: float) -> None:
-    """
-    Let the machine take no job any more, and return when none runs; `draining` says so until it is removed.
-
-    Raises:
-        RunnerBusy: A job still runs after *patience* seconds.
-    """
-    ground.draining.touch(mode=0o600)
-    with lease.wanting(ground), lease.machine(ground, patience):
-        pass
-

@@ -4,60 +4,30 @@ from __future__ import annotations
 
 import shlex
 
-import msgspec
-
 from sparkwright import yamlfile
-from sparkwright.operate.runner import admit, egress, unit
+from sparkwright.operate.runner import admit, egress, unit, users
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
-from sparkwright.operate.runner.steps import Act, Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Step
+from sparkwright.operate.runner.steps import Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Step
 
 UNITS = "/etc/systemd/system"
 HOOK = "admit.sh"
-LEASE_USER = "sparkwright-lease"
 
 
-class Peer(msgspec.Struct, frozen=True):
-    """
-    The other Spark.
-
-    Attributes:
-        address: Where this machine's partner is; empty where it leads no pair.
-        leader: Who may lease this machine; empty for nobody.
-        key: The leader's public key, one line of an ``authorized_keys``.
-    """
-
-    address: str = ""
-    leader: str = ""
-    key: str = ""
-
-
-def steps(policy: Policy, settings: Settings, peer: Peer = Peer()) -> tuple[Step, ...]:  # noqa: B008  frozen
+def steps(policy: Policy, settings: Settings) -> tuple[Step, ...]:
     """Return everything that set-up does."""
     return (
-        _user(policy.user, "jobs run as a user that can do nothing else: no sudo, no docker, no shell"),
+        users.user(policy.user, "jobs run as a user that can do nothing else: no sudo, no docker, no shell"),
         *_folders(policy),
         _image(policy),
         *_brought(policy),
         _settings(policy, settings),
         _token(policy),
         _hook(policy),
-        _rules(policy, peer),
+        _rules(policy, settings),
         *_units(policy),
-        *(_leased(policy, peer) if peer.leader else ()),
+        *(users.leased(policy, settings) if settings.leader else ()),
         _enabled(policy),
         _started(policy),
-    )
-
-
-def _user(name: str, why: str) -> Step:
-    add = ("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", name)
-    return Step(
-        name="user" if name != LEASE_USER else "lease user",
-        what=f"a system user {name} in no group but its own",
-        why=why,
-        check=Answers(("id", "-nG", name), rf"^{name}\n?\Z"),
-        apply=(Run(add),),
-        undo=(Run(("userdel", name)),),
     )
 
 
@@ -185,14 +155,14 @@ def _asking(policy: Policy) -> str:
     return f"#!/bin/sh\n# GitHub's runner asks this before the first step of a job.\nexec /usr/bin/env -i {told} {python} {command}\n"
 
 
-def _rules(policy: Policy, peer: Peer) -> Step:
+def _rules(policy: Policy, settings: Settings) -> Step:
     path = f"{policy.folders.config}/egress.nft"
     return Step(
         name="egress",
         what="rules that let the job's user connect to a list of hosts",
         why="what a job reads here cannot be sent anywhere",
         check=AsApplied(),
-        apply=(File(path, egress.ruleset(policy, peer.address)),),
+        apply=(File(path, egress.ruleset(policy, settings.partner_address or "")),),
         undo=(Gone(path),),
     )
 
@@ -224,34 +194,6 @@ def _units(policy: Policy) -> tuple[Step, ...]:
         )
         for name, files in written.items()
     )
-
-
-def _leased(policy: Policy, peer: Peer) -> tuple[Step, ...]:
-    """Return what lets a leader lease this machine: a user whose key runs one command."""
-    folder, keys = f"{policy.folders.config}/lease", f"{policy.folders.config}/lease/authorized_keys"
-    command = f"sudo {policy.folders.program}/bin/sparkwright runner lease --leader {peer.leader} --config {policy.folders.config}"
-    line = f'restrict,command="{command}" {peer.key}\n'
-    sshd = f"Match User {LEASE_USER}\n    AuthorizedKeysFile {keys}\n    AuthenticationMethods publickey\n    DisableForwarding yes\n"
-    sudo = f"{LEASE_USER} ALL=(root) NOPASSWD: {command.removeprefix('sudo ')}\n"
-    files = (
-        File(keys, line), File(f"/etc/ssh/sshd_config.d/{LEASE_USER}.conf", sshd), File(f"/etc/sudoers.d/{LEASE_USER}", sudo, 0o440),
-    )  # fmt: skip
-    user = _user(LEASE_USER, "the leader of a pair reaches this machine for one thing")
-    # sshd starts a forced command by the user's shell.
-    words = tuple("/bin/sh" if word == "/usr/sbin/nologin" else word for word in _words(user.apply[0]))
-    lease = Step(
-        name="lease",
-        what=f"{peer.leader} may lease this machine",
-        why="a gate on two nodes has both or none; its key can do nothing but ask, hold and let go",
-        check=AsApplied(),
-        apply=(Folder(folder, 0o755), *files),
-        undo=(*(Gone(file.path) for file in files), Gone(folder)),
-    )
-    return (msgspec.structs.replace(user, apply=(Run(words),)), lease)
-
-
-def _words(act: Act) -> tuple[str, ...]:
-    return act.words if isinstance(act, Run) else ()
 
 
 def _enabled(policy: Policy) -> Step:

@@ -20,6 +20,8 @@ Label = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z
 Host = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?\Z")]
 Network = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f.:]{2,39}/[0-9]{1,3}\Z")]
 Address = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f.:]{2,39}\Z")]
+#: One line as ssh-keygen writes it: nothing that an ``authorized_keys`` could read as more than a key.
+PUBLIC_KEY = r"^(ssh-ed25519|ecdsa-sha2-[a-z0-9-]+|ssh-rsa) [A-Za-z0-9+/]+={0,2}( [A-Za-z0-9_@.-]+)?\Z"
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Role = Literal["single", "pair"]
@@ -133,14 +135,21 @@ class Settings(_Strict, frozen=True):
     Attributes:
         name: The machine's, by which pairs are ordered and people find its runner.
         labels: Of the policy; empty for all that are true of the machine.
-        partner: The machine that it leases for gates on two nodes; empty where it leads no pair.
+        partner: The machine that it leases for gates on two nodes; None where it leads no pair.
+        partner_address: Where the partner is; jobs may reach it on every port.
+        index: Host of the package index, where the policy lets jobs reach one; as whoever set the machine up had it configured.
+        leader: The machine that may lease this one, by its public ssh key *leader_key*; None for nobody.
         api: GitHub's address.
     """
 
     repository: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,100}\Z")]
     name: Host
     labels: tuple[Label, ...] = ()
-    partner: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?)?\Z")] = ""
+    partner: Host | None = None
+    partner_address: Address | None = None
+    leader: Host | None = None
+    leader_key: Annotated[str, msgspec.Meta(pattern=PUBLIC_KEY)] | None = None
+    index: Host | None = None
     api: Annotated[str, msgspec.Meta(pattern=r"^https?://[A-Za-z0-9.:/_-]+\Z")] = "https://api.github.com"
 
     @property
@@ -195,12 +204,26 @@ def settings(path: Path) -> Settings:
     Return what the machine was set up with.
 
     Raises:
-        FileInvalid: It does not read, or its partner comes before it (`ordered`).
+        FileInvalid: It does not read, or contradicts itself (`mispaired`).
     """
     found = yamlfile.load(path, Settings)
-    if found.partner and not ordered(found.name, found.partner):
-        raise FileInvalid(f"{path}: {found.name} may not lead a pair with {found.partner}, whose name comes first.")
+    if wrong := mispaired(found):
+        raise FileInvalid(f"{path} contradicts itself.", details=[wrong])
     return found
+
+
+def mispaired(settings: Settings) -> str:
+    """Return what is wrong with the pairs that a machine is in; nothing where all is well."""
+    for leader, partner in ((settings.name, settings.partner), (settings.leader, settings.name)):
+        if leader and partner and not ordered(leader, partner):
+            return f"{leader} may not lead a pair with {partner}: the name that comes first leads"
+    if bool(settings.partner) != bool(settings.partner_address) or bool(settings.leader) != bool(settings.leader_key):
+        return "a partner needs its address, and a leader its key"
+    try:
+        ipaddress.ip_address(settings.partner_address or "::")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def ordered(leader: str, partner: str) -> bool:
