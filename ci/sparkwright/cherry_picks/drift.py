@@ -76,6 +76,19 @@ class Drift(msgspec.Struct, frozen=True):
         return [one for one in self.trials if one.patch == patch]
 
 
+class Told(msgspec.Struct, frozen=True):
+    """The drift of one fork, in a `Document`."""
+
+    of: Drift
+
+
+class Document(msgspec.Struct, frozen=True):
+    """What ``sparkwright drift --json`` prints, as others read it; *error* where it failed."""
+
+    drift: tuple[Told, ...] = ()
+    error: dict[str, object] = {}
+
+
 def trials(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], base: Base) -> list[Trial]:
     """Return what becomes of every patch on *base*; those that do not apply are left out for the ones after them."""
     records = [upstream.record_of(book, one) for one in patches]

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from sparkwright.cherry_picks import drift
-from sparkwright.cherry_picks.drift import Drift
+from sparkwright.cherry_picks.drift import Document, Drift
 from sparkwright.cherry_picks.status import Line
 from sparkwright.errors import RecordDamaged
 from sparkwright.operate.site import problems
@@ -20,14 +20,6 @@ T = TypeVar("T")
 
 #: Bytes of a document; a series over forty releases has some megabytes.
 LARGEST = 64 << 20
-
-
-class _One(msgspec.Struct, frozen=True):
-    of: Drift
-
-
-class _Drifts(msgspec.Struct, frozen=True):
-    drift: tuple[_One, ...]
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -81,7 +73,7 @@ def read(paths: Sequence[Path]) -> Drifted:
     wrong = []
     for path in sorted(paths):
         try:
-            found = _decoded(path, _Drifts)
+            found = _told(path)
         except RecordDamaged as error:
             wrong.append(problems.of(path.name, error))
             continue
@@ -96,6 +88,13 @@ def read(paths: Sequence[Path]) -> Drifted:
 def status(path: Path) -> Carried:
     """Return what the document at *path* says; raises `RecordDamaged`."""
     return _decoded(path, Carried)
+
+
+def _told(path: Path) -> Document:
+    found = _decoded(path, Document)
+    if found.error or not found.drift:
+        raise RecordDamaged(f"{path.name} tells of no drift.", details=[line(str(found.error.get("what", "")))])
+    return found
 
 
 def _decoded(path: Path, kind: type[T]) -> T:

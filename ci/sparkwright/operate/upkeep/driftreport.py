@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks.drift import Drift, Trial, proof
+from sparkwright.cherry_picks.drift import Document, Drift, Trial, proof
 from sparkwright.errors import FileInvalid
 from sparkwright.summary import block, plain, table
 
@@ -26,17 +26,6 @@ _MEANS = {
 }
 
 
-class _One(msgspec.Struct, frozen=True):
-    of: Drift
-
-
-class _Report(msgspec.Struct, frozen=True):
-    """What ``sparkwright drift --json`` prints; an *error* where it failed."""
-
-    drift: tuple[_One, ...] = ()
-    error: dict[str, object] = {}
-
-
 def read(path: Path) -> tuple[Drift, ...]:
     """
     Return the drifts in the file at *path*, the JSON document of ``sparkwright drift``.
@@ -47,7 +36,7 @@ def read(path: Path) -> tuple[Drift, ...]:
     try:
         if path.stat().st_size > LARGEST:
             raise FileInvalid(f"{path} has more than {LARGEST} bytes.")
-        made = msgspec.json.decode(path.read_bytes(), type=_Report)
+        made = msgspec.json.decode(path.read_bytes(), type=Document)
     except (OSError, msgspec.DecodeError) as error:
         raise FileInvalid(f"{path} is no report of drift.", details=[str(error)]) from error
     if made.error:
