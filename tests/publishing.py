@@ -155,8 +155,12 @@ class Client:
 
 @contextlib.contextmanager
 def bare_index(folder: Path) -> Iterator[str]:
-    """Serve a package index without a project, and yield the address of its simple API."""
-    (folder / "simple").mkdir(parents=True)
-    (folder / "simple" / "index.html").write_text("<!DOCTYPE html><html><body></body></html>")
+    """Serve a package index that has what the policy adds to every set (Ray) and nothing else, and yield the address of its simple API."""
+    made = wheels.plain(folder / "files", "ray", "2.60.0")
+    page = folder / "simple" / "ray" / "index.html"
+    page.parent.mkdir(parents=True)
+    link = f'<a href="../../files/{made.name}#sha256={digest.sha256_file(made)}">{made.name}</a>'
+    page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
+    (folder / "simple" / "index.html").write_text('<!DOCTYPE html><html><body><a href="ray/">ray</a></body></html>')
     with indexserver.serve(folder) as served:
         yield f"{served.url}simple/"

@@ -161,7 +161,7 @@ def test_what_was_proved_becomes_a_release(empty: Place, made: list[Path], tmp_p
     sound(empty)
     assert [wheel.fork for wheel in release.wheels] == ["cutlass", "flashinfer", "flashinfer", "vllm", "sparkwright"]
     assert {fork.name for fork in release.forks} == {"cutlass", "flashinfer", "vllm"}
-    assert set(release.locks[0].packages) == {"sparkwright-cutlass", "flashinfer-python", "flashinfer-jit-cache", "vllm"}
+    assert set(release.locks[0].packages) == {"sparkwright-cutlass", "flashinfer-python", "flashinfer-jit-cache", "vllm", "ray"}
     assert (empty.root / places.onsite(done.address)).exists() == bool(release.onsite)
 
 

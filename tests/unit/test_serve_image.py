@@ -152,7 +152,7 @@ def test_the_set_is_that_of_the_python_inside(shop: Callable[..., Shop]) -> None
     found = selected.packages(offered.pick(), SPARK, "/opt/set")
     inside = selected.inside(SPARK, "/opt/set")
 
-    assert {one.project for one in found.packages} == {"vllm", "flashinfer-python", "flashinfer-jit-cache", "sparkwright-cutlass"}
+    assert {one.project for one in found.packages} == {"vllm", "flashinfer-python", "flashinfer-jit-cache", "sparkwright-cutlass", "ray"}
     assert (inside.markers["platform_machine"], inside.markers["python_version"]) == ("aarch64", "3.12")
     with pytest.raises(EnvironmentUnusable):
         selected.packages(offered.pick(), replace(SPARK, libc="2.28"), "/opt/set")
