@@ -278,8 +278,9 @@ def test_what_root_may_need_for_a_clean_up(here: Ground) -> None:
     subprocess.run(["chattr", "+i", deep / "immutable", deep, work / "a"], check=True)
     script = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
     words = ["setpriv", f"--reuid={here.uid}", f"--regid={here.gid}", "--clear-groups", "setsid", "sh", "-c", script]
-    # One that starts itself anew faster than a list of processes can be read.
-    hop = [*words[:5], "/usr/bin/python3", "-c", "import os\nwhile 1:\n    os.fork() and os._exit(0)\n    os.setsid()"]
+    # One that starts itself anew faster than a list of processes can be read; not for ever, should the test be cut off.
+    endless = "import os, time\nend = time.monotonic() + 90\nwhile time.monotonic() < end:\n    os.fork() and os._exit(0)\n    os.setsid()"
+    hop = [*words[:5], "/usr/bin/python3", "-c", endless]
     children = [subprocess.Popen(one, stdin=subprocess.DEVNULL) for one in (words, words, words, hop)]
     deadline = time.monotonic() + 30
     while len(here.whose()) < 3:
