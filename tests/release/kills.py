@@ -186,8 +186,9 @@ def kills(folder: Path, *, first: int = 1, stride: int = 1, completing: tuple[bo
         AssertionError: A client saw something that was not whole, or the next run did not end it.
     """
     made = [wheels.vllm(folder / "second", label=f"{wheels.LABEL}.1")]
-    killer, turns = Killer(folder / "place"), itertools.cycle(completing)
-    with contextlib.closing(killer), served(folder, releases) as place:
+    turns = itertools.cycle(completing)
+    # The killer takes over the package index that is served.
+    with served(folder, releases) as place, contextlib.closing(Killer(folder / "place")) as killer:
         for step in itertools.count(first, stride):
             shutil.rmtree(place.root)
             shutil.copytree(folder / "base", place.root, symlinks=True)

@@ -365,7 +365,8 @@ def test_json_says_what_was_done(upstream: Upstream, capsys: pytest.CaptureFixtu
     assert main.main(["bump", *upstream.host.words, "--to", "1.1.0", "--json"]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
 
-    assert set(document) == {"bump", "changed", "range_diff"}
+    assert set(document) == {"bump", "changed", "range_diff", "recompiles", "pull"}
+    assert document["pull"] is None
     assert list(document["bump"]["gone"]) == ["#7"]
     assert [one["state"] for one in document["bump"]["trials"]] == ["already-upstream", "applies", "applies"]
 
