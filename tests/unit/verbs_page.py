@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sparkwright.cli import main
+from sparkwright.operate.serving import variables
 
 PAGE = Path(__file__).parents[2] / "docs" / "verbs.md"
 
@@ -21,6 +22,11 @@ HEAD = """\
 
 `sparkwright VERB`, or `nox -s VERB -- …` in a checkout. Exit codes: 0 done, 1 an expected failure ([errors.md](errors.md)), 2 wrong usage,
 3 a fault of ours, with a log, 130 interrupted. Results go to standard output, progress and messages to standard error.
+"""
+
+VARIABLES = """\
+With `--environment`, as in the serving images, these variables say the same; another one that looks like them is refused:
+
 """
 
 
@@ -64,6 +70,7 @@ def sections() -> Iterator[str]:
         parts = [f"\n## `{verb}`\n", f"{text[0].upper()}{text[1:]}.\n"]
         parts += ["Needs no checkout.\n"] if verb in main.OUTSIDE else []
         parts += [_table(own) + "\n"] if own else []
+        parts += [VARIABLES + variables.table()] if verb == "serve" else []
         yield "\n".join(parts)
 
 
