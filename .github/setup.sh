@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Installs this checkout's program into .venv and puts it on the path of the job's later steps; a site's own config.yaml comes with it.
+# Installs this checkout's program into .venv and puts it on the path of the job's later steps; a site's own config.yaml and trust.yaml come
+# with it.
 set -euo pipefail
 
 python3 -m venv .venv
 .venv/bin/python -m pip install --quiet --disable-pip-version-check ".[full]"
 echo "$PWD/.venv/bin" >>"$GITHUB_PATH"
-if [[ -n ${SITE_CONFIG:-} ]]; then
-    printf '%s\n' "$SITE_CONFIG" >"$RUNNER_TEMP/config.yaml"
+if [[ -n ${SITE_CONFIG:-}${SITE_TRUST:-} ]]; then
+    printf '%s\n' "${SITE_CONFIG:-mirrors: {\}}" >"$RUNNER_TEMP/config.yaml"
+    rm -f "$RUNNER_TEMP/trust.yaml"
+    [[ -z ${SITE_TRUST:-} ]] || printf '%s\n' "$SITE_TRUST" >"$RUNNER_TEMP/trust.yaml"
     echo "SPARKWRIGHT_CONFIG=$RUNNER_TEMP/config.yaml" >>"$GITHUB_ENV"
 fi
 .venv/bin/sparkwright --version

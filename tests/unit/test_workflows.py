@@ -117,7 +117,8 @@ def test_no_text_of_others_becomes_part_of_a_script(name: str, job: str, step: s
 def test_a_job_calls_verbs_that_exist(name: str, job: str, step: str, text: str) -> None:
     """Each line of a step that calls sparkwright is one that the program takes, options and all."""
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        plain = line.replace("${FULL:+--full}", "--full").replace('${KEY:+"--predecessor=$KEY"}', "")
+        plain = line.replace("${FULL:+--full}", "--full")
+        plain = re.sub(r'\$\{KEY:\+"(--[a-z]+)=\$KEY"\}', r"\1=key", plain)
         found = re.match(r"\s*(?:user/bin/)?sparkwright (.*)", plain)
         if found:
             parser().parse_args(_words(found[1]))
@@ -128,6 +129,7 @@ def _words(line: str) -> list[str]:
     filled = {'"$SIGNER"': "--identity", '"${stages[@]}"': "--stage a=pass", '"$BEGAN"': "2026-11-22T00:00:00Z"}
     for name, value in filled.items():
         line = line.replace(name, value)
+    line = line.replace('"${index[@]}"', "--index=i")
     line = re.sub(r'"\$\{given\[@\]\}"', "--given f", line)
     line = re.sub(r'"\$\{\w+\[@\]/#/(--\w+=)\}"', r"\1f", line)
     line = line.replace('"$CHANNEL"', "candidate")
