@@ -20,6 +20,8 @@ from tests import publishing, wheels
 from tests.containers.conftest import PATIENCE, missing, wait_for
 from tests.publishing import Place
 
+from sparkwright.digest import sha256_file
+from sparkwright.forks import download
 from sparkwright.release.signing import keys
 from sparkwright.store import Store
 
@@ -57,6 +59,11 @@ class Maker:
             made = wheels.release(self.folder / label, label=label, machine=self.machine, judged=judged)
             before = os.environ.get("SPARKWRIGHT_INDEX_URL")
             os.environ["SPARKWRIGHT_INDEX_URL"] = packages
+            # The index is gone when images are made; what the set has of it lies in the store.
+            for path in (self.folder / f"bare-{label}" / "files").glob("*.whl"):
+                kept = download.path_of(Store(self.store), sha256_file(path), path.name)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, kept)
             try:
                 return self.place.publish(made, None if judged else "candidate").release
             finally:

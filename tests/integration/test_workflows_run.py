@@ -193,6 +193,10 @@ def test_the_series_round_trip_of_the_check(world: World) -> None:
     made = yaml.safe_load((FOLDER / "check.yml").read_text("utf-8"))
     assert next(step["run"] for step in made["jobs"]["check"]["steps"] if "run" in step) == ".ci/run"
     flow = only_demo(world, "check.yml", drop="check")
+    # A check has no settings of the lab; the demo's upstreams are on this disk alone.
+    world.folder.mkdir(parents=True, exist_ok=True)
+    (config := world.folder / "config.yaml").write_text(world.variables["SPARKWRIGHT_CONFIG"])
+    world.environment["SPARKWRIGHT_CONFIG"] = str(config)
     assert world.run(flow, event="push") == {"series": "success"}, workflows.told(world.steps)
 
 
