@@ -418,7 +418,7 @@ def test_the_other_processor(spark: tuple[Maker, str], engine: Engine) -> None:
         ([], {"MAX_MODEL_LENGTH": "4096"}, "variable-refused"),
         (["serve"], {"MODEL": "/no/such model"}, "error: "),
         (["ray-head"], {"MODEL": "/no/such model"}, "error: "),
-        (["ray-worker", "127.0.0.1:1"], {}, "error: "),
+        (["ray-worker", "127.0.0.1:1"], {"PATIENCE": "3"}, "error: "),
         (["health"], {}, "server-dead"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
