@@ -6,7 +6,10 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -78,6 +81,30 @@ def test_a_server_fares_as_it_does(answers: Answers, state: str, says: str, list
     """A token counts, then the counters; what /health says of a living process counts only when it is bad."""
     found = health.of_server(listen(answers).url, 0.3)
     assert (found.state, says in found.says) == (state, True), found
+
+
+#: Asks once its imports are done and a program beside it, of which the kernel thinks more, has its only processor.
+DEAF = """
+import os, subprocess, sys
+from sparkwright.operate.serving import health
+core = min(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {core})
+loud = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+try:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    found = health.of_server(sys.argv[1], 0.3)
+finally:
+    loud.kill()
+    loud.wait()
+print(found.state, found.says)
+"""
+
+
+def test_what_gets_no_processor_calls_nobody_stuck(listen: Callable[[Answers], Listener]) -> None:
+    """Silence that this process could not have heard is no sign of the server."""
+    url = listen({"/v1/completions": None, "/metrics": metrics(5)}).url
+    done = subprocess.run([sys.executable, "-c", DEAF, url], capture_output=True, text=True, check=True, timeout=120)
+    assert re.match(r"busy not known: this process waited \d+\.\d s for a processor while it asked \(", done.stdout), done.stdout
 
 
 def test_where_nobody_listens_it_is_dead() -> None:

@@ -2,7 +2,8 @@
 How a server fares: dead is told from slow.
 
 ``/health`` of vLLM says only that no part of it has noticed its own death; it says 200 over an engine that hangs, and for minutes after
-a machine of the cluster is lost. So a token is asked for, the counters are looked at twice, and Ray is asked who is there.
+a machine of the cluster is lost. So a token is asked for, the counters are looked at twice, and Ray is asked who is there. Silence counts
+only as far as this process had a processor to hear with: vLLM's workers spin, and on a small machine they leave others none for minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MOVING = (
 )  # fmt: skip
 #: What a server answers that has no engine any more, or loses it while it answers.
 DEAD = (500, 502, 503)
+#: Part of the patience that this process may stand in line for a processor, and still believe that nothing came.
+DEAF = 0.5
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -111,6 +114,25 @@ def of_server(url: str, patience: float, key: str = "") -> Health:
         UsageError: *url* is no address.
     """
     address = Address(url, key)
+    before = _waited()
+    found = _asked(address, url, patience)
+    waited = _waited() - before
+    if found.state == "stuck" and waited > patience * DEAF:
+        says = f"not known: this process waited {waited:.1f} s for a processor while it asked ({found.says})"
+        return Health("busy", says, url)
+    return found
+
+
+def _waited() -> float:
+    """Return how many seconds this thread has stood in line for a processor (``/proc/self/schedstat``); 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text("utf-8").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _asked(address: Address, url: str, patience: float) -> Health:
+    """Return how the server fares that answers there, as far as this process could hear it."""
     began = time.monotonic()
     try:
         _get(address, "/health", patience)
