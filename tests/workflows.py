@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 from tests import githubwork
+from tests.unit.test_repository import tracked
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?\d+(?:\.\d+)?)|'(?P<text>(?:[^']|'')*)'|(?P<name>[A-Za-z_][\w-]*)|(?P<mark>==|!=|&&|\|\||[!().,\[\]]))"
@@ -32,6 +33,9 @@ _TOKEN = re.compile(
 _INSIDE = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 #: Seconds after which a step hangs.
 PATIENCE = 1500
+ROOT = Path(__file__).parents[1]
+#: Who starts them.
+ACTOR = "maintainer"
 #: What the runs take for GitHub's own address; git is told to look on the disk for it.
 SERVER = "https://git.example"
 
@@ -198,7 +202,7 @@ class World:
         contexts: dict[str, Any] = {"inputs": {**given, **(inputs or {})}, "vars": self.variables, "secrets": self.secrets}
         contexts["github"] = {
             "repository": self.name, "ref": "refs/heads/main", "event_name": event, "token": githubwork.TOKEN, "sha": self._head(),
-            "run_id": str(self.run_id), "actor": "maintainer", "workspace": str(self.folder / "workspace"), "workflow": made["name"],
+            "run_id": str(self.run_id), "actor": ACTOR, "workspace": str(self.folder / "workspace"), "workflow": made["name"],
         }  # fmt: skip
         results: dict[str, dict[str, Any]] = {}
         for job in _ordered(made["jobs"]):
@@ -370,6 +374,33 @@ _ACTIONS: dict[str, Callable[[World, Path, Mapping[str, str]], str]] = {
     "actions/checkout": _checkout, "actions/upload-artifact": _upload, "actions/download-artifact": _download,
     "actions/cache": lambda *_: "", "actions/upload-pages-artifact": _pages, "actions/deploy-pages": lambda *_: "",
 }  # fmt: skip
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git in *folder*, and return what it printed."""
+    people = {f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, **people}
+    return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def checkout(folder: Path, project: Path | None = None) -> Path:
+    """Write this checkout to *folder* as a commit, with a *project*'s reviewed data where one is given; return its bare repository."""
+    work = folder / "work"
+    for path in tracked():
+        name = path.relative_to(ROOT)
+        data = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
+        if name.parts[0] in ("tests", "docs") or (project and data and len(name.parts) > 2):
+            continue
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, work / name)
+    if project:
+        shutil.copytree(project, work, dirs_exist_ok=True)
+    git(folder, "init", "--quiet", "--initial-branch=main", str(work))
+    git(work, "add", "--all", "--force")
+    git(work, "commit", "--quiet", "-m", "The lab's checkout")
+    bare = folder / "server" / "acme" / "wheels"
+    git(folder, "clone", "--quiet", "--bare", str(work), str(bare))
+    return bare
 
 
 def scripts(workflow: Path) -> list[tuple[str, str, str]]:

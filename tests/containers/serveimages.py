@@ -16,7 +16,7 @@ from typing import Any
 
 import docker
 from docker.models.containers import Container
-from tests import publishing, wheels
+from tests import publishing, wheels, workflows
 from tests.containers.conftest import PATIENCE, missing, wait_for
 from tests.publishing import Place
 
@@ -28,9 +28,12 @@ from sparkwright.store import Store
 #: What build/serve.Dockerfile would install.
 PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"
 MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
-#: Who may push where a registry asks, and bcrypt of it.
+#: Who may push where a registry asks, and bcrypt of it; then the one who starts workflows, with the token that GitHub gives to a job.
 USER, PASSWORD = "spark", "a password"
-HASHED = "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy"
+HASHED = {
+    USER: "$2b$05$abcdefghijklmnopqrstuu2sM.EEHj4jPcCa5rwqJGg1PNBllkZXy",
+    workflows.ACTOR: "$2b$05$abcdefghijklmnopqrstuue3uNiQ.e6S.k1NDszyZB8otDe5B6u7.",
+}
 
 
 class Maker:
@@ -131,7 +134,7 @@ class Maker:
 
 @contextlib.contextmanager
 def registry(folder: Path, *, asks: bool = False) -> Iterator[str]:
-    """Run a registry on loopback until the block ends, and yield its host and port; with *asks*, `USER` alone may use it."""
+    """Run a registry on loopback until the block ends, and yield its host and port; with *asks*, only those of `HASHED` may use it."""
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         missing("there is no registry: apt-get install docker-registry")
@@ -143,7 +146,7 @@ def registry(folder: Path, *, asks: bool = False) -> Iterator[str]:
     }  # fmt: skip
     folder.mkdir(parents=True)
     if asks:
-        (folder / "users").write_text(f"{USER}:{HASHED}\n")
+        (folder / "users").write_text("".join(f"{name}:{hashed}\n" for name, hashed in HASHED.items()))
         settings["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
     (folder / "config.yml").write_text(json.dumps(settings))
     with (folder / "log").open("wb") as log:

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import githubwork, workflows
 from tests.conftest import running
-from tests.containers.conftest import OTHER, OWN, PATIENCE, debian, emulated, imported
+from tests.containers.conftest import OTHER, OWN, PATIENCE, ROOT, debian, emulated, imported, missing
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, reference, registry
 
 from sparkwright.build.engine import Engine
+from sparkwright.demo.base import serve
 from sparkwright.operate.image import installed, recorded
 from sparkwright.operate.image.labels import SERIAL
+from sparkwright.release.signing import keys
 from sparkwright.store import Store
 
 pytestmark = pytest.mark.containers
@@ -451,6 +454,33 @@ def test_the_other_processor_takes_everything_as_it_comes(spark: tuple[Maker, st
 def test_the_base_has_to_be_of_that_platform(own: Maker, spark: tuple[Maker, str], engine: Engine) -> None:
     """An id names one image, whose programs are for one processor."""
     assert reference(spark[0].run("--base", own.base, status=1)) == "image-mismatch"
+
+
+def test_the_workflow_makes_it(spark: tuple[Maker, str], engine_address: str, engine: Engine, tmp_path: Path) -> None:
+    """Job `image` of the releases logs in as GitHub has it, makes the image of what is published, pushes it, and keeps its digest."""
+    if not shutil.which("docker"):
+        missing("the command line docker is not installed: apt-get install docker-cli")
+    made = spark[0]
+    inputs = {"action": "image", "release": made.publish(judged=False)}
+    settings = {"DOCKER_HOST": engine_address, "DOCKER_CONFIG": str(tmp_path / "docker"), "SPARKWRIGHT_CACHE_DIR": str(made.store)}
+    with registry(tmp_path / "registry", asks=True) as host, serve(made.place.root) as address:
+        variables = {
+            "RELEASES_URL": made.place.url, "IMAGE_REPOSITORY": f"{host}/spark/vllm", "IMAGE_BASE": made.base,
+            "RELEASE_KEY": str(keys.public_path(made.place.key)), "SPARKWRIGHT_CONFIG": f"mirrors: {{{made.place.url}: {address}/}}",
+        }  # fmt: skip
+        world = workflows.World(tmp_path / "world", workflows.checkout(tmp_path), made.environment(**settings), variables)
+        results = world.run(ROOT / ".github" / "workflows" / "release.yml", inputs=inputs)
+        assert results == {"release": "skipped", "image": "success"}, workflows.told(world.steps)
+        (path,) = world.artifacts["image"].iterdir()
+        kept = recorded.read(path)
+        who = {"username": workflows.ACTOR, "password": githubwork.TOKEN}
+        pulled = made.client.images.pull(f"{host}/spark/vllm@sha256:{kept.digest}", platform=made.platform, auth_config=who)
+
+    assert (pulled.id, kept.proved) == (kept.id, False)
+    assert pulled.labels["sparkwright.release.sha256"] == kept.release
+    assert not any(githubwork.TOKEN in one.said for one in world.steps)
+    assert githubwork.TOKEN not in path.read_text()
+    made.client.images.remove(f"{host}/spark/vllm@sha256:{kept.digest}", force=True)
 
 
 def test_the_client_of_a_shell_sees_the_same(own: Maker, current: str, tmp_path: Path) -> None:

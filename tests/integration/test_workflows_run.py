@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,8 +19,7 @@ import yaml
 from tests import githubwork, workflows
 from tests.unit.conftest import Host, Index
 from tests.unit.test_bump import TEXT, Upstream, edited
-from tests.unit.test_repository import tracked
-from tests.workflows import World
+from tests.workflows import World, checkout, git
 
 from sparkwright import yamlfile
 from sparkwright.demo import base, upstreams
@@ -35,31 +33,6 @@ pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 URL = "https://releases.example/"
-
-
-def git(folder: Path, *words: str) -> str:
-    people = {f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, **people}
-    return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def checkout(folder: Path, project: Path) -> Path:
-    """Write this checkout to *folder*, with the reviewed data of *project* in place of its own, as a commit; return its bare repository."""
-    work = folder / "work"
-    for path in tracked():
-        name = path.relative_to(ROOT)
-        data = name.parts[0] in ("forks", "build", "cherry_picks") or name.parts[:2] == ("ci", "audit")
-        if name.parts[0] in ("tests", "docs") or (data and len(name.parts) > 2):
-            continue
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, work / name)
-    shutil.copytree(project, work, dirs_exist_ok=True)
-    git(folder, "init", "--quiet", "--initial-branch=main", str(work))
-    git(work, "add", "--all", "--force")
-    git(work, "commit", "--quiet", "-m", "The lab's checkout")
-    bare = folder / "server" / "acme" / "wheels"
-    git(folder, "clone", "--quiet", "--bare", str(work), str(bare))
-    return bare
 
 
 @pytest.fixture(name="world")
