@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 import pytest
 from tests import guides, indexserver, publishing, standin, wheels
-from tests.integration.test_workflows_run import checkout, git
 from tests.publishing import Place
 from tests.unit.conftest import Host
+from tests.workflows import checkout, git
 
 from sparkwright import yamlfile
 from sparkwright.demo import upstreams
