@@ -19,14 +19,18 @@ class Row(msgspec.Struct, frozen=True):
     by: str
 
 
-ROWS = pytest.StashKey[list[Row]]()
+#: The rows of the matrix, and the key under which a test's report carries its own; a test may run in another process.
+ROWS, PROPERTY = pytest.StashKey[list[Row]](), "mutant"
 
 
 class Kill:
     """Records in the matrix that a mutant died, or why it was not tried."""
 
-    def __init__(self, rows: list[Row]) -> None:
-        self._rows = rows
+    def __init__(self, properties: list[tuple[str, object]]) -> None:
+        self._properties = properties
+
+    def _record(self, row: Row) -> None:
+        self._properties.append((PROPERTY, msgspec.to_builtins(row)))
 
     def __call__(self, *, mutant: str, rung: str, sound: Sequence[Check], mutant_checks: Sequence[Check]) -> None:
         """
@@ -39,24 +43,37 @@ class Kill:
         killers = [check for check in mutant_checks if check.required and check.state in ("fail", "invalid")]
         survived = not killers or bad or not any(check.state == "pass" for check in sound)
         by = ", ".join(f"{check.name} ({check.reference})" for check in killers)
-        self._rows.append(Row(mutant, rung, "SURVIVED" if survived else "killed", by or "nothing"))
+        self._record(Row(mutant, rung, "SURVIVED" if survived else "killed", by or "nothing"))
         assert not bad, f"the sound original is not sound: {[(check.name, check.state, check.says) for check in bad]}"
         assert any(check.state == "pass" for check in sound), "nothing passed on the sound original, so nothing was compared"
         assert killers, f"{mutant} survives {rung}: {worst(check.state for check in mutant_checks)}"
 
     def not_run(self, mutant: str, rung: str, reason: str) -> None:
         """List *mutant* as not tried; the test is skipped with the reason."""
-        self._rows.append(Row(mutant, rung, "not run", reason))
+        self._record(Row(mutant, rung, "not run", reason))
         pytest.skip(reason)
+
+
+class Matrix:
+    """Gathers the rows of all tests, in the process that prints them."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take what the last report of a test carries."""
+        if report.when == "teardown":
+            self._rows += (msgspec.convert(value, Row) for name, value in report.user_properties if name == PROPERTY)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[ROWS] = []
+    config.pluginmanager.register(Matrix(config.stash[ROWS]))
 
 
 @pytest.fixture(name="kill")
 def _kill(request: pytest.FixtureRequest) -> Kill:
-    return Kill(request.config.stash[ROWS])
+    return Kill(request.node.user_properties)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
