@@ -99,8 +99,10 @@ def _stage(tmp_path: Path) -> Iterator[Stage]:
     yield made
     for one in made.started:
         one.kill()
-        one.communicate()
+    # A launcher that is killed leaves its compiler to the build, and that holds the launcher's output open.
     resident.end_marked(made.mark)
+    for one in made.started:
+        one.communicate()
     made.listener.close()
 
 
