@@ -34,6 +34,8 @@ MOVING = (
 DEAD = (500, 502, 503)
 #: Part of the patience that this process may stand in line for a processor, and still believe that nothing came.
 DEAF = 0.5
+#: What was not heard, as `wire` names it; any other answer was, however long it took.
+SILENT = ("server-silent", "server-slow")
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -114,26 +116,7 @@ def of_server(url: str, patience: float, key: str = "") -> Health:
         UsageError: *url* is no address.
     """
     address = Address(url, key)
-    before = _waited()
-    found = _asked(address, url, patience)
-    waited = _waited() - before
-    if found.state == "stuck" and waited > patience * DEAF:
-        says = f"not known: this process waited {waited:.1f} s for a processor while it asked ({found.says})"
-        return Health("busy", says, url)
-    return found
-
-
-def _waited() -> float:
-    """Return how many seconds this thread has stood in line for a processor (``/proc/self/schedstat``); 0 where the kernel does not say."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text("utf-8").split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-def _asked(address: Address, url: str, patience: float) -> Health:
-    """Return how the server fares that answers there, as far as this process could hear it."""
-    began = time.monotonic()
+    began, stood = time.monotonic(), _waited()
     try:
         _get(address, "/health", patience)
     except _Refused as error:
@@ -151,7 +134,20 @@ def _asked(address: Address, url: str, patience: float) -> Health:
     except ServerInvalid as error:
         if error.reference == "server-unreachable":
             return Health("dead", f"it went away while it was asked: {error.says}", url)
-        return _moving(address, before, url, patience, error.says)
+        found = _moving(address, before, url, patience, error.says)
+        waited = _waited() - stood
+        if found.state == "stuck" and error.reference in SILENT and waited > patience * DEAF:
+            says = f"not known: this process waited {waited:.1f} s for a processor while it asked ({found.says})"
+            return Health("busy", says, url)
+        return found
+
+
+def _waited() -> float:
+    """Return how many seconds this thread has stood in line for a processor (``/proc/self/schedstat``); 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text("utf-8").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _refused(status: int, url: str) -> Health:
