@@ -21,14 +21,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import toolchain
-from sparkwright.build.toolchain import Toolchain
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo
 from sparkwright.cli.main import default_cache
+from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[1]
 #: Nothing listens on the discard port, so a test that asks an index by mistake fails at once.

@@ -7,13 +7,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.device.probe import SOURCES
 from sparkwright.gates.device.rung import Backend, DevicePolicy, FuzzPolicy, fuzzed
 from sparkwright.gates.verdict import Check
 
 ROOT = Path(__file__).parents[1]
-POLICY = yamlfile.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 #: Fewer than the product's, since a compiled mutant is run on each.
 FUZZ = FuzzPolicy(gemm=10, moe=10, rounded=3, repeats=2, tolerance=POLICY.fuzz.tolerance)
 

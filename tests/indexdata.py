@@ -18,8 +18,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packaging.utils import canonicalize_name
 
-from sparkwright import digest
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest
 from sparkwright.gates.verdict import State
 from sparkwright.release import index
 from sparkwright.release.manifest import change, places, signed

@@ -20,9 +20,10 @@ import msgspec
 import requests
 from tests import indexserver, verdicts, wheels
 
-from sparkwright import digest
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import digest
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Manifest, Proof, Release
 from sparkwright.release.publish import ground, sequence
@@ -32,7 +33,6 @@ from sparkwright.release.publish.sequence import Asked, Published
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
 from sparkwright.release.signing.trust import Trust
-from sparkwright.store import Store
 
 URL = "https://wheels.example/spark/"
 

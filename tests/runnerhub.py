@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.build import resident
-from sparkwright.github import GitHub
+from sparkwright.builder.compile import procfs
+from sparkwright.core import strict_yaml
+from sparkwright.core.github import GitHub
 from sparkwright.operate.runner import condition, once, plan, policy
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.policy import Policy, Settings
@@ -190,18 +190,18 @@ def ground(folder: Path, url: str = "http://127.0.0.1:9", name: str = "spark-a",
     config = folder / "config"
     hook = next(step for step in plan.steps(rules, settings) if step.name == "hook").apply[0]
     (config / plan.HOOK).write_text(hook.text)  # type: ignore[union-attr]  # a file
-    (config / policy.POLICY).write_text(yamlfile.dump(rules))
-    (config / policy.SETTINGS).write_text(yamlfile.dump(settings))
+    (config / policy.POLICY).write_text(strict_yaml.dump(rules))
+    (config / policy.SETTINGS).write_text(strict_yaml.dump(settings))
     return found(folder)
 
 
 def found(folder: Path) -> Ground:
     """Return the machine that `ground` made in *folder*."""
     config = folder / "config"
-    rules, settings = yamlfile.load(config / policy.POLICY, Policy), policy.settings(config / policy.SETTINGS)
+    rules, settings = strict_yaml.load(config / policy.POLICY, Policy), policy.settings(config / policy.SETTINGS)
     return Ground(
         policy=rules, settings=settings, config=config, uid=os.getuid(), gid=os.getgid(),
-        whose=lambda: resident.marked(f"runner {folder}/state"),
+        whose=lambda: procfs.marked(f"runner {folder}/state"),
     )  # fmt: skip
 
 

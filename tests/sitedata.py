@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from tests.unit.reportdata import FORK, Maker
 from tests.wheels import ROOT, STACK
 
-from sparkwright import digest
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.status import Line
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import digest
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.throughput.records import Result
 from sparkwright.gates.verdict import State
 from sparkwright.operate.site import measured, night
@@ -34,7 +35,6 @@ from sparkwright.release.manifest.records import Entry, Evidence, Fork, Missing,
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
 from sparkwright.release.signing.trust import Trust
-from sparkwright.store import Store
 
 URL = "https://wheels.example/spark/"
 DAY = "2026-11-22"

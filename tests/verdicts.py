@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 from tests import wheels
 
-from sparkwright.audit import members
+from sparkwright.audit import wheel_reader
 from sparkwright.gates import ladder as ladders
 from sparkwright.gates.ladder import RUNGS, Ladder
 from sparkwright.gates.load.order import Request, Run
@@ -121,7 +121,7 @@ def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, c
 
 
 @functools.lru_cache
-def _result(about: members.Subject, slower: float, blocks: int, seed: int, cells: tuple[Cell, ...]) -> Result:
+def _result(about: wheel_reader.Subject, slower: float, blocks: int, seed: int, cells: tuple[Cell, ...]) -> Result:
     speeds = policy().speeds
     assert isinstance(speeds, Speeds)
     chance, asked = random.Random(seed), cells or speeds.cells

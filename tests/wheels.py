@@ -23,18 +23,18 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.audit import members
-from sparkwright.build import wheelfile
-from sparkwright.build.archs import Site
-from sparkwright.build.graft import Transplant
-from sparkwright.build.jitcache import JitCacheRecord, PackedModule
-from sparkwright.build.sourcetree import SourceTree
-from sparkwright.build.wheel import BuildRecord
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.audit import wheel_reader
+from sparkwright.builder.arch.rules import Site
+from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.graft import Transplant
+from sparkwright.builder.wheel.jit_cache import JitCacheRecord, PackedModule
 from sparkwright.cherry_picks.series import AppliedPatch
-from sparkwright.digest import sha256_bytes, sha256_file
-from sparkwright.forks.sources import FetchedSource
-from sparkwright.forks.spec import SourceKind
+from sparkwright.core.digest import sha256_bytes, sha256_file
+from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.stack import SourceKind
 
 ROOT = Path(__file__).parents[1]
 STACK, ARCH = "2026.11", "12.1f"
@@ -213,9 +213,9 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
         verdicts.write_result(path, verdicts.result(path))
 
 
-def subject(path: Path) -> members.Subject:
+def subject(path: Path) -> wheel_reader.Subject:
     """Return what the wheel at *path* is called, and its sha256."""
-    return members.subject(path)
+    return wheel_reader.subject(path)
 
 
 def packed(path: Path, files: Mapping[str, bytes]) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 import measure
 from sparkwright.cherry_picks import diff, patch, series
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.forks import sources
-from sparkwright.objects import Objects
+from sparkwright.core.git_store import Objects
+from sparkwright.forks import fetch
 
 HEAD = "From: Bench <bench@bench.invalid>\nDate: Fri, 20 Nov 2026 12:00:00 +0000\nSubject: [PATCH] Change file {number}\n\nAs told.\n\n"
 TRAILERS = "Upstream-Status: Inappropriate\nReason: something to apply\nDrop-When: the benchmark ends\n---\n"
@@ -35,7 +35,7 @@ def made(objects: Objects, tree: str, count: int) -> tuple[list[tuple[bytes, Pat
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 objects = session.objects
-base = sources.fetch(session, "vllm").tree
+base = fetch.fetch(session, "vllm").tree
 patches, expected = made(objects, base, 20)
 folder = Path(tempfile.mkdtemp())
 env = {**os.environ, **{f"GIT_{role}_{field}": "bench" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}}

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 
 import measure
-from sparkwright.audit import elf, operators, policy, sections, spark, units, wheel
+from sparkwright.audit import device_images, elf, elf_sections, gpu_compat, operators, policy, wheel
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.sass import CudaTools
-from sparkwright.build import toolchain
-from sparkwright.console import console
-from sparkwright.console import size as as_size
+from sparkwright.builder.environment import toolchain
+from sparkwright.core.console import console
+from sparkwright.core.console import size as as_size
 from sparkwright.forks import download
 
 #: Seconds for the whole, bytes of all processes together, and how many times as long as the list of names the rest may take.
@@ -73,7 +73,7 @@ def unpacked(folder: Path) -> dict[str, Path]:
     with zipfile.ZipFile(base) as archive:
         for name in archive.namelist():
             with archive.open(name) as stream:
-                if stream.read(4) == sections.MAGIC:
+                if stream.read(4) == elf_sections.MAGIC:
                     made[name] = folder / f"{len(made)}.so"
                     made[name].write_bytes(archive.read(name))
     return made
@@ -83,12 +83,12 @@ def ours(libraries: dict[str, Path]) -> None:
     """Read all that the audit reads of them but their instructions."""
     for name, path in libraries.items():
         wants = rules.library("vllm", name)
-        with sections.mapped(path) as data:
+        with elf_sections.mapped(path) as data:
             host = elf.host(data)
-            operators.registered(data, sections.sections(data))
-            forms = [form for form, _ in units.forms(data, host, rules.generation, whole_ptx=wants is not None and wants.role == "target")]
-            kinds = [(units.targets(listed, "cubin"), units.targets(listed, "ptx")) for listed in units.by_unit(forms).values()]
-            spark.of_units(kinds, spark.capability(rules.arch))
+            operators.registered(data, elf_sections.sections(data))
+            forms = [form for form, _ in device_images.forms(data, host, rules.generation, whole_ptx=wants is not None and wants.role == "target")]
+            kinds = [(device_images.targets(listed, "cubin"), device_images.targets(listed, "ptx")) for listed in device_images.by_unit(forms).values()]
+            gpu_compat.of_units(kinds, gpu_compat.capability(rules.arch))
 
 
 def listed(libraries: dict[str, Path]) -> None:

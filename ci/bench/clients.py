@@ -25,9 +25,9 @@ from uv import find_uv_bin
 
 import measure
 from sparkwright.cli.main import default_cache
-from sparkwright.console import console
-from sparkwright.errors import SparkwrightError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.forks.context import Session
 from sparkwright.gates import limited
 from sparkwright.gates.load import benchy, detailed, metrology, vllmrs
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run

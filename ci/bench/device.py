@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import GateNotRun, SparkwrightError, ToolMissing
+from sparkwright.core.console import console
+from sparkwright.core.errors import GateNotRun, SparkwrightError, ToolMissing
 from sparkwright.gates.device import gpu
 from sparkwright.gates.device.gpu import Absent, Gpu
 from sparkwright.gates.device.probe import SOURCES

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import measure
-from sparkwright.build import wheelfile
+from sparkwright.builder.wheel import archive
 from sparkwright.forks import download
 
 options = measure.arguments(__doc__ or "")
@@ -19,7 +19,7 @@ base = download.obtain(session.store, locked.name, locked.filename, locked.sha25
 def ours() -> None:
     """Copy what stays, as it lies in the base."""
     with tempfile.TemporaryDirectory(dir=session.store.folder("work")) as folder:
-        wheelfile.remake(base, Path(folder), version="0.33.0+bench")
+        archive.remake(base, Path(folder), version="0.33.0+bench")
 
 
 def theirs() -> None:

@@ -26,8 +26,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import measure
-from sparkwright import digest
-from sparkwright.console import console
+from sparkwright.core import digest
+from sparkwright.core.console import console
 from sparkwright.release import index
 from sparkwright.release.manifest import change, places, signed
 from sparkwright.release.manifest.records import (

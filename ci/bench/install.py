@@ -24,7 +24,7 @@ from packaging.tags import sys_tags
 from uv import find_uv_bin
 
 import measure
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.release import sets
 from sparkwright.release.environment import Environment
 from sparkwright.release.manifest import places

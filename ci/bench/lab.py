@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 import measure
-from sparkwright import yamlfile
-from sparkwright.build.traces import ShippedFile
-from sparkwright.console import console
+from sparkwright.builder.compile.costs import ShippedFile
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
 
 SPARKS = (1, 2, 4, 8, 20)
 #: Days that are simulated, with a fixed seed.
@@ -137,7 +137,7 @@ def rows(found: tuple[list[Waiting], list[int], list[Compiling]]) -> list[list[s
 
 def units(root: Path, stack: str) -> list[float]:
     """Return the recorded seconds of every unit of vLLM."""
-    shipped = yamlfile.load(root / "build" / stack / "traces.yaml", ShippedFile).forks["vllm"]
+    shipped = strict_yaml.load(root / "build" / stack / "traces.yaml", ShippedFile).forks["vllm"]
     return [seconds for seconds, _ in shipped.units.values()]
 
 

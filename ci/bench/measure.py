@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cli.main import default_cache
-from sparkwright.console import console
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.core.console import console
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
 

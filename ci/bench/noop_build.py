@@ -6,13 +6,14 @@ import subprocess
 import sys
 
 import measure
-from sparkwright.build import toolchain, wheel
-from sparkwright.build.workspace import Workspace
+from sparkwright.builder import pipeline
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.workspace import Workspace
 
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 # A build that is not finished would be made by the first run: an hour of compiling, timed as a build with nothing to do.
-if missing := [fork for fork in session.forks if not wheel.is_built(session, fork)]:
+if missing := [fork for fork in session.forks if not pipeline.is_built(session, fork)]:
     sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {session.project.stack} is not built in {session.store.root}.")
 tools = toolchain.obtain(session)
 settings = toolchain.spec(session.project).forks["vllm"]

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 import measure
-from sparkwright import yamlfile
-from sparkwright.build import toolchain
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.builder.environment import toolchain
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 from sparkwright.gates.numerics import e2m1, trees, values
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics.rung import NumericsPolicy
@@ -59,7 +59,7 @@ def timed(name: str, inputs: int, runs: int, work: Callable[[], object]) -> Row:
 
 def whole(session: Session) -> Callable[[], object]:
     """Return what runs G1 on the trees of the default stack."""
-    policy = yamlfile.load(session.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+    policy = strict_yaml.load(session.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
     made, includes = trees.made(session, policy.forks), trees.includes(toolchain.obtain(session))
 
     def work() -> None:

@@ -27,11 +27,12 @@ from msgspec.structs import replace
 
 import measure
 from index import child
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.console import size as sized
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.console import size as sized
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.load.order import Request, Run
 from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series, Side, Subject
 from sparkwright.gates.verdict import State
@@ -56,7 +57,6 @@ from sparkwright.release.manifest.records import (
 )
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
-from sparkwright.store import Store
 
 #: Promised: seconds from nothing, megabytes of the whole site, megabytes of one view of a page.
 FULL, WHOLE, VIEW = 20.0, 5.0, 1.0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 
 import measure
-from sparkwright.build import planning, sourcetree, toolchain
-from sparkwright.build.workspace import Workspace
+from sparkwright.builder import source_tree
+from sparkwright.builder.arch import planning
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.workspace import Workspace
 
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 tools = toolchain.obtain(session)
 settings = toolchain.spec(session.project).forks["vllm"]
-source = sourcetree.make(session, "vllm")
+source = source_tree.make(session, "vllm")
 
 
 def ours() -> None:

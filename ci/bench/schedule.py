@@ -19,13 +19,13 @@ from pathlib import Path
 import msgspec
 
 import measure
-from sparkwright import schedule, yamlfile
-from sparkwright.build import launch
-from sparkwright.build.calls import Limits
-from sparkwright.build.gate import Gate
-from sparkwright.build.traces import Cost, Expected, ShippedFile
-from sparkwright.console import console
-from sparkwright.schedule import Unit
+from sparkwright.builder.compile import launch
+from sparkwright.builder.compile.calls import Limits
+from sparkwright.builder.compile.costs import Cost, Expected, ShippedFile
+from sparkwright.builder.compile.gate import Gate
+from sparkwright.core import schedule, strict_yaml
+from sparkwright.core.console import console
+from sparkwright.core.schedule import Unit
 
 BOUND, SHARED, MILLISECONDS = 1.10, 1.15, 20.0
 CORES, GIGABYTES = (2, 8, 20, 64), (16, 64, 119)
@@ -56,7 +56,7 @@ def trace(options: argparse.Namespace) -> list[Unit]:
     if options.trace:
         costs = [msgspec.json.decode(line, type=Cost) for line in options.trace.read_bytes().splitlines()]
         return [Unit(cost.unit, cost.seconds, cost.megabytes) for cost in {cost.unit: cost for cost in costs}.values()]
-    shipped = yamlfile.load(options.root / "build" / "2026.11" / "traces.yaml", ShippedFile).forks["vllm"]
+    shipped = strict_yaml.load(options.root / "build" / "2026.11" / "traces.yaml", ShippedFile).forks["vllm"]
     return [Unit(unit, *cost) for unit, cost in shipped.units.items()]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import yamlfile
 from sparkwright.cli.main import default_cache
-from sparkwright.console import console
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
+from sparkwright.core.store import Store
 from sparkwright.gates.machine.policy import MachinePolicy
 from sparkwright.gates.machine.state import Machine
-from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, help="of an environment with torch for the GPU at hand")
     options = parser.parse_args()
     console.json = options.json
-    policy = yamlfile.load(ROOT / "ci" / "gates" / "machine.yaml", MachinePolicy)
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "machine.yaml", MachinePolicy)
     began = time.monotonic()
     with Machine(policy, Store(options.cache_dir), python=options.python) as machine:
         started = time.monotonic() - began

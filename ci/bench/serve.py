@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import measure
-from sparkwright.console import console
+from sparkwright.core.console import console
 
 sys.path.insert(0, str(measure.ROOT))
 

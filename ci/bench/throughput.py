@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from scipy.stats import chi2, nct, t
 
 import measure
-from sparkwright import yamlfile
-from sparkwright.console import console
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
 from sparkwright.gates.machine.policy import MachinePolicy
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics import bounds, calibration, decision, many, simulated
@@ -228,8 +228,8 @@ def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folde
     Launches, legs, their validity, the sentinel's judgement, discards, the journal on disk and the decision are the product's code.
     """
     root = Path(__file__).parents[1] / "gates"
-    policy = yamlfile.load(root / "throughput.yaml", ThroughputPolicy)
-    states = yamlfile.load(root / "machine.yaml", MachinePolicy).resolved(unified=True)
+    policy = strict_yaml.load(root / "throughput.yaml", ThroughputPolicy)
+    states = strict_yaml.load(root / "machine.yaml", MachinePolicy).resolved(unified=True)
     rule = Rule(policy.margin, policy.alpha, policy.least, policy.most)
     cell = Cell(1024, 1024, 1, primary=("tpot",))
     found, blocks = Counter[str](), 0

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import measure
-from sparkwright import yamlfile
-from sparkwright.build import probes, pylock, toolchain
-from sparkwright.build.traces import Expected, Shipped, ShippedFile, Traces
-from sparkwright.console import console
+from sparkwright.builder import probes
+from sparkwright.builder.compile.costs import Expected, Shipped, ShippedFile, Traces
+from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ shipped = Shipped(
     date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     units={},
 )
-console.result("# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.build.traces.")
-console.result(yamlfile.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
+console.result("# What a unit cost: [seconds of CPU, peak resident megabytes]. Read by sparkwright.builder.compile.costs.")
+console.result(strict_yaml.dump(ShippedFile({options.fork: shipped})).rstrip().removesuffix(" {}"))
 for unit, cost in sorted(costs.items()):
     console.result(f"      {unit}: [{cost.seconds:.1f}, {cost.megabytes}]")

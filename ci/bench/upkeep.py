@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import measure
-from sparkwright.console import console
+from sparkwright.core.console import console
 
 #: What the project has promised: seconds of `status` over all stacks, megabytes of any upkeep verb.
 SECONDS, MEGABYTES = 2.0, 300

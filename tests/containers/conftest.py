@@ -26,12 +26,12 @@ import docker
 import pytest
 from tests.conftest import running
 
-from sparkwright import digest
-from sparkwright.build.engine import Engine, connect
-from sparkwright.build.image import Builder, obtain
+from sparkwright.builder.container_engine import Engine, connect
+from sparkwright.builder.container_image import Builder, obtain
+from sparkwright.core import digest
+from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks.session import Session
-from sparkwright.store import Store
+from sparkwright.forks.context import Session
 
 ROOT = Path(__file__).parents[2]
 #: Seconds after which something that should have happened never will; machines that run tests are busy.

@@ -20,10 +20,10 @@ from tests import publishing, wheels, workflows
 from tests.containers.conftest import PATIENCE, missing, wait_for
 from tests.publishing import Place
 
-from sparkwright.digest import sha256_file
+from sparkwright.core.digest import sha256_file
+from sparkwright.core.store import Store
 from sparkwright.forks import download
 from sparkwright.release.signing import keys
-from sparkwright.store import Store
 
 #: What build/serve.Dockerfile would install.
 PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright import digest
-from sparkwright.build import contained, image
-from sparkwright.build.container import OWNER
-from sparkwright.build.engine import Engine
-from sparkwright.build.image import Builder
+from sparkwright.builder import container_image, container_run
+from sparkwright.builder.container import OWNER
+from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container_image import Builder
 from sparkwright.cli import demo, main
+from sparkwright.core import digest
 from sparkwright.demo import upstreams
 from sparkwright.forks import download
-from sparkwright.forks.session import Session
+from sparkwright.forks.context import Session
 
 if TYPE_CHECKING:
     from tests.containers.conftest import Run
@@ -96,7 +96,7 @@ def another_user(contained_run: Run, contained_demo: Session, engine_address: st
         place = Path(folder, "demo")
         # The links lead to the store of whoever runs the tests; only the few files that the build reads come along.
         shutil.copytree(contained_run.folder, place, symlinks=True, ignore=shutil.ignore_patterns(*demo.SHARED))
-        for file in contained.needed(contained_demo):
+        for file in container_run.needed(contained_demo):
             kept = download.path_of(contained_demo.store, file.sha256, file.filename)
             (place / "store" / "downloads" / file.sha256).mkdir(parents=True)
             shutil.copyfile(kept, place / "store" / "downloads" / file.sha256 / file.filename)
@@ -178,10 +178,10 @@ def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, b
 
 def test_the_other_processor_under_emulation(contained_demo: Session, engine: Engine, other_base: str, other: str) -> None:
     """In a container of the other architecture the program runs, its plan is native, and its own nvcc compiles a unit for 12.1."""
-    builder = image.obtain(contained_demo, engine, other_base, other)
-    inside = contained.Inside(contained_demo, engine, builder)
+    builder = container_image.obtain(contained_demo, engine, other_base, other)
+    inside = container_run.Inside(contained_demo, engine, builder)
     words = ["--stack", "demo", "--fork", "vllm", "--source", "git", "--json"]
-    contained.download_needed(contained_demo, inside, ["build", *words])
+    container_run.download_needed(contained_demo, inside, ["build", *words])
     _, facts = inside.run(["-m", "sparkwright", "doctor", *words, *inside.places()], quiet=True)
     _, planned = inside.run(["-m", "sparkwright", "plan", *words, *inside.places()], quiet=True)
     status, units = inside.run(["-c", COMPILE, str(inside.store.root)], quiet=True)

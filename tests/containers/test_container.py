@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import container
-from sparkwright.build.container import LABEL, OWNER, Folder
-from sparkwright.build.engine import Engine
-from sparkwright.errors import EngineRefused
+from sparkwright.builder import container
+from sparkwright.builder.container import LABEL, OWNER, Folder
+from sparkwright.builder.container_engine import Engine
+from sparkwright.core.errors import EngineRefused
 
 pytestmark = pytest.mark.containers
 

@@ -25,12 +25,12 @@ import pytest
 from tests import runnerhub
 from tests.containers.conftest import OWN, _debootstrap, missing
 
-from sparkwright import yamlfile
-from sparkwright.errors import RunnerDisk, RunnerUnclean
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import RunnerDisk, RunnerUnclean
+from sparkwright.core.store import Store
 from sparkwright.operate.runner import condition, egress, fitness, holding, lease, once, perform, plan, policy, processes, unit, users
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.place import Place
-from sparkwright.store import Store
 
 pytestmark = pytest.mark.containers
 
@@ -97,7 +97,7 @@ def checkout(tmp_path: Path) -> Path:
     record["limits"] |= {"look": 0.05, "stop": 1.0}
     folder = tmp_path / "checkout"
     (folder / "ci").mkdir(parents=True)
-    (folder / "ci" / "runner.yaml").write_text(yamlfile.dump(record))
+    (folder / "ci" / "runner.yaml").write_text(strict_yaml.dump(record))
     (folder / "forks").symlink_to(ROOT / "forks")
     return folder
 

@@ -20,12 +20,12 @@ from tests.conftest import running
 from tests.containers.conftest import OTHER, OWN, PATIENCE, ROOT, debian, emulated, imported, missing
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, reference, registry
 
-from sparkwright.build.engine import Engine
+from sparkwright.builder.container_engine import Engine
+from sparkwright.core.store import Store
 from sparkwright.demo.base import serve
 from sparkwright.operate.image import installed, recorded
 from sparkwright.operate.image.labels import SERIAL
 from sparkwright.release.signing import keys
-from sparkwright.store import Store
 
 pytestmark = pytest.mark.containers
 

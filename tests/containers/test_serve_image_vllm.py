@@ -17,8 +17,8 @@ from tests.containers.conftest import OWN, PATIENCE, debian, imported, missing
 from tests.containers.serveimages import PACKAGES, Maker
 from tests.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
-from sparkwright.build.engine import Engine
-from sparkwright.store import Store
+from sparkwright.builder.container_engine import Engine
+from sparkwright.core.store import Store
 
 pytestmark = [pytest.mark.containers, pytest.mark.server]
 

@@ -21,15 +21,15 @@ import psutil
 import pytest
 from tests.conftest import NOWHERE, running
 
-from sparkwright import digest
-from sparkwright.build import target
-from sparkwright.build.compile import Event
-from sparkwright.build.toolchain import Toolchain
+from sparkwright.builder.compile.ninja import Event
+from sparkwright.builder.environment import cross as target
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo as demo_verb
+from sparkwright.core import digest
+from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import MACHINES, Project
-from sparkwright.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import MACHINES, Project
 
 #: A program that says nothing for so long hangs.
 PATIENCE = 240

@@ -16,18 +16,19 @@ import msgspec
 import pytest
 from uv import find_uv_bin
 
-from sparkwright import process, yamlfile
 from sparkwright.audit import policy, wheel
 from sparkwright.audit.sass import CudaTools
-from sparkwright.build import aot, jitcache, toolchain, wheelfile
-from sparkwright.build import wheel as building
-from sparkwright.build.aot import AotSpec, ModuleSpec, Workshop
-from sparkwright.build.toolchain import Toolchain
+from sparkwright.builder import pipeline as building
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.wheel import archive, flashinfer_aot, jit_cache
+from sparkwright.builder.wheel.flashinfer_aot import AotSpec, ModuleSpec, Workshop
 from sparkwright.cli import demo
-from sparkwright.errors import ModuleArch, ModuleUnknown
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.core import process, strict_yaml
+from sparkwright.core.errors import ModuleArch, ModuleUnknown
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]
 
@@ -78,13 +79,13 @@ def _built(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Built
         shutil.copytree(ROOT / name, folder / "project" / name)
     shutil.copy(ROOT / "ci" / "audit.yaml", folder / "project" / "ci")
     project = Project(folder / "project", STACK)
-    aot.path_of(project).write_text(yamlfile.dump(SMALL), "utf-8")
+    flashinfer_aot.path_of(project).write_text(strict_yaml.dump(SMALL), "utf-8")
     (folder / "store").mkdir()
     for name in demo.SHARED:
         (folder / "store" / name).symlink_to(user_store.folder(name), target_is_directory=True)
     session = Session(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
     sources = building.build(session, "flashinfer")
-    modules = jitcache.build(session, SMALL, sources)
+    modules = jit_cache.build(session, SMALL, sources)
     return Built(session, toolchain.obtain(session), building.path_of(session, sources), building.path_of(session, modules))
 
 
@@ -161,8 +162,8 @@ def test_a_device_that_cannot_run_the_code_is_not_given_it(built: Built, install
 
 def relabelled(wheel: Path, label: str, folder: Path, version_files: tuple[str, ...] = ()) -> Path:
     folder.mkdir(exist_ok=True)
-    public = wheelfile.WheelName.of(wheel.name).version.partition("+")[0]
-    return wheelfile.remake(wheel, folder, version=f"{public}+{label}", version_files=version_files)
+    public = archive.WheelName.of(wheel.name).version.partition("+")[0]
+    return archive.remake(wheel, folder, version=f"{public}+{label}", version_files=version_files)
 
 
 def test_two_builds_share_no_folder_of_compiled_modules(built: Built, installed: Installed, tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_a_build_with_nothing_changed_makes_nothing(built: Built) -> None:
     sources = building.known(built.session, "flashinfer")
 
     assert sources is not None
-    assert building.path_of(built.session, jitcache.build(built.session, reworded, sources)).samefile(built.modules)
+    assert building.path_of(built.session, jit_cache.build(built.session, reworded, sources)).samefile(built.modules)
 
 
 def workshop(built: Built, spec: AotSpec, folder: Path) -> Workshop:
@@ -221,10 +222,10 @@ def workshop(built: Built, spec: AotSpec, folder: Path) -> Workshop:
 
 def test_every_module_of_the_reviewed_list_is_one_of_the_locked_release(built: Built, tmp_path: Path) -> None:
     """FlashInfer makes each of them, for the arch that the list says; among them is the quantiser that it loads on a Spark."""
-    spec = aot.load(Project(ROOT, STACK), "flashinfer")
+    spec = flashinfer_aot.load(Project(ROOT, STACK), "flashinfer")
     assert spec is not None
     modules = workshop(built, spec, tmp_path).generate()
-    aot.check_archs(modules, spec, built.session.project.spec.arch)
+    flashinfer_aot.check_archs(modules, spec, built.session.project.spec.arch)
 
     assert {module.call for module in modules} == {one.call for one in spec.modules}
     assert {"fp4_quantization_120f", "fused_moe_120", "sampling"} <= {module.name for module in modules}

@@ -23,12 +23,12 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from sparkwright.build import target, toolchain
+from sparkwright.builder.environment import cross, toolchain
+from sparkwright.core.store import Store
 from sparkwright.demo import base
 from sparkwright.forks import download
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import MACHINES, Project
-from sparkwright.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import MACHINES, Project
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo
@@ -55,7 +55,7 @@ def test_the_wheel_is_one_of_the_other_machine(crossed: Demo) -> None:
     assert crossed.wheel().name.endswith(f"-{base.tag(OTHER)}.whl")
     with zipfile.ZipFile(crossed.wheel()) as archive:
         record = json.loads(archive.read(f"{crossed.info}/sparkwright.json"))
-    assert record["compiler"].endswith(target.triple(OTHER))
+    assert record["compiler"].endswith(cross.triple(OTHER))
     audit = report(crossed)
     assert {library["machine"] for library in audit["libraries"]} == {OTHER}
     assert not [library["rpath"] for library in audit["libraries"] if library["rpath"]]
@@ -207,7 +207,7 @@ def driver(folder: Path, wanted: set[str]) -> Path:
     source = folder / "driver.c"
     source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted)))
     made = folder / "libcuda.so.1"
-    subprocess.run([f"{target.triple(OTHER)}-gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True)
+    subprocess.run([f"{cross.triple(OTHER)}-gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True)
     return made
 
 
@@ -236,7 +236,7 @@ def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emul
     project = Project(Path(__file__).parents[2], "2026.11")
     session = Session(project, user_store, ("vllm",), tmp_path, target=OTHER)
     tools = toolchain.obtain(session)
-    against = target.of(session, tools)
+    against = cross.of(session, tools)
     # torch and CUDA are the target's; what torch needs beside them is pure Python and the same for every machine.
     places = [against.root, *tools.root.glob("lib/python3.*/site-packages")]
     locked = session.lock.forks["vllm"].bases[OTHER]

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from sparkwright.build import wheel
-from sparkwright.forks.session import Session
+from sparkwright.builder import pipeline
+from sparkwright.forks.context import Session
 
 
 @pytest.mark.toolchain
 def test_demo_builds_a_wheel_of_every_fork(demo_session: Session) -> None:
     """Each fork of the demo becomes a wheel whose label names the stack, the patch set and CUDA; two have nothing to patch."""
-    built = [wheel.build(demo_session, fork) for fork in demo_session.forks]
+    built = [pipeline.build(demo_session, fork) for fork in demo_session.forks]
 
     labels = [one.filename.split("-")[1].split("+")[1] for one in built]
     assert labels[:2] == ["spark.demo.p0.cu130"] * 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from uv import find_uv_bin
 
-from sparkwright import process
+from sparkwright.core import process
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo

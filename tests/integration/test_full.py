@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import wheel
-from sparkwright.build.toolchain import Toolchain
-from sparkwright.build.wheel import BuiltWheel
-from sparkwright.errors import (
+from sparkwright.builder import pipeline
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.core.errors import (
     ArchMismatch,
     BuildDownloads,
     CompileFailed,
@@ -37,10 +37,10 @@ from sparkwright.errors import (
     SourceUnresolved,
     SparkwrightError,
 )
+from sparkwright.core.store import Store
 from sparkwright.forks import lock, resolve
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 pytestmark = pytest.mark.toolchain
 
@@ -277,7 +277,7 @@ class Whole:
         )
 
     def build(self, **options: bool) -> BuiltWheel:
-        return wheel.build(self.session(**options), "widget")
+        return pipeline.build(self.session(**options), "widget")
 
     def failure(self) -> SparkwrightError:
         with pytest.raises(SparkwrightError) as caught:
@@ -497,5 +497,5 @@ def test_the_command_line_builds_and_audits_it(whole: Whole) -> None:
     document = json.loads(done[0].stdout)
     assert document["wheels"][0]["audit"]["findings"] == []
     graft = dataclasses.replace(whole.session(), full=False)
-    assert not wheel.is_built(graft, "widget")
-    assert wheel.is_built(whole.session(), "widget")
+    assert not pipeline.is_built(graft, "widget")
+    assert pipeline.is_built(whole.session(), "widget")

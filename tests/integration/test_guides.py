@@ -14,10 +14,10 @@ from tests.publishing import Place
 from tests.unit.conftest import Host
 from tests.workflows import checkout, git
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
+from sparkwright.core.github import ADDRESS
 from sparkwright.demo import upstreams
-from sparkwright.forks.session import Session
-from sparkwright.github import ADDRESS
+from sparkwright.forks.context import Session
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
@@ -42,7 +42,7 @@ def _lab(demo_session: Session, environment: dict[str, str], tmp_path: Path) -> 
     demo = demo_session.project.root.parent
     work = tmp_path / "checkout"
     git(tmp_path, "clone", "--quiet", str(checkout(tmp_path / "made", demo / "project")), str(work))
-    (tmp_path / "config.yaml").write_text(yamlfile.dump({"mirrors": {upstreams.HOST: f"{demo}/upstreams/"}}))
+    (tmp_path / "config.yaml").write_text(strict_yaml.dump({"mirrors": {upstreams.HOST: f"{demo}/upstreams/"}}))
     environment |= {"SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(demo / "store")}
     return work
 
@@ -85,7 +85,7 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
     (rules := host.root / "build" / host.stack / "archs.yaml").parent.mkdir(parents=True)
     rules.write_text("rules: []\n")
     mirrors = {host.url: str(host.path), ADDRESS: "http://127.0.0.1:9"}
-    (tmp_path / "config.yaml").write_text(yamlfile.dump({"mirrors": mirrors}))
+    (tmp_path / "config.yaml").write_text(strict_yaml.dump({"mirrors": mirrors}))
     environment |= {"SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(host.cache)}
     places = {"vllm#40082": f"{host.fork}#7", "--fork vllm": f"--fork {host.fork}", "2026.05": host.stack}
     found = guides.commands(DOCS / "pick.md")

@@ -11,23 +11,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright import yamlfile
 from sparkwright.cli.main import default_cache
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import strict_yaml
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.served import Served
 from sparkwright.gates.tasks import harness
 from sparkwright.gates.tasks import rung as tasks
 from sparkwright.gates.tasks.outcome import Outcome
 from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
-from sparkwright.store import Store
 
 # It installs lm-evaluation-harness (66 wheels) and asks it thousands of questions.
 pytestmark = [pytest.mark.network, pytest.mark.server]
 
 ROOT = Path(__file__).parents[2]
-POLICY = yamlfile.load(ROOT / "ci" / "gates" / "tasks.yaml", TasksPolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "tasks.yaml", TasksPolicy)
 
 
 @pytest.fixture

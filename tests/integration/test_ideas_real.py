@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.cherry_picks import ideas, needed
-from sparkwright.cherry_picks.ideas import NeededUpTo
-from sparkwright.cherry_picks.needed import Row
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.cherry_picks import absorption, patch_probes
+from sparkwright.cherry_picks.absorption import Row
+from sparkwright.cherry_picks.patch_probes import NeededUpTo
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 
@@ -70,7 +70,7 @@ UNDECIDED = {
 
 @pytest.fixture(scope="module", name="rows")
 def _rows(user_store: Store) -> list[Row]:
-    return needed.derive(Session(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
+    return absorption.derive(Session(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
 
 
 @pytest.fixture(scope="module", name="table")
@@ -93,7 +93,7 @@ def test_nothing_is_left_open_after_an_idea_was_judged(table: dict[str, NeededUp
 def test_an_idea_without_effect_is_needed_by_no_release(rows: list[Row]) -> None:
     """What the data calls without effect, every release confirms; ideas that name who absorbed them were needed once, or lived on main."""
     found = {row.idea.idea: row.findings for row in rows}
-    for idea in ideas.load(ROOT):
+    for idea in patch_probes.load(ROOT):
         states = {finding.state for finding in found[idea.name]}
         assert not idea.never or "needed" not in states, idea.name
         assert "needed" in states or idea.never or idea.name == "fix_qwen3_next_prefix", idea.name

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright import yamlfile
-from sparkwright.build import toolchain
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.builder.environment import toolchain
+from sparkwright.core import strict_yaml
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics import trees
 from sparkwright.gates.numerics.rung import NumericsPolicy
-from sparkwright.store import Store
 
 pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]
 
@@ -25,7 +25,7 @@ def test_the_converters_of_the_default_stack_are_right(user_store: Store, tmp_pa
     """Nothing fails, nothing is invalid, and nothing is left out: vLLM's, FlashInfer's, CUTLASS's and CUDA's own."""
     project = Project(ROOT, "2026.11")
     session = Session(project, user_store, tuple(project.spec.forks), ROOT / "dist")
-    policy = yamlfile.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
 
     checks = numerics.run(trees.made(session, policy.forks), policy, trees.includes(toolchain.obtain(session)), tmp_path)
 

@@ -20,14 +20,14 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from uv import find_uv_bin
 
-from sparkwright import digest
-from sparkwright.forks import download, packageindex
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import digest
+from sparkwright.core.store import Store
+from sparkwright.forks import download, package_index
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.release import onsite, spec
 from sparkwright.release.onsite import Installed
 from sparkwright.release.spec import OnsiteSpec
-from sparkwright.store import Store
 
 pytestmark = pytest.mark.network
 
@@ -130,7 +130,7 @@ def _dsl(tmp_path_factory: pytest.TempPathFactory, user_store: Store) -> Dsl:
     """Return an environment into which the DSL is installed and edited."""
     dsl = made(tmp_path_factory.mktemp("dsl"), user_store)
     dsl.uv("venv", "--python", sys.executable, dsl.venv)
-    dsl.uv("pip", "install", "--python", dsl.venv / "bin" / "python", "--default-index", packageindex.index_url(), *NEEDS)
+    dsl.uv("pip", "install", "--python", dsl.venv / "bin" / "python", "--default-index", package_index.index_url(), *NEEDS)
     dsl.install()
     return dsl
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import archs, sourcetree
+from sparkwright.builder import source_tree
+from sparkwright.builder.arch import rules as archs
 from sparkwright.cherry_picks import series
-from sparkwright.errors import Offline, RuleMismatch
-from sparkwright.forks import sources
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.core.errors import Offline, RuleMismatch
+from sparkwright.core.store import Store
+from sparkwright.forks import fetch
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 pytestmark = pytest.mark.network
 
@@ -30,7 +31,7 @@ def _session(user_store: Store) -> Session:
 def test_the_locked_source_has_the_locked_tree(session: Session, fork: str) -> None:
     """What the index delivers today is what the lock names: the archive by sha256, its content by tree id."""
     locked = session.lock.forks[fork]
-    fetched = sources.fetch(session, fork)
+    fetched = fetch.fetch(session, fork)
     file = locked.sdist or locked.wheel
 
     assert file is not None
@@ -41,7 +42,7 @@ def test_the_locked_source_has_the_locked_tree(session: Session, fork: str) -> N
 @pytest.mark.parametrize("fork", PROJECT.spec.forks)
 def test_series_and_rules_apply_exactly_and_have_an_effect(session: Session, fork: str) -> None:
     """Each patch of the series and each rule is applied once, and every patch leaves another tree behind."""
-    made = sourcetree.make(session, fork)
+    made = source_tree.make(session, fork)
     patches = series.load(PROJECT.series_folder(fork))
     rules = archs.load(PROJECT.build_folder / "archs.yaml").of(fork).rules
     trees = [made.source.tree, *(step.tree for step in made.steps)]
@@ -54,7 +55,7 @@ def test_series_and_rules_apply_exactly_and_have_an_effect(session: Session, for
 
 def test_only_named_files_change(session: Session) -> None:
     """Between upstream's vLLM and ours differ the files that patches and rules name, and no other."""
-    made = sourcetree.make(session, "vllm")
+    made = source_tree.make(session, "vllm")
     named = {path for one in series.load(PROJECT.series_folder("vllm")) for path in one.files} | {site.file for site in made.sites}
 
     assert {change.path for change in session.objects.changes(made.source.tree, made.tree)} == named
@@ -62,18 +63,18 @@ def test_only_named_files_change(session: Session) -> None:
 
 def test_what_was_fetched_once_needs_no_network(session: Session, tmp_path: Path) -> None:
     """Offline the same trees come out of the store; an empty store says that it is offline."""
-    trees = [sourcetree.make(session, fork).tree for fork in session.forks]
+    trees = [source_tree.make(session, fork).tree for fork in session.forks]
     offline = dataclasses.replace(session, offline=True)
     empty = dataclasses.replace(session, offline=True, store=Store(tmp_path / "empty"))
 
-    assert [sourcetree.make(offline, fork).tree for fork in session.forks] == trees
+    assert [source_tree.make(offline, fork).tree for fork in session.forks] == trees
     with pytest.raises(Offline):
-        sources.fetch(empty, "flashinfer")
+        fetch.fetch(empty, "flashinfer")
 
 
 def test_a_rule_for_another_release_stops_the_rewrite(session: Session) -> None:
     """On the tree that has the rules already, every rule finds that its list is not the one it was written for."""
-    made = sourcetree.make(session, "vllm")
+    made = source_tree.make(session, "vllm")
     rules = archs.load(PROJECT.build_folder / "archs.yaml")
     text = session.objects.blob(made.tree, "CMakeLists.txt")
 

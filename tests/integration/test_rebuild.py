@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from sparkwright import process
-from sparkwright.audit import code, policy
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
+from sparkwright.audit import device_code, policy
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
+from sparkwright.core import process
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo
 
-    from sparkwright.build.toolchain import Toolchain
+    from sparkwright.builder.environment.toolchain import Toolchain
 
 pytestmark = pytest.mark.toolchain
 
@@ -39,7 +39,7 @@ def changed(demo: Demo, members: dict[str, bytes]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     # The same version again: only the members and their hashes change.
-    return wheelfile.remake(demo.wheel(), folder, version=demo.version, replace=members)
+    return archive.remake(demo.wheel(), folder, version=demo.version, replace=members)
 
 
 def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo: Demo) -> None:
@@ -120,14 +120,14 @@ def test_a_difference_is_located_in_its_kernel(tools: Toolchain, tmp_path: Path)
         (tmp_path / name).mkdir()
         wheel = tmp_path / name / "mini_vllm-1.0-py3-none-any.whl"
         metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
-        wheelfile.write(wheel, WheelName.of(wheel.name), {LIBRARY: (tmp_path / "x.so").read_bytes()}, metadata, pure=False)
-        made[name] = code.of(wheel, rules, tmp_path)
+        archive.write(wheel, WheelName.of(wheel.name), {LIBRARY: (tmp_path / "x.so").read_bytes()}, metadata, pure=False)
+        made[name] = device_code.of(wheel, rules, tmp_path)
 
-    (found,) = code.compare(made["first"], made["other code"])
+    (found,) = device_code.compare(made["first"], made["other code"])
     assert (found.names_only, found.pieces, found.kernels) == (False, (1, 2), ("_Z5plainPf (sm_121f)",))
-    (found,) = code.compare(made["first"], made["other folder"])
+    (found,) = device_code.compare(made["first"], made["other folder"])
     assert (found.names_only, found.kernels) == (True, ())
-    assert code.compare(made["first"], made["first"]) == ()
+    assert device_code.compare(made["first"], made["first"]) == ()
 
 
 def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: 
     project = built_demo.folder / "project"
     document = json.loads(built_demo.build("--json").stdout)
     rules = policy.load(project / "ci" / "audit" / "demo.yaml", "12.1f")
-    made = code.of(built_demo.wheel(), rules, tmp_path)
+    made = device_code.of(built_demo.wheel(), rules, tmp_path)
 
     assert made.digest == document["wheels"][0]["audit"]["device_code"]
     assert {one.name: one.digest for one in made.libraries} == {

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright import digest, yamlfile
-from sparkwright.build import wheelfile
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.core import digest, strict_yaml
 from sparkwright.forks.lock import FileLock, Lock
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def failure(stdout: str) -> dict[str, Any]:
 
 def locked_base(demo: Demo) -> FileLock:
     """Return what the demo's lock says of the base wheel of this machine."""
-    (base,) = yamlfile.load(demo.folder / "project" / "forks" / "demo" / "lock.yaml", Lock).forks["vllm"].bases.values()
+    (base,) = strict_yaml.load(demo.folder / "project" / "forks" / "demo" / "lock.yaml", Lock).forks["vllm"].bases.values()
     return base
 
 

@@ -21,10 +21,10 @@ from tests.unit.conftest import Host, Index
 from tests.unit.test_bump import TEXT, Upstream, edited
 from tests.workflows import World, checkout, git
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
+from sparkwright.core.github import ADDRESS
 from sparkwright.demo import base, upstreams
-from sparkwright.forks.session import Session
-from sparkwright.github import ADDRESS
+from sparkwright.forks.context import Session
 from sparkwright.release.signing import keys
 
 # Five minutes, so it has a session of its own.
@@ -54,7 +54,7 @@ def github(folder: Path, project: Path, store: Path, mirrors: Mapping[str, str])
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST_"))}
         environment |= {"SPARKWRIGHT_CACHE_DIR": str(store), "SPARKWRIGHT_STATE_DIR": str(folder / "state")}
         variables = {
-            "SPARKWRIGHT_CONFIG": yamlfile.dump({"mirrors": {**mirrors, ADDRESS: api.url}}), "RELEASES_URL": URL, "FILES": "folder",
+            "SPARKWRIGHT_CONFIG": strict_yaml.dump({"mirrors": {**mirrors, ADDRESS: api.url}}), "RELEASES_URL": URL, "FILES": "folder",
             "LAB_REPOSITORY": "acme/wheels", "GRAFT": "yes", "SIGNER": f"--key={key}", "RELEASE_KEY": f"{key}.pub",
             "MODELS": str(folder / "models"),
         }  # fmt: skip

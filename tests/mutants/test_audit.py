@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from sparkwright import process
-from sparkwright.audit import elf, fatbin, sections
+from sparkwright.audit import elf, elf_sections, fatbin
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES
 from sparkwright.audit.sass import CudaTools
 from sparkwright.audit.wheel import audit
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import process
 from sparkwright.gates import audited
 from sparkwright.gates.verdict import Check
 
@@ -279,7 +279,7 @@ def test_a_library_for_another_machine(workshop: Workshop, library: bytes, sound
     bad = bytearray(library)
     other = next(number for number, name in elf.MACHINES.items() if name in ("x86_64", "aarch64") and name != MACHINE)
     struct.pack_into("<H", bad, 18, other)
-    assert sections.header(bytes(bad)).machine == other
+    assert elf_sections.header(bytes(bad)).machine == other
     checks = workshop.ask(workshop.wheel({LIBRARY: bytes(bad), OPTIONAL: library}))
     kill(mutant="library for another machine", rung="G0", sound=sound, mutant_checks=checks)
     assert "machine-foreign" in killers(checks)

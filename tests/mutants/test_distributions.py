@@ -11,8 +11,8 @@ from tests.server.broken import Broken
 from tests.server.taught import GATES, _session, _taught, _trained, patient
 from tests.serving import _vllm_python
 
-from sparkwright import yamlfile
-from sparkwright.forks.session import Session
+from sparkwright.core import strict_yaml
+from sparkwright.forks.context import Session
 from sparkwright.gates.distributions import corpus
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.reference import Reference
@@ -29,11 +29,11 @@ __all__ = ["_session", "_taught", "_trained", "_vllm_python"]
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
 PARAGRAPHS = corpus.load(GATES / "corpus.yaml")
-REAL = yamlfile.load(GATES / "distributions.yaml", DistributionsPolicy)
+REAL = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
 TEXTS = 16
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
 POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=corpus.digest_of(corpus.texts(PARAGRAPHS, TEXTS)))
-TASKS = yamlfile.load(GATES / "tasks.yaml", TasksPolicy)
+TASKS = strict_yaml.load(GATES / "tasks.yaml", TasksPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.
 MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {

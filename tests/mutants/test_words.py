@@ -13,7 +13,7 @@ from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
 from tests.server.proxy import Proxy
 from tests.serving import _vllm_python
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.soak import rung as soak
 from sparkwright.gates.verdict import Check
@@ -24,8 +24,8 @@ __all__ = ["_broken", "_learnt", "_vllm_python"]
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
 #: The row that only informs is left out, as it takes as long as a run.
-POLICY = replace(yamlfile.load(WORDS, words.WordsPolicy), batch=0)
-SOAK = yamlfile.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
+POLICY = replace(strict_yaml.load(WORDS, words.WordsPolicy), batch=0)
+SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.
 MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {

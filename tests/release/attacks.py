@@ -34,10 +34,10 @@ if __name__ == "__main__":
 from tests import indexserver, verdicts, wheels  # noqa: E402  the path is set above
 from tests.release import world  # noqa: E402
 
-from sparkwright import digest  # noqa: E402
-from sparkwright.build import wheelfile  # noqa: E402
-from sparkwright.build.wheelfile import WheelName  # noqa: E402
+from sparkwright.builder.wheel import archive  # noqa: E402
+from sparkwright.builder.wheel.archive import WheelName  # noqa: E402
 from sparkwright.cli import main  # noqa: E402
+from sparkwright.core import digest  # noqa: E402
 from sparkwright.gates import ladder as ladders  # noqa: E402
 from sparkwright.release.client import files  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
@@ -548,7 +548,7 @@ def _inner_name(scene: Scene) -> None:
     folder = scene.user.folder / "made"
     folder.mkdir()
     name = WheelName("torch", "2.14.0", "py3-none-any")
-    wheelfile.write(folder / name.filename, name, {"torch.py": b""}, wheels.metadata("other", "2.14.0"), pure=True)
+    archive.write(folder / name.filename, name, {"torch.py": b""}, wheels.metadata("other", "2.14.0"), pure=True)
     torch = scene.host.made["others"][0]
     text = lock_of(scene, NEWEST).decode()
     row = next(line for line in text.splitlines() if "/torch-2.14.0-" in line)

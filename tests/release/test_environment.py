@@ -17,9 +17,9 @@ from tests import wheels
 from tests.release import world
 from tests.release.attacks import NEWEST, OLDER, Scene
 
-from sparkwright import digest
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import EnvironmentBroken, NothingInstalled, Offline, SetMixed
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest
+from sparkwright.core.errors import EnvironmentBroken, NothingInstalled, Offline, SetMixed
 from sparkwright.forks.download import path_of
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, packages, state

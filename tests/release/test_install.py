@@ -16,8 +16,8 @@ from tests import verdicts, wheels
 from tests.release import attacks, world
 from tests.release.attacks import NEWEST, OLDER, Scene
 
-from sparkwright import digest
-from sparkwright.errors import (
+from sparkwright.core import digest
+from sparkwright.core.errors import (
     EnvironmentForeign,
     EvidenceInvalid,
     ReleaseUnproved,

@@ -10,7 +10,7 @@ from tests import indexserver, publishing, wheels
 from tests.publishing import Place
 from tests.release import world
 
-from sparkwright.errors import ReleaseUnproved, ReleaseYanked
+from sparkwright.core.errors import ReleaseUnproved, ReleaseYanked
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, state
 from sparkwright.release.client.install import Wish

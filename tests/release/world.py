@@ -28,9 +28,10 @@ from msgspec.structs import replace
 from tests import indexserver, verdicts, wheels
 from uv import find_uv_bin
 
-from sparkwright import digest
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.forks.session import Outside
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Outside
 from sparkwright.release.client import packages
 from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import decision, facts
@@ -40,7 +41,6 @@ from sparkwright.release.manifest import change, places, signed, times
 from sparkwright.release.manifest.records import Channel, Entry, Evidence, Lock, Manifest, Proof, Proved, Release, Wheel
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
-from sparkwright.store import Store
 
 STACK, MACHINE = wheels.STACK, wheels.MACHINE
 #: A day before now, so that a manifest may be a little old and still good.

@@ -14,8 +14,8 @@ import pytest
 from filelock import FileLock
 from tests.serving import launch
 
-from sparkwright import digest
 from sparkwright.cli.main import default_cache
+from sparkwright.core import digest
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.serve import Server
 

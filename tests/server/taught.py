@@ -12,13 +12,13 @@ import pytest
 from filelock import FileLock
 from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
 
-from sparkwright import digest
 from sparkwright.cli.main import default_cache
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import digest
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.tasks import harness
-from sparkwright.store import Store
 
 GATES = ROOT / "ci" / "gates"
 

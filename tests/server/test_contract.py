@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.server.proxy import FAULTS, Proxy
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.server import contract, installed, profiled
 from sparkwright.gates.server.client import Client, ServerInvalid
 from sparkwright.gates.server.contract import ContractPolicy, Running
@@ -17,7 +17,7 @@ from sparkwright.gates.verdict import Check
 
 pytestmark = pytest.mark.server
 
-POLICY = yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "contract.yaml", ContractPolicy)
+POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "contract.yaml", ContractPolicy)
 
 
 def running(server: Server, profile: Path | None = None) -> Running:

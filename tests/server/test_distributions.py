@@ -10,7 +10,7 @@ from tests.server.broken import Broken
 from tests.server.taught import GATES, _taught, _trained, patient
 from tests.serving import _server, _toy, _vllm_python
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.distributions import corpus, reference
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.reference import Reference
@@ -25,7 +25,7 @@ __all__ = ["_server", "_taught", "_toy", "_trained", "_vllm_python"]
 pytestmark = pytest.mark.server
 
 PARAGRAPHS = corpus.load(GATES / "corpus.yaml")
-REAL = yamlfile.load(GATES / "distributions.yaml", DistributionsPolicy)
+REAL = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
 TEXTS = 12
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
 POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=corpus.digest_of(corpus.texts(PARAGRAPHS, TEXTS)))

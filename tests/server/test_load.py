@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sparkwright.cli.main import default_cache
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.load import benchy, vllmrs
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Generator, Order
 from sparkwright.gates.server.serve import Server
-from sparkwright.store import Store
 
 pytestmark = [pytest.mark.server, pytest.mark.network]
 

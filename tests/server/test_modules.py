@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.model import checkpoint, loaded, modules
-from sparkwright.store import Store
 
 if TYPE_CHECKING:
     from sparkwright.gates.server.serve import Server

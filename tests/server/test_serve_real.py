@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.standin import Machine, alive
 
-from sparkwright.errors import VariableRefused
+from sparkwright.core.errors import VariableRefused
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.operate.serving import known, variables
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
 from tests.serving import _vllm_python
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.soak import journal as soakjournal
 from sparkwright.gates.soak import rung as soak
 from sparkwright.gates.verdict import Check
@@ -25,8 +25,8 @@ __all__ = ["_broken", "_learnt", "_vllm_python"]
 
 pytestmark = pytest.mark.server
 
-POLICY = yamlfile.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
-WORDS_POLICY = replace(yamlfile.load(WORDS, words.WordsPolicy), batch=0)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
+WORDS_POLICY = replace(strict_yaml.load(WORDS, words.WordsPolicy), batch=0)
 #: Half a minute instead of two hours. The shape of the load is the same; the bound of the growth is what so short a time can tell.
 SHORT = replace(
     POLICY, seconds=30, stretch=5, sample=0.25, growth=20_000, least=3, drain=60,

@@ -11,8 +11,8 @@ from tests.server.broken import Broken
 from tests.server.taught import GATES, _session, _taught, _trained
 from tests.serving import _vllm_python
 
-from sparkwright import yamlfile
-from sparkwright.forks.session import Session
+from sparkwright.core import strict_yaml
+from sparkwright.forks.context import Session
 from sparkwright.gates.served import Served
 from sparkwright.gates.tasks import harness, outcome
 from sparkwright.gates.tasks import rung as tasks
@@ -24,7 +24,7 @@ __all__ = ["_session", "_taught", "_trained", "_vllm_python"]
 
 pytestmark = [pytest.mark.server, pytest.mark.network]
 
-POLICY = yamlfile.load(GATES / "tasks.yaml", TasksPolicy)
+POLICY = strict_yaml.load(GATES / "tasks.yaml", TasksPolicy)
 NAMES = ["baseline", "answers", "paired", "floor"]
 
 #: Writes a data set as the hub's library keeps it once it was loaded: of GSM8K's form, with questions of ours.

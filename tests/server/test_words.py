@@ -8,8 +8,8 @@ from tests.server.broken import WORDS, Broken, _broken, _learnt
 from tests.server.proxy import Proxy
 from tests.serving import _vllm_python
 
-from sparkwright import yamlfile
-from sparkwright.console import console
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.verdict import Check, worst
 from sparkwright.gates.words import prompts
@@ -20,7 +20,7 @@ __all__ = ["_broken", "_learnt", "_vllm_python"]
 
 pytestmark = pytest.mark.server
 
-POLICY = yamlfile.load(WORDS, words.WordsPolicy)
+POLICY = strict_yaml.load(WORDS, words.WordsPolicy)
 #: Three prompts and short answers, for tests that are about the way and not about the words.
 SHORT = replace(
     POLICY, tokens=24, batch=0, prompts=POLICY.prompts[:3], logprobs=words.Logprobs(0, 0),

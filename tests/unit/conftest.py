@@ -15,16 +15,16 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from sparkwright import digest, yamlfile
 from sparkwright.cherry_picks import ledger
-from sparkwright.cherry_picks.commits import encoded
 from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.series_git import encoded
 from sparkwright.cli.main import parser, session_of
+from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
 from sparkwright.forks import lock, resolve
+from sparkwright.forks.context import Session
 from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
+from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
 
 # A busy disk is no finding; what must be quick is in ci/bench.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -248,7 +248,7 @@ class Host:
         git = GitLock(self.url, "v1", self.work.git("rev-parse", "v1"), self.work.tree("v1"))
         for folder in (self.series, self.root / "cherry_picks"):
             folder.mkdir(parents=True, exist_ok=True)
-        (self.root / "forks" / self.stack / "stack.yaml").write_text(yamlfile.dump(stack), "utf-8")
+        (self.root / "forks" / self.stack / "stack.yaml").write_text(strict_yaml.dump(stack), "utf-8")
         text = lock.render(Lock(1, self.stack, {self.fork: ForkLock(git=git, sdist=sdist)}))
         (self.root / "forks" / self.stack / "lock.yaml").write_text(text, "utf-8")
         self.write()

@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 import sparkwright
-from sparkwright.errors import SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 

@@ -16,14 +16,14 @@ import msgspec
 from msgspec import inspect as types
 
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
-from sparkwright.build.aot import AotSpec
-from sparkwright.build.archs import ArchRules
-from sparkwright.build.toolchain import EnvironmentSpec
-from sparkwright.build.traces import ShippedFile
+from sparkwright.builder.arch.rules import ArchRules
+from sparkwright.builder.compile.costs import ShippedFile
+from sparkwright.builder.environment.toolchain import EnvironmentSpec
+from sparkwright.builder.wheel.flashinfer_aot import AotSpec
 from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.forks.context import Config
 from sparkwright.forks.lock import Lock
-from sparkwright.forks.session import Config
-from sparkwright.forks.spec import StackSpec
+from sparkwright.forks.stack import StackSpec
 from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.throughput.records import Result
 from sparkwright.operate.image.recorded import ImageRecord

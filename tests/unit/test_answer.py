@@ -15,8 +15,8 @@ import pytest
 from tests import refserved
 
 from sparkwright.cli import main, measuring
-from sparkwright.errors import RecipeUnfit, StoreBusy, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.errors import RecipeUnfit, StoreBusy, UsageError
+from sparkwright.forks.context import Session
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
 from sparkwright.gates.load.reference.running import started

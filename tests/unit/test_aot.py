@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright import yamlfile
-from sparkwright.audit import members, policy
+from sparkwright.audit import policy, wheel_reader
 from sparkwright.audit import wheel as auditing
 from sparkwright.audit.sass import CudaTools
-from sparkwright.build import aot, jitcache, jitspecs, wheelfile
-from sparkwright.build.aot import AotSpec, Module, ModuleSpec
-from sparkwright.build.sbom import Bill, Papers
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import FileInvalid, ModuleArch, ModuleUnknown, WheelInvalid
-from sparkwright.forks.spec import Project
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel import flashinfer_aot, jit_cache, jit_specs
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.flashinfer_aot import AotSpec, Module, ModuleSpec
+from sparkwright.builder.wheel.sbom import Bill, Papers
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, ModuleArch, ModuleUnknown, WheelInvalid
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -84,7 +85,7 @@ def ask(package: Path, *calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     question, answer = package.parent / "question.json", package.parent / "answer.json"
     listed = [{"call": call, "arguments": arguments} for call, arguments in calls]
     question.write_text(json.dumps({"package": str(package), "build": str(build), "answer": str(answer), "calls": listed}), "utf-8")
-    subprocess.run([sys.executable, "-I", str(jitspecs.__file__), str(question)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-I", str(jit_specs.__file__), str(question)], check=True, timeout=120)
     return dict(json.loads(answer.read_bytes()))
 
 
@@ -124,7 +125,7 @@ def test_an_unknown_generator_is_named_with_those_of_like_names(package: Path, c
     assert found["unknown"] == call
     assert found["near"][:1] == near
     with pytest.raises(ModuleUnknown) as caught:
-        aot.checked(msgspec.convert(found, type=aot.Answer), Path("aot.yaml"))
+        flashinfer_aot.checked(msgspec.convert(found, type=flashinfer_aot.Answer), Path("aot.yaml"))
     assert call in caught.value.what
     assert all(f"near: {name}" in caught.value.details for name in near)
 
@@ -143,7 +144,7 @@ def test_a_generator_that_makes_no_module_says_why(package: Path, call: str, arg
     found = ask(package, (f"flashinfer.jit.toy.{call}", arguments))
 
     with pytest.raises(ModuleUnknown) as caught:
-        aot.checked(msgspec.convert(found, type=aot.Answer), Path("aot.yaml"))
+        flashinfer_aot.checked(msgspec.convert(found, type=flashinfer_aot.Answer), Path("aot.yaml"))
     assert why in "\n".join(caught.value.details)
 
 
@@ -154,7 +155,7 @@ def module(name: str, *codes: str, call: str = "flashinfer.jit.toy.gen_toy_modul
 def test_a_module_that_is_asked_for_twice_is_an_error() -> None:
     """Two entries that give the same module: one of them has no effect, so somebody is mistaken about it."""
     with pytest.raises(FileInvalid) as caught:
-        aot.checked(aot.Answer((module("a", "sm_121f"), module("b", "sm_121f"), module("a", "sm_121f"))), Path("aot.yaml"))
+        flashinfer_aot.checked(flashinfer_aot.Answer((module("a", "sm_121f"), module("b", "sm_121f"), module("a", "sm_121f"))), Path("aot.yaml"))
 
     assert caught.value.details == ("a",)
 
@@ -163,7 +164,7 @@ def test_a_module_that_is_asked_for_twice_is_an_error() -> None:
 def test_a_module_that_would_leave_its_folder_is_refused(name: str) -> None:
     """The name comes from a program of others; it is compared before any path is made of it."""
     with pytest.raises(ModuleUnknown):
-        aot.checked(aot.Answer((module(name, "sm_121f"),)), Path("aot.yaml"))
+        flashinfer_aot.checked(flashinfer_aot.Answer((module(name, "sm_121f"),)), Path("aot.yaml"))
 
 
 def spec(**changes: Any) -> ModuleSpec:
@@ -177,7 +178,7 @@ def test_a_module_for_another_arch_is_an_error(codes: tuple[str, ...]) -> None:
     listed = AotSpec("flashinfer", "flashinfer-jit-cache", (spec(),))
 
     with pytest.raises(ModuleArch) as caught:
-        aot.check_archs((module("a", *codes), module("b", "sm_121f")), listed, "12.1f")
+        flashinfer_aot.check_archs((module("a", *codes), module("b", "sm_121f")), listed, "12.1f")
 
     assert len(caught.value.details) == 1
     assert "expected sm_121f" in caught.value.details[0]
@@ -187,9 +188,9 @@ def test_an_entry_may_say_which_arch_flashinfer_gives_it() -> None:
     """With ``arch`` that one is asked for, and the stack's is the error."""
     listed = AotSpec("flashinfer", "flashinfer-jit-cache", (spec(arch="12.0f"),))
 
-    aot.check_archs((module("a", "sm_120f"),), listed, "12.1f")
+    flashinfer_aot.check_archs((module("a", "sm_120f"),), listed, "12.1f")
     with pytest.raises(ModuleArch):
-        aot.check_archs((module("a", "sm_121f"),), listed, "12.1f")
+        flashinfer_aot.check_archs((module("a", "sm_121f"),), listed, "12.1f")
 
 
 @pytest.mark.parametrize(
@@ -211,29 +212,29 @@ def test_an_entry_that_does_not_say_what_it_is_for_is_refused(changes: dict[str,
     text = json.dumps({"fork": "flashinfer", "distribution": "flashinfer-jit-cache", "modules": [fields]})
 
     with pytest.raises(FileInvalid):
-        yamlfile.parse(text, AotSpec, "aot.yaml")
+        strict_yaml.parse(text, AotSpec, "aot.yaml")
 
 
 def test_the_file_is_for_one_fork_and_may_be_absent(mini: Mini) -> None:
     """Without the file nothing is compiled ahead of time; with it, for its fork alone; a file that names no module is a mistake."""
     project = mini.session().project
-    assert aot.load(project, "flashinfer") is None
+    assert flashinfer_aot.load(project, "flashinfer") is None
 
-    path = aot.path_of(project)
-    path.write_text(yamlfile.dump(AotSpec("flashinfer", "mini-jit-cache", (spec(),))), "utf-8")
-    assert aot.load(project, "flashinfer") is not None
-    assert aot.load(project, "vllm") is None
+    path = flashinfer_aot.path_of(project)
+    path.write_text(strict_yaml.dump(AotSpec("flashinfer", "mini-jit-cache", (spec(),))), "utf-8")
+    assert flashinfer_aot.load(project, "flashinfer") is not None
+    assert flashinfer_aot.load(project, "vllm") is None
 
     path.write_text("{fork: flashinfer, distribution: mini-jit-cache, modules: []}\n", "utf-8")
     with pytest.raises(FileInvalid):
-        aot.load(project, "flashinfer")
+        flashinfer_aot.load(project, "flashinfer")
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_reviewed_lists_can_be_read_and_audited(stack: str) -> None:
     """Each stack's list is valid, and the audit knows the wheel; an entry with an arch of its own has a policy with the same."""
     project = Project(ROOT, stack)
-    listed = aot.load(project, "flashinfer")
+    listed = flashinfer_aot.load(project, "flashinfer")
     rules = policy.load(project.audit_file, project.spec.arch)
 
     assert listed is not None
@@ -259,13 +260,13 @@ def _sources(tmp_path: Path) -> Path:
 def test_unpacking_again_touches_only_what_changed(sources: Path, tmp_path: Path) -> None:
     """A file that is the same keeps its time, so that ninja leaves it; what the wheel no longer has is gone, what changed is there."""
     folder = tmp_path / "src"
-    aot.unpack(sources, folder)
+    flashinfer_aot.unpack(sources, folder)
     for path in folder.rglob("*.cu"):
         os.utime(path, ns=(1, 1))
     (folder / "flashinfer" / "b.cu").write_text("?\n")
     (folder / "flashinfer" / "old.cu").write_text("old\n")
 
-    aot.unpack(sources, folder)
+    flashinfer_aot.unpack(sources, folder)
 
     assert (folder / "flashinfer" / "a.cu").stat().st_mtime_ns == 1
     assert (folder / "flashinfer" / "b.cu").read_text() == "b\n"
@@ -278,7 +279,7 @@ def test_a_damaged_wheel_is_not_compiled(sources: Path, tmp_path: Path) -> None:
     sources.write_bytes(sources.read_bytes()[:-40])
 
     with pytest.raises(WheelInvalid):
-        aot.unpack(sources, tmp_path / "src")
+        flashinfer_aot.unpack(sources, tmp_path / "src")
 
 
 @pytest.fixture(scope="module", name="library")
@@ -309,7 +310,7 @@ def packed(mini: Mini, sources: Path, library: bytes, folder: Path) -> Path:
     folder.mkdir()
     modules = {module("norm", "sm_121f"): library, module("act", "sm_121f"): library, module("fp4_120f", "sm_120f"): library}
     listed = AotSpec("flashinfer", "flashinfer-jit-cache", (spec(),))
-    return jitcache.pack(folder, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
+    return jit_cache.pack(folder, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
 
 
 def test_the_package_says_what_the_loader_asks(mini: Mini, sources: Path, library: bytes, tmp_path: Path) -> None:
@@ -332,9 +333,9 @@ def test_the_package_says_what_the_loader_asks(mini: Mini, sources: Path, librar
 def test_the_wheel_is_whole_and_bound_to_the_wheel_of_the_sources(mini: Mini, sources: Path, library: bytes, tmp_path: Path) -> None:
     """Its RECORD agrees with its members, its tag names this machine, it carries the licence, and it wants the sources' exact version."""
     path = packed(mini, sources, library, tmp_path / "out")
-    about = members.subject(path)
+    about = wheel_reader.subject(path)
     seen: list[str] = []
-    mismatches = members.walk(path, about, tmp_path, lambda binary: seen.append(binary.name), lambda *_: None)
+    mismatches = wheel_reader.walk(path, about, tmp_path, lambda binary: seen.append(binary.name), lambda *_: None)
     name = WheelName.of(path.name)
     with zipfile.ZipFile(path) as archive:
         metadata = archive.read(f"{name.info}/METADATA").decode()
@@ -383,7 +384,7 @@ def test_the_audit_judges_each_library_by_the_arch_that_it_is_for(mini: Mini, so
     subprocess.run([*command, f"-L{cuda_bin.parent / 'lib'}", "-o", tmp_path / "a.so", tmp_path / "a.cu"], check=True, env=environment)
     listed = AotSpec("flashinfer", "flashinfer-jit-cache", (spec(arch="12.0f"),))
     modules = {module("a", "sm_120f"): (tmp_path / "a.so").read_bytes()}
-    wheel = jitcache.pack(tmp_path, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
+    wheel = jit_cache.pack(tmp_path, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
     findings = {}
     for arch in ("12.0f", ""):
         library = policy.LibraryPolicy("*.so", "target", "FlashInfer gives it", arch, 1)
@@ -395,7 +396,7 @@ def test_the_audit_judges_each_library_by_the_arch_that_it_is_for(mini: Mini, so
 
 def test_the_script_needs_only_the_standard_library() -> None:
     """It runs with the Python of the tools, where sparkwright is not installed; torch it takes only when an argument names it."""
-    tree = ast.parse(Path(jitspecs.__file__).read_text("utf-8"))
+    tree = ast.parse(Path(jit_specs.__file__).read_text("utf-8"))
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imports |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 

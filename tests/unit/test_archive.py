@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.errors import ArchiveUnsafe
+from sparkwright.core.errors import ArchiveUnsafe
+from sparkwright.core.git_store import Objects
 from sparkwright.forks import archive
 from sparkwright.forks.archive import Member
-from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import cmakefile, yamlfile
-from sparkwright.build import archs
-from sparkwright.build.archs import ArchRules, Rule
-from sparkwright.errors import FileInvalid, RuleMismatch
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.arch.rules import ArchRules, Rule
+from sparkwright.core import cmake_file, strict_yaml
+from sparkwright.core.errors import FileInvalid, RuleMismatch
 
 REVIEWED = Path(__file__).parents[2] / "build"
 
@@ -129,18 +129,18 @@ def test_bytes_outside_of_the_site_stay(before: str, after: str) -> None:
 def test_reviewed_fields_are_mandatory(missing: str) -> None:
     data = {"rules": [{name: value for name, value in msgspec.to_builtins(RULE).items() if name != missing}]}
     with pytest.raises(FileInvalid):
-        yamlfile.parse(yamlfile.dump(data), ArchRules, "archs.yaml")
+        strict_yaml.parse(strict_yaml.dump(data), ArchRules, "archs.yaml")
     data["rules"][0][missing] = " " if missing != "where" else []
     if missing != "expect":
         with pytest.raises(FileInvalid):
-            yamlfile.parse(yamlfile.dump(data), ArchRules, "archs.yaml")
+            strict_yaml.parse(strict_yaml.dump(data), ArchRules, "archs.yaml")
 
 
 def test_a_kept_unit_needs_a_reason_and_rules_need_names_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(FileInvalid):
-        yamlfile.parse("kept: [{fork: mini, unit: a.cu, gencode: compute_80}]", ArchRules, "archs.yaml")
+        strict_yaml.parse("kept: [{fork: mini, unit: a.cu, gencode: compute_80}]", ArchRules, "archs.yaml")
     path = tmp_path / "archs.yaml"
-    path.write_text(yamlfile.dump(ArchRules(rules=(RULE, RULE))))
+    path.write_text(strict_yaml.dump(ArchRules(rules=(RULE, RULE))))
     with pytest.raises(FileInvalid, match="two rules of one name"):
         archs.load(path)
 
@@ -156,4 +156,4 @@ def test_the_reviewed_files_are_readable(path: Path) -> None:
 def test_edits_are_found_by_the_parser_not_by_the_text() -> None:
     text = '# set(SUPPORTED "7.5;12.0")\nmessage("set(SUPPORTED 7.5)")\n' + TEXT
     assert [site.line for site in rewrite(text, RULE).sites] == [6]
-    assert cmakefile.parse(text.encode(), "x")[0].name == "message"
+    assert cmake_file.parse(text.encode(), "x")[0].name == "message"

@@ -19,16 +19,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import errors, process, yamlfile
-from sparkwright.audit import cubin, elf, sass, sections, sidebyside
-from sparkwright.audit import members as archive
+from sparkwright.audit import compare, cubin, elf, elf_sections, sass
 from sparkwright.audit import policy as audit_policy
 from sparkwright.audit import wheel as auditing
+from sparkwright.audit import wheel_reader as archive
 from sparkwright.audit.policy import AuditPolicy, is_generation
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.audit.sass import CudaTools
-from sparkwright.build import archs, toolchain
-from sparkwright.forks.spec import Project
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.environment import toolchain
+from sparkwright.core import errors, process, strict_yaml
+from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "ci" / "audit"
@@ -148,8 +149,8 @@ def test_every_stack_asks_for_what_its_build_compiles(stack: str) -> None:
 def write_policy(folder: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Path:
     """Write the common policy and that of the stack ``test``, and return the path of the latter."""
     (folder / "audit").mkdir()
-    (folder / "audit.yaml").write_text(yamlfile.dump(common))
-    (folder / "audit" / "test.yaml").write_text(yamlfile.dump(own))
+    (folder / "audit.yaml").write_text(strict_yaml.dump(common))
+    (folder / "audit" / "test.yaml").write_text(strict_yaml.dump(own))
     return folder / "audit" / "test.yaml"
 
 
@@ -491,7 +492,7 @@ def test_who_calls_the_driver_has_to_name_it(tmp_path: Path, calls: str, link: l
 
 
 def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
-    wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": sections.MAGIC + b"\x02\x01rest"})
+    wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf_sections.MAGIC + b"\x02\x01rest"})
     report = audit(wheel, policy(distributions={}), NOWHERE)
     assert [library.name for library in report.libraries] == ["probe/bad", "probe/data.txt"]
     assert rules(report) == ["elf-unreadable", "library-unknown", "library-unknown", "rpath-present"]
@@ -758,10 +759,10 @@ def test_wheels_stand_side_by_side(tmp_path: Path, compiler: Compiler, capsys: p
         (tmp_path / name).mkdir()
         wheel = write_wheel(tmp_path / name, {LIBRARY: compiler.library(code), f"probe/{name}.so": compiler.library("sm_90", fp4=False)})
         reports.append(audit(wheel, policy({}), compiler.tools, judged="any"))
-    made = sidebyside.rows(reports)
+    made = compare.rows(reports)
 
     assert [row[:2] for row in made] == [[LIBRARY, "A"], ["", "B"], ["probe/one.so", "A"], ["", "B"], ["probe/two.so", "A"], ["", "B"]]
     assert [row[3] for row in made[:2]] == ["121f×1", "120f×1"]
     assert [row[-1] for row in made] == ["1 native", "1 family", "nothing for this GPU", *["not in this wheel"] * 2, "nothing for this GPU"]
-    sidebyside.show(reports)
+    compare.show(reports)
     assert "what a Spark gets" in capsys.readouterr().out

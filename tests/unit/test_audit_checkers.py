@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.audit import abi, checkers, elf, tags
+from sparkwright.audit import abi, checkers, elf, platform_tag
 from sparkwright.audit.checkers import Checker, Half
-from sparkwright.audit.members import Contents, Subject
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.audit.wheel_reader import Contents, Subject
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
 
 MACHINE = platform.machine()
 
@@ -100,7 +100,7 @@ def test_torch_abi_audit_holds_the_libraries_against_the_policy(
 def write(folder: Path, tag: str, library: bytes) -> Path:
     path = folder / f"probe-1-py3-none-{tag}.whl"
     metadata = "Metadata-Version: 2.4\nName: probe\nVersion: 1\n"
-    wheelfile.write(path, WheelName.of(path.name), {"probe/_C.abi3.so": library}, metadata, pure=False)
+    archive.write(path, WheelName.of(path.name), {"probe/_C.abi3.so": library}, metadata, pure=False)
     return path
 
 
@@ -110,7 +110,7 @@ def test_auditwheel_holds_the_tag_against_the_symbols(tmp_path: Path, tag: str, 
     (tmp_path / "a.c").write_text("#include <math.h>\n#include <pthread.h>\ndouble a(double x) { pthread_yield(); return exp(x); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-w", tmp_path / "a.c", "-lm", "-o", tmp_path / "a.so"], check=True)
     path = write(tmp_path, tag, (tmp_path / "a.so").read_bytes())
-    found = tags.platform_tag(path, about(path.name), tmp_path)
+    found = platform_tag.platform_tag(path, about(path.name), tmp_path)
 
     assert [finding[1] for finding in found.findings] == rules
     assert found.checker.state == "ran", found.checker.says
@@ -121,7 +121,7 @@ def test_what_a_wheel_does_not_promise_is_not_asked(tmp_path: Path) -> None:
     found = [
         abi.abi3(about(), contents(), [one], tmp_path),
         abi.torch(contents(), [one], lambda name: True, tmp_path),
-        tags.platform_tag(tmp_path / "no.whl", about(f"probe-1-py3-none-linux_{MACHINE}.whl"), tmp_path),
+        platform_tag.platform_tag(tmp_path / "no.whl", about(f"probe-1-py3-none-linux_{MACHINE}.whl"), tmp_path),
     ]
     assert {outcome.checker.state for outcome in found} == {"not-needed"}
 
@@ -135,7 +135,7 @@ def test_a_tool_that_gives_no_answer_is_not_run_and_told_why(tmp_path: Path) -> 
     """auditwheel on what is no wheel ends with an error of its own."""
     path = tmp_path / about().file
     path.write_bytes(b"<html>")
-    found = tags.platform_tag(path, about(), tmp_path)
+    found = platform_tag.platform_tag(path, about(), tmp_path)
     assert found.checker.state == "not-run"
     assert "no answer" in found.checker.says
 

@@ -13,9 +13,9 @@ from elftools.elf.sections import SymbolTableSection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit import cubin, elf, operators, sections
-from sparkwright.audit.sections import ElfUnreadable
-from sparkwright.build import elf as reading
+from sparkwright.audit import cubin, elf, elf_sections, operators
+from sparkwright.audit.elf_sections import ElfUnreadable
+from sparkwright.builder.wheel import elf as reading
 
 SOURCE = """
 #include <math.h>
@@ -54,7 +54,7 @@ def test_it_reads_what_another_reader_reads(library: bytes, tmp_path: Path) -> N
     assert (found.needed, found.rpath, found.soname) == (needed, rpath, "liba.so.1")
     assert (found.glibc, found.glibcxx) == (reading.version_text(wanted["GLIBC"]), "")
     assert found.symbols == symbols >= {"shown", "half"}
-    assert [section.name for section in sections.sections(library)] == listed
+    assert [section.name for section in elf_sections.sections(library)] == listed
     assert not found.device
 
 
@@ -65,7 +65,7 @@ def test_what_the_loader_would_bring_is_read_without_a_section_table(library: by
     struct.pack_into("<HHH", bare, 0x3A, 0, 0, 0)
     found, whole = elf.host(bytes(bare)), elf.host(library)
 
-    assert sections.sections(bytes(bare)) == ()
+    assert elf_sections.sections(bytes(bare)) == ()
     assert (found.needed, found.rpath, found.glibc, found.soname) == (whole.needed, whole.rpath, whole.glibc, whole.soname)
 
 
@@ -98,7 +98,7 @@ def test_a_number_of_sections_that_fits_nowhere_is_refused(library: bytes) -> No
         elf.host(bytes(bad))
 
 
-@pytest.mark.parametrize("data", [b"", sections.MAGIC, sections.MAGIC + bytes(60), b"<html>" * 20])
+@pytest.mark.parametrize("data", [b"", elf_sections.MAGIC, elf_sections.MAGIC + bytes(60), b"<html>" * 20])
 def test_what_is_no_elf_file_is_refused(data: bytes) -> None:
     with pytest.raises(ElfUnreadable):
         elf.host(data)
@@ -107,7 +107,7 @@ def test_what_is_no_elf_file_is_refused(data: bytes) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(ElfUnreadable, match="empty"):
-        sections.mapped(tmp_path / "a")
+        elf_sections.mapped(tmp_path / "a")
 
 
 @given(data=st.data())
@@ -115,8 +115,8 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, data: st.Da
     """Whatever bytes of headers, segments, dynamic entries or sections are changed, reading ends with a result or says why not."""
     bad = bytearray(library)
     (segments, table) = struct.unpack_from("<QQ", bad, 0x20)
-    dynamic = next(one for one in sections.sections(library) if one.name == ".dynamic")
-    needs = next(one for one in sections.sections(library) if one.name == ".gnu.version_r")
+    dynamic = next(one for one in elf_sections.sections(library) if one.name == ".dynamic")
+    needs = next(one for one in elf_sections.sections(library) if one.name == ".gnu.version_r")
     for _ in range(data.draw(st.integers(1, 4))):
         begin, size = data.draw(
             st.sampled_from(
@@ -128,12 +128,12 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, data: st.Da
         bad[place : place + len(change)] = change
     with contextlib.suppress(ElfUnreadable):
         found = elf.host(bytes(bad))
-        assert sum(map(len, found.symbols)) <= sections.MOST_NAME_BYTES
-        operators.registered(bytes(bad), sections.sections(bytes(bad)))
+        assert sum(map(len, found.symbols)) <= elf_sections.MOST_NAME_BYTES
+        operators.registered(bytes(bad), elf_sections.sections(bytes(bad)))
     with contextlib.suppress(ElfUnreadable):
         cubin.read(bytes(bad))
         cubin.functions(bytes(bad))
 
 
 def test_operators_are_found_in_the_strings(library: bytes) -> None:
-    assert operators.registered(library, sections.sections(library)).declared == ("half",)
+    assert operators.registered(library, elf_sections.sections(library)).declared == ("half",)

@@ -12,10 +12,10 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkwright import process
-from sparkwright.audit import elf, fatbin, sections, units
+from sparkwright.audit import device_images, elf, elf_sections, fatbin
 from sparkwright.audit.fatbin import Entry, FatbinUnreadable
-from sparkwright.digest import sha256_bytes, sha256_file
+from sparkwright.core import process
+from sparkwright.core.digest import sha256_bytes, sha256_file
 
 SOURCE = "__global__ void twice(float* data) { data[threadIdx.x] *= 2.f; }\n"
 
@@ -156,11 +156,11 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
     for what in ("--extract-elf", "--extract-ptx"):
         process.run([cuda_bin / "cuobjdump", what, "all", library], log=tmp_path / "log", cwd=theirs)
 
-    with sections.mapped(library) as data:
+    with elf_sections.mapped(library) as data:
         host = elf.host(data)
         found = [one for offset, size in host.fatbins for one in fatbin.entries(data, offset, size)]
         ours = Counter(sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b"")) for one in found)
-        forms = [form for form, _ in units.forms(data, host, "sm_12", whole_ptx=True)]
+        forms = [form for form, _ in device_images.forms(data, host, "sm_12", whole_ptx=True)]
     assert ours == Counter(map(sha256_file, theirs.iterdir()))
     assert Counter(one.kind for one in found) == {"cubin": 4, "ptx": 2}
     assert {form.target for form in forms if form.kind == "cubin"} == {"sm_80", "sm_90a", "sm_120f", "sm_121a"}
@@ -175,7 +175,7 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
 def test_a_table_that_contradicts_the_code_is_noticed(cuda_bin: Path, tmp_path: Path) -> None:
     """The flags of the table say 121f, the note in the cubin says 121a: both are told, and that they differ."""
     library = _library(cuda_bin, tmp_path)
-    with sections.mapped(library) as data:
+    with elf_sections.mapped(library) as data:
         host = elf.host(data)
         whole = bytearray(data)
         found = next(one for offset, size in host.fatbins for one in fatbin.entries(data, offset, size) if one.arch == "sm_121a")
@@ -183,5 +183,5 @@ def test_a_table_that_contradicts_the_code_is_noticed(cuda_bin: Path, tmp_path: 
     flags = struct.unpack_from("<Q", whole, head + 40)[0]
     struct.pack_into("<Q", whole, head + 40, flags & ~(1 << 20) | 1 << 21)
 
-    forms = [form for form, _ in units.forms(bytes(whole), elf.host(bytes(whole)), "sm_12", whole_ptx=False)]
+    forms = [form for form, _ in device_images.forms(bytes(whole), elf.host(bytes(whole)), "sm_12", whole_ptx=False)]
     assert [(form.listed, form.target) for form in forms if form.contradicted] == [("sm_121f", "sm_121a")]

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from sparkwright.audit.checkers import ALL, Checker
-from sparkwright.audit.members import Subject
 from sparkwright.audit.report import RULES, AuditReport, Finding, Library, OpcodeCount
+from sparkwright.audit.wheel_reader import Subject
 from sparkwright.gates import audited
 from sparkwright.gates.verdict import Check, worst
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit import spark
+from sparkwright.audit import gpu_compat
 from sparkwright.audit.device import FP4_KERNELS
 
 SPARK = (12, 1)
@@ -23,8 +23,8 @@ COMPILES = {"sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "s
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_spark_loads_and_compiles_what_nvidia_s_rules_say(target: str) -> None:
     """Machine code of its own generation and not newer, ``a`` for 12.1 alone; PTX that is not newer, ``f`` within the family."""
-    assert spark.loads(target, SPARK) is (target in LOADS)
-    assert spark.compiles(target, SPARK) is (target in COMPILES)
+    assert gpu_compat.loads(target, SPARK) is (target in LOADS)
+    assert gpu_compat.compiles(target, SPARK) is (target in COMPILES)
 
 
 @pytest.mark.parametrize(
@@ -47,41 +47,41 @@ def test_a_spark_loads_and_compiles_what_nvidia_s_rules_say(target: str) -> None
     ],
 )
 def test_the_nearest_machine_code_comes_before_ptx(cubins: list[str], ptx: list[str], expected: tuple[str, str]) -> None:
-    assert spark.chosen(cubins, ptx, SPARK) == expected
+    assert gpu_compat.chosen(cubins, ptx, SPARK) == expected
 
 
 def test_every_combination_of_targets_gives_what_the_rules_say_of_its_best() -> None:
     """For every set of up to three targets, as cubins or as PTX, the grade is that of the best single one."""
-    order = list(spark.GAINS)
+    order = list(gpu_compat.GAINS)
     for some in itertools.chain.from_iterable(itertools.combinations(TARGETS, count) for count in (0, 1, 2, 3)):
-        gain, target = spark.chosen(some, some, SPARK)
-        loadable = [one for one in some if spark.loads(one, SPARK)]
+        gain, target = gpu_compat.chosen(some, some, SPARK)
+        loadable = [one for one in some if gpu_compat.loads(one, SPARK)]
         if loadable:
             assert target in loadable
             assert gain in ("native", "family", "plain")
-            assert max(map(spark.parsed, loadable), key=lambda one: one[:2] if one else (0, 0))[:2] == (spark.parsed(target) or ())[:2]  # type: ignore[index]
+            assert max(map(gpu_compat.parsed, loadable), key=lambda one: one[:2] if one else (0, 0))[:2] == (gpu_compat.parsed(target) or ())[:2]  # type: ignore[index]
         else:
-            assert gain == ("jit" if any(spark.compiles(one, SPARK) for one in some) else "nothing")
+            assert gain == ("jit" if any(gpu_compat.compiles(one, SPARK) for one in some) else "nothing")
         assert gain in order
 
 
 @given(st.lists(st.sampled_from(TARGETS)), st.lists(st.sampled_from(TARGETS)), st.tuples(st.integers(7, 13), st.integers(0, 3)))
 def test_more_forms_never_give_less(cubins: list[str], ptx: list[str], device: tuple[int, int]) -> None:
     """A unit with PTX besides gives at least what its cubins give, on any GPU."""
-    order = list(spark.GAINS)
-    assert order.index(spark.chosen(cubins, ptx, device)[0]) <= order.index(spark.chosen(cubins, [], device)[0])
-    assert spark.chosen(cubins, ptx, device) == spark.chosen(list(reversed(cubins)), list(reversed(ptx)), device)
+    order = list(gpu_compat.GAINS)
+    assert order.index(gpu_compat.chosen(cubins, ptx, device)[0]) <= order.index(gpu_compat.chosen(cubins, [], device)[0])
+    assert gpu_compat.chosen(cubins, ptx, device) == gpu_compat.chosen(list(reversed(cubins)), list(reversed(ptx)), device)
 
 
 def test_units_are_counted_and_told() -> None:
-    found = spark.of_units([(["sm_120f", "sm_90"], []), (["sm_120"], ["sm_80"]), ([], ["sm_80"]), (["sm_90a"], [])], SPARK)
+    found = gpu_compat.of_units([(["sm_120f", "sm_90"], []), (["sm_120"], ["sm_80"]), ([], ["sm_80"]), (["sm_90a"], [])], SPARK)
 
     assert found.units == {"family": 1, "plain": 1, "jit": 1, "nothing": 1}
     assert (found.device, found.targets, found.jit, found.gain) == ("12.1", {"sm_120": 1, "sm_120f": 1}, {"sm_80": 1}, "jit")
     assert found.says == "1 family, 1 plain, 1 jit (1 for other GPUs alone)"
-    assert spark.of_units([(["sm_90a"], [])], SPARK).says == "nothing for this GPU"
-    assert spark.of_units([], SPARK).says == "no device code"
-    assert spark.of_units([], SPARK).gain == "nothing"
+    assert gpu_compat.of_units([(["sm_90a"], [])], SPARK).says == "nothing for this GPU"
+    assert gpu_compat.of_units([], SPARK).says == "no device code"
+    assert gpu_compat.of_units([], SPARK).gain == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_units_are_counted_and_told() -> None:
     [(0, {}, 0, "no-kernels"), (2, {"OMMA": 4}, 0, "instructions"), (2, {"OMMA": 4}, 1, "traps"), (2, {"OMMA": 0}, 0, "no-instructions")],
 )
 def test_fp4_is_told_by_instructions_and_traps(kernels: int, instructions: dict[str, int], traps: int, expected: str) -> None:
-    assert spark.fp4(kernels, instructions, traps) == expected
-    assert expected in spark.FP4
+    assert gpu_compat.fp4(kernels, instructions, traps) == expected
+    assert expected in gpu_compat.FP4
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_fp4_kernels_are_known_by_name(name: str, named: bool) -> None:
 
 
 def test_capability() -> None:
-    assert [spark.capability(arch) for arch in ("12.1f", "12.0", "9.0a")] == [(12, 1), (12, 0), (9, 0)]
+    assert [gpu_compat.capability(arch) for arch in ("12.1f", "12.0", "9.0a")] == [(12, 1), (12, 0), (9, 0)]

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.load import benchy, metrology
 from sparkwright.gates.load.benchy import Benchy
 from sparkwright.gates.load.order import LoadInvalid, Order
 from sparkwright.gates.load.reference.behaviour import Behaviour
 from sparkwright.gates.load.reference.running import started
-from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 

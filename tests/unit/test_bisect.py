@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import digest
-from sparkwright.cherry_picks import bisect, pick
+from sparkwright.cherry_picks import bisect, pull_requests
 from sparkwright.cherry_picks.drift import State, Trial
-from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-from sparkwright.errors import BisectUndecided, FileInvalid, NotProvided, Offline, SourceUnreachable
-from sparkwright.forks import sources
+from sparkwright.core import digest
+from sparkwright.core.errors import BisectUndecided, FileInvalid, NotProvided, Offline, SourceUnreachable
+from sparkwright.forks import fetch
 from sparkwright.forks.lock import FileLock
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def merged(host: Host, number: int, files: Mapping[str, bytes | None]) -> str:
     head = host.pull(number, files)
     merge = host.squash(number)
     seen = Seen("api", "Improve it", "octocat", "merged", head, merge, "main")
-    record = pick.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
+    record = pull_requests.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
     host.write(*host.ledger.records, msgspec.structs.replace(record, stacks={host.stack: {}}))
     return merge
 
@@ -260,7 +260,7 @@ def _released(made: Host, offered: Index) -> Host:
         if number == 0:
             locked = FileLock(offered.project, "1.0.0", path.name, digest.sha256_file(path), path.stat().st_size)
     offered.release("1.3.0rc1", {"a.txt": b""})
-    made.lock("v1", msgspec.structs.replace(locked, tree=sources.import_file(made.session(), locked)))
+    made.lock("v1", msgspec.structs.replace(locked, tree=fetch.import_file(made.session(), locked)))
     return made
 
 

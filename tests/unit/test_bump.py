@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright import digest
-from sparkwright.cherry_picks import ledger, pick, series
-from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cherry_picks import ledger, pull_requests, series
+from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-from sparkwright.errors import ExportMismatch, FileInvalid, NotProvided, PatchConflict, PatchInvalid, RebaseUnfinished, SourceUnreachable
+from sparkwright.core import digest
+from sparkwright.core.errors import (
+    ExportMismatch,
+    FileInvalid,
+    NotProvided,
+    PatchConflict,
+    PatchInvalid,
+    RebaseUnfinished,
+    SourceUnreachable,
+)
 from sparkwright.forks import lock, resolve
 
 if TYPE_CHECKING:
@@ -79,7 +87,7 @@ class Upstream:
         """Open a pull request and let the stack carry it."""
         head = self.host.pull(number, files, start="v1.0.0")
         seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
-        record = pick.record(self.host.session(), self.host.ledger, seen, number, "the test wants it", "the test ends")
+        record = pull_requests.record(self.host.session(), self.host.ledger, seen, number, "the test wants it", "the test ends")
         self.host.write(*self.host.ledger.records, msgspec.structs.replace(record, stacks={self.host.stack: {}, "other": {}}))
 
 

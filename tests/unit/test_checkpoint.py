@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.errors import CheckpointInvalid, NotProvided
+from sparkwright.core.errors import CheckpointInvalid, NotProvided
 from sparkwright.gates.model import checkpoint
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}

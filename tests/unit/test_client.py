@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.badserver import MODELS, SOUND, USAGE, Listener, Say, completing, endless, event, head, silent, stream, trickling, whole
 
-from sparkwright.errors import UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import Client, ServerInvalid
 

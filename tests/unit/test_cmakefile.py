@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import cmakefile
-from sparkwright.cmakefile import Edit
-from sparkwright.errors import RuleMismatch
+from sparkwright.core import cmake_file
+from sparkwright.core.cmake_file import Edit
+from sparkwright.core.errors import RuleMismatch
 
 BRANCHES = b"""\
 # set(LIST "0") in a comment is no command
@@ -29,7 +29,7 @@ endfunction()
 
 
 def test_commands_have_their_scopes() -> None:
-    commands = [command for command in cmakefile.parse(BRANCHES, "CMakeLists.txt") if command.name == "set"]
+    commands = [command for command in cmake_file.parse(BRANCHES, "CMakeLists.txt") if command.name == "set"]
     seen = [(command.name, command.line, [(scope.kind, scope.text) for scope in command.scopes]) for command in commands]
     assert seen == [
         ("set", 4, [("if", "A VERSION_GREATER_EQUAL 2.0")]),
@@ -40,7 +40,7 @@ def test_commands_have_their_scopes() -> None:
 
 
 def test_arguments_have_their_bytes() -> None:
-    command = next(command for command in cmakefile.parse(BRANCHES, "x") if command.line == 7)
+    command = next(command for command in cmake_file.parse(BRANCHES, "x") if command.line == 7)
     assert command.texts == ("LIST", "3;4", "a]b", 'q\\"uote', "$<$<CONFIG:Debug>:5>")
     assert [argument.quoting for argument in command.arguments] == ["unquoted", "unquoted", "bracket", "quoted", "unquoted"]
     assert all(BRANCHES[argument.start : argument.end].decode() == argument.text for argument in command.arguments)
@@ -48,8 +48,8 @@ def test_arguments_have_their_bytes() -> None:
 
 def test_offsets_count_bytes_not_letters() -> None:
     text = 'message("für")\r\nset(LIST "1")\r\n'.encode()
-    argument = cmakefile.parse(text, "x")[1].arguments[1]
-    assert cmakefile.apply(text, [Edit(argument.start, argument.end, "2")]) == text.replace(b'"1"', b'"2"')
+    argument = cmake_file.parse(text, "x")[1].arguments[1]
+    assert cmake_file.apply(text, [Edit(argument.start, argument.end, "2")]) == text.replace(b'"1"', b'"2"')
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_offsets_count_bytes_not_letters() -> None:
 )
 def test_malformed_text_names_the_line(text: bytes, line: int) -> None:
     with pytest.raises(RuleMismatch, match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}"):
-        cmakefile.parse(text, "sub/CMakeLists.txt")
+        cmake_file.parse(text, "sub/CMakeLists.txt")
 
 
 def test_deep_nesting_is_no_recursion() -> None:
     depth = 3000
-    commands = cmakefile.parse(b"if(A)\n" * depth + b"set(X y)\n" + b"endif()\n" * depth, "x")
+    commands = cmake_file.parse(b"if(A)\n" * depth + b"set(X y)\n" + b"endif()\n" * depth, "x")
     assert len(commands[-1].scopes) == depth
 
 
@@ -78,7 +78,7 @@ def test_an_edit_changes_its_own_bytes_alone(text: bytes, data: st.DataObject) -
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), min_size=2, max_size=8).filter(lambda found: len(found) % 2 == 0)))
     ranges = list(zip(cuts[::2], cuts[1::2], strict=True))
     edits = [Edit(start, end, f"<{number}>") for number, (start, end) in enumerate(ranges)]
-    changed = cmakefile.apply(text, data.draw(st.permutations(edits)) if len({edit.start for edit in edits}) == len(edits) else edits)
+    changed = cmake_file.apply(text, data.draw(st.permutations(edits)) if len({edit.start for edit in edits}) == len(edits) else edits)
     position, pieces = 0, []
     for number, (start, end) in enumerate(ranges):
         pieces += [text[position:start], f"<{number}>".encode()]

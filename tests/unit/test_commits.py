@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkwright.cherry_picks import bases, commits, export, patch, series
+from sparkwright.cherry_picks import export, patch, series, series_git, upstream_revisions
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cli import main
-from sparkwright.errors import ExportMismatch, PatchInvalid, SourceUnreachable
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.git import EXECUTABLE, REGULAR
-from sparkwright.objects import Objects
-from sparkwright.store import Store
+from sparkwright.core.errors import ExportMismatch, PatchInvalid, SourceUnreachable
+from sparkwright.core.git import EXECUTABLE, REGULAR
+from sparkwright.core.git_store import Objects
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini, Repository
@@ -77,7 +77,7 @@ def mailed(
 ) -> bytes:
     """Return a file of a series."""
     head = (
-        f"From: {commits.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\nSubject: [PATCH] {commits.encoded(subject)}\n"
+        f"From: {series_git.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\nSubject: [PATCH] {series_git.encoded(subject)}\n"
     )
     return f"{head}\n{text}\n---\n".encode() + change
 
@@ -86,12 +86,12 @@ def imported(objects: Objects, base: str, files: Mapping[str, bytes]) -> tuple[s
     """Return *files*, applied strictly, as commits: their root and their tip."""
     patches = [patch.parse(name, data) for name, data in files.items()]
     applied = series.apply_to(objects, "mini", base, patches)
-    root = commits.root(objects, base, "mini 1.0")
-    return root, commits.build(objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]), patches
+    root = series_git.root(objects, base, "mini 1.0")
+    return root, series_git.build(objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]), patches
 
 
 def exported(objects: Objects, root: str, tip: str) -> dict[str, bytes]:
-    return {one.name: one.data for one in commits.export(objects, root, tip)}
+    return {one.name: one.data for one in series_git.export(objects, root, tip)}
 
 
 # What a series may hold.
@@ -219,8 +219,8 @@ def fixed(folder: Path) -> tuple[str, str]:
     trees = [stored(objects, {"a.txt": (REGULAR, data)}) for data in (b"1\r\n", b"1\r\n2", b"\xff\n")]
     ours = patch.parse("größe.patch", mailed(difference(objects, trees[0], trees[1]), "Größe", author="Jörg <j@j.example>"))
     pick = Patch("#7", "0" * 64, "Improve it", "Backport", "the test", "never", ("a.txt",), b"-", pick=7, author="octocat")
-    root = commits.root(objects, trees[0], "mini 1.0")
-    return root, commits.build(objects, root, [(ours, trees[1]), (pick, trees[2])])
+    root = series_git.root(objects, trees[0], "mini 1.0")
+    return root, series_git.build(objects, root, [(ours, trees[1]), (pick, trees[2])])
 
 
 @pytest.mark.parametrize(
@@ -443,4 +443,4 @@ def test_the_stacks_series_are_in_the_exported_form(stack: str, user_store: Stor
             series.picks(session, fork)
         except SourceUnreachable as error:
             pytest.skip(f"the picks of {fork} cannot be had from here: {error.what}")
-        assert export.check(session, fork, bases.of_source(session, fork)) > 0
+        assert export.check(session, fork, upstream_revisions.of_source(session, fork)) > 0

@@ -11,14 +11,16 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from sparkwright.build import ccache, compilereport, only, recompile
-from sparkwright.build import compile as compiling
-from sparkwright.build.calls import Limits, Outcome, Sample
-from sparkwright.build.compile import Command
-from sparkwright.build.traces import Expected
-from sparkwright.errors import FileInvalid, ToolMissing, UsageError
-from sparkwright.forks import session as sessions
-from sparkwright.forks.session import CompilerCache, Session
+from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.compile import predict_rebuild, single_unit
+from sparkwright.builder.compile import report as compilereport
+from sparkwright.builder.compile.calls import Limits, Outcome, Sample
+from sparkwright.builder.compile.costs import Expected
+from sparkwright.builder.compile.ninja import Command
+from sparkwright.builder.environment import ccache
+from sparkwright.core.errors import FileInvalid, ToolMissing, UsageError
+from sparkwright.forks import context as sessions
+from sparkwright.forks.context import CompilerCache, Session
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -41,7 +43,7 @@ COMMANDS = [
 )
 def test_a_unit_is_named_by_the_end_of_its_path(name: str, outputs: list[str]) -> None:
     """The whole path always means that source; a source that two targets compile has two objects."""
-    assert [command.output for command in only.matching(COMMANDS, ROOT, name)] == outputs
+    assert [command.output for command in single_unit.matching(COMMANDS, ROOT, name)] == outputs
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_a_unit_is_named_by_the_end_of_its_path(name: str, outputs: list[str]) -
 def test_a_name_that_means_no_unit_or_several_is_refused_with_help(name: str, detail: str) -> None:
     """The error lists what could be meant."""
     with pytest.raises(UsageError) as raised:
-        only.matching(COMMANDS, ROOT, name)
+        single_unit.matching(COMMANDS, ROOT, name)
 
     assert any(detail in line for line in raised.value.details)
 
@@ -60,7 +62,7 @@ def test_a_build_folder_without_commands_has_no_units(tmp_path: Path) -> None:
     """Generators other than CMake's write none down."""
     assert compiling.commands(tmp_path) == []
     with pytest.raises(UsageError):
-        only.matching([], ROOT, "a.cu")
+        single_unit.matching([], ROOT, "a.cu")
 
 
 def test_what_units_read_is_taken_from_ninja() -> None:
@@ -77,7 +79,7 @@ def test_what_units_read_is_taken_from_ninja() -> None:
         "",
     ]
 
-    assert recompile.included(lines, "/b") == {
+    assert predict_rebuild.included(lines, "/b") == {
         "/b/_C/a.cu.o": {"/s/csrc/a.cu", "/s/csrc/b.cuh", "/b/gen/c.h"},
         "/b/_C/d.cu.o": {"/s/csrc/d.cu"},
     }

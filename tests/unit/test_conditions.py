@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
+from sparkwright.core.store import Store
 from sparkwright.gates.machine import conditions
 from sparkwright.gates.machine.conditions import REASONS, Normal, Span, disturbed, sound, startable
 from sparkwright.gates.machine.history import MOST, Kept
 from sparkwright.gates.machine.policy import MachinePolicy
 from sparkwright.gates.machine.sentinel import Device, Reading
 from sparkwright.gates.machine.snapshot import Snapshot
-from sparkwright.store import Store
 
 FILE = Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml"
-POLICY = yamlfile.load(FILE, MachinePolicy)
+POLICY = strict_yaml.load(FILE, MachinePolicy)
 
 GPU = Device("cuda", "a GPU", "torch", unified=True, uuid="")
 NORMAL = Normal(Span(0.00113, 0.00115, 0.00117), Span(0.0022, 0.0023, 0.0024), POLICY.sentinel.band, "a GPU")
@@ -77,7 +77,7 @@ def test_a_policy_that_makes_no_sense_is_refused(place: tuple[str, ...], value: 
     within[place[-1]] = value
 
     with pytest.raises(FileInvalid):
-        yamlfile.parse(yamlfile.dump(data), MachinePolicy, "machine.yaml")
+        strict_yaml.parse(strict_yaml.dump(data), MachinePolicy, "machine.yaml")
 
 
 def test_the_floor_of_memory_is_that_of_the_kind_of_machine() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright import process
-from sparkwright.build import configure
-from sparkwright.build.configure import Configured, Unit
-from sparkwright.errors import ConfigureFailed, ToolMissing
+from sparkwright.builder import configure
+from sparkwright.builder.configure import Configured, Unit
+from sparkwright.core import process
+from sparkwright.core.errors import ConfigureFailed, ToolMissing
 
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 

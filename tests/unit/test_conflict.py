@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.cherry_picks import conflict, diff, series, upstream
+from sparkwright.cherry_picks import already_upstream, conflict, diff, series
 from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
 from sparkwright.cherry_picks.diff import Hunk
 from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.errors import PatchConflict
-from sparkwright.forks import sources
-from sparkwright.objects import Objects
+from sparkwright.core.errors import PatchConflict
+from sparkwright.core.git_store import Objects
+from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -359,7 +359,7 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
     session = begun.session()
     session.mirror(begun.url).history("main", newest=True)
     with pytest.raises(PatchConflict, match=r"ours\.patch does not apply to widget: a\.txt") as caught:
-        series.apply(session, sources.fetch(session, "widget"))
+        series.apply(session, fetch.fetch(session, "widget"))
     text = "\n".join(caught.value.details)
     report = msgspec.convert(msgspec.to_builtins(caught.value.document()["conflict"]), ConflictReport)
 
@@ -392,7 +392,7 @@ def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
     heading = "void a_function_with_a_very_long_name(" + "int argument, " * 20
     state = HunkState("@@ -1234,12 +1234,34 @@", heading, "ambiguous", 12345, ("x" * 390,), ("y " * 190,))
     file = FileConflict("some/folder/file.cuh", "there", (state,), ("elsewhere/file.cuh",), commits, commits, ("first.patch",), words)
-    evidence = (upstream.Evidence("patch-id", None, words), upstream.Evidence("reverse", False, words))
+    evidence = (already_upstream.Evidence("patch-id", None, words), already_upstream.Evidence("reverse", False, words))
     commands = ("sparkwright pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON    (leave a file out, and carry it as a patch)",)
     report = ConflictReport(
         "widget", f"https://github.com/acme/widget.git @ {'a' * 40}", "b" * 40, "#40082", words, "octocat",

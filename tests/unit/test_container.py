@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 from packaging.tags import sys_tags
 
 import sparkwright
-from sparkwright.build import contained, container, engine, image, program, toolchain
-from sparkwright.build.container import _Lines
-from sparkwright.build.engine import Engine
-from sparkwright.build.program import Interpreter
+from sparkwright.builder import container, container_engine, container_image, container_run, self_wheel
+from sparkwright.builder.container import _Lines
+from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.cli import main
-from sparkwright.errors import (
+from sparkwright.core.errors import (
     BaseUnresolved,
     ContainerKilled,
     DiskFull,
@@ -44,9 +45,9 @@ from sparkwright.errors import (
     SparkwrightError,
     UsageError,
 )
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
 ID = "sha256:" + "0123456789abcdef" * 4
@@ -76,7 +77,7 @@ def failure(work: Callable[[], object]) -> SparkwrightError:
 
 def test_an_absent_engine_is_missing(address: Path) -> None:
     """Where no socket is, no engine is."""
-    assert type(failure(engine.connect)) is EngineMissing
+    assert type(failure(container_engine.connect)) is EngineMissing
 
 
 def test_a_stopped_engine_is_unreachable(address: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_stopped_engine_is_unreachable(address: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(address))
 
-    assert type(failure(engine.connect)) is EngineUnreachable
+    assert type(failure(container_engine.connect)) is EngineUnreachable
 
 
 def test_what_is_no_engine_is_unreachable(address: Path) -> None:
@@ -105,7 +106,7 @@ def test_what_is_no_engine_is_unreachable(address: Path) -> None:
 
     with Server(str(address), Wrong) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        found = failure(engine.connect)
+        found = failure(container_engine.connect)
         server.shutdown()
 
     assert type(found) is EngineUnreachable
@@ -127,7 +128,7 @@ def test_a_socket_of_somebody_else_is_forbidden(address: Path) -> None:
                 os.setgid(65534)
                 os.setuid(65534)
             try:
-                engine._knock(str(address))
+                container_engine._knock(str(address))
                 os.write(writing, b"opened")
             except SparkwrightError as error:
                 os.write(writing, f"{error.reference}: {error.details}".encode())
@@ -144,7 +145,7 @@ def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     """Folders cannot be lent to an engine on another machine."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
 
-    assert type(failure(engine.connect)) is EngineUnreachable
+    assert type(failure(container_engine.connect)) is EngineUnreachable
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_a_living_run_keeps_its_containers() -> None:
 
 def test_a_dead_run_is_gone() -> None:
     """A process that ended, another one with its number, and every process before the last boot own nothing any more."""
-    script = "from sparkwright.build import container; print(container.owner())"
+    script = "from sparkwright.builder import container; print(container.owner())"
     dead = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     mine = container.owner()
 
@@ -200,7 +201,7 @@ def test_lines_do_not_depend_on_how_they_arrive(text: str, cuts: list[int]) -> N
 @pytest.mark.parametrize("named", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
 def test_a_base_without_its_digest_is_refused(demo: Session, named: str) -> None:
     """A tag means another image tomorrow, so it never becomes the base of a build."""
-    assert type(failure(lambda: image.pinned(demo, named))) is BaseUnresolved
+    assert type(failure(lambda: container_image.pinned(demo, named))) is BaseUnresolved
 
 
 @pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("forks/*/stack.yaml")))
@@ -209,9 +210,9 @@ def test_every_stack_names_a_base_by_digest_or_says_that_it_cannot(store: Store,
     session = Session(Project(ROOT, stack), store, (), store.root)
     named = toolchain.spec(session.project).image
 
-    assert image.PINNED.fullmatch(named) or named.endswith("@unresolved")
-    assert image.pinned(session, f"mirror.example/debian@{ID}") == f"mirror.example/debian@{ID}"
-    assert image.pinned(session, ID) == ID
+    assert container_image.PINNED.fullmatch(named) or named.endswith("@unresolved")
+    assert container_image.pinned(session, f"mirror.example/debian@{ID}") == f"mirror.example/debian@{ID}"
+    assert container_image.pinned(session, ID) == ID
 
 
 def test_the_program_is_packed_whole_and_always_alike(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_the_program_is_packed_whole_and_always_alike(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
-    first, second = map(program.wheel, folders)
+    first, second = map(self_wheel.wheel, folders)
     package = Path(sparkwright.__file__).parent
     files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
 
@@ -251,7 +252,7 @@ def test_the_best_file_is_chosen_for_a_python() -> None:
     package = {"name": "p", "version": "1", "sdist": file("p-1.tar.gz")}
 
     def best(*wheels: str, **more: object) -> str:
-        return program._best({**package, "wheels": [file(name) for name in wheels], **more}, ranks).filename
+        return self_wheel._best({**package, "wheels": [file(name) for name in wheels], **more}, ranks).filename
 
     assert best("p-1-py3-none-any.whl", native, "p-1-cp312-cp312-manylinux_2_40_aarch64.whl") == native
     assert best("p-1-cp312-cp312-manylinux_2_17_x86_64.whl") == "p-1.tar.gz"
@@ -264,7 +265,7 @@ def test_the_same_command_runs_inside_less_what_is_of_outside() -> None:
     words = ["build", "--container", "--stack", "2026.11", "--platform=linux/arm64", "--base", ID, "--cache-dir", "c", "--jobs", "3"]
     words += ["--mirror", "a=b", "--json", "--memory", "4", "--without-rule", "r", "--output=o", "-v", "--root", "x", "--offline"]
 
-    assert contained.repeated(words) == ["build", "--stack", "2026.11", "--jobs", "3", "--json", "--without-rule", "r", "-v"]
+    assert container_run.repeated(words) == ["build", "--stack", "2026.11", "--jobs", "3", "--json", "--without-rule", "r", "-v"]
 
 
 @pytest.mark.parametrize("words", [["--base", ID], ["--platform", "linux/arm64"]])
@@ -276,14 +277,14 @@ def test_what_is_said_of_a_container_needs_one(words: list[str], tmp_path: Path)
 
 def test_an_end_without_a_word_says_why() -> None:
     """A container that the kernel ended for want of memory is told from one that was removed."""
-    assert "memory" in contained._killed(container.Ended(137, True), ["last"]).details[-1]
-    assert "137" in contained._killed(container.Ended(137, False), []).details[-1]
-    assert type(contained._killed(container.Ended(137, False), [])) is ContainerKilled
+    assert "memory" in container_run._killed(container.Ended(137, True), ["last"]).details[-1]
+    assert "137" in container_run._killed(container.Ended(137, False), []).details[-1]
+    assert type(container_run._killed(container.Ended(137, False), [])) is ContainerKilled
 
 
 def test_a_failure_inside_is_the_same_failure_out_here() -> None:
     """What the program inside could not do before its build is told by its own class and words, and anything else as a failed command."""
-    told = contained._same({"error": ImageMismatch("This one.", details=["a"], todo="Do that.").document()}, [])
+    told = container_run._same({"error": ImageMismatch("This one.", details=["a"], todo="Do that.").document()}, [])
 
     assert (type(told), told.what, told.details, told.todo) == (ImageMismatch, "This one.", ("a",), "Do that.")
-    assert contained._same({}, ["Traceback", "why"]).details == ("Traceback", "why")
+    assert container_run._same({}, ["Traceback", "why"]).details == ("Traceback", "why")

@@ -11,9 +11,9 @@ import pytest
 from tests import wheels
 from uv import find_uv_bin
 
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import ArchiveUnsafe, WheelInvalid
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core.errors import ArchiveUnsafe, WheelInvalid
 from sparkwright.release import content
 
 NAME = WheelName("mini", "1.0+spark.2026.11.p0", "py3-none-any")
@@ -49,7 +49,7 @@ def uv(folder: Path, wheel: Path) -> Path:
 def wheel(tmp_path: Path) -> Path:
     """Return a wheel with everything that installers treat in their own way."""
     path = tmp_path / NAME.filename
-    wheelfile.write(path, NAME, FILES, wheels.metadata("mini", NAME.version), pure=True)
+    archive.write(path, NAME, FILES, wheels.metadata("mini", NAME.version), pure=True)
     return path
 
 

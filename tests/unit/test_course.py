@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates import jsonlines
 from sparkwright.gates.load.order import Order, Request, Run
 from sparkwright.gates.machine.policy import MachinePolicy
@@ -30,8 +30,8 @@ from sparkwright.gates.throughput.simulated import Simulated
 from sparkwright.gates.throughput.tracks import Known
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
-POLICY = yamlfile.load(GATES / "throughput.yaml", ThroughputPolicy)
-STATES = yamlfile.load(GATES / "machine.yaml", MachinePolicy).resolved(unified=True)
+POLICY = strict_yaml.load(GATES / "throughput.yaml", ThroughputPolicy)
+STATES = strict_yaml.load(GATES / "machine.yaml", MachinePolicy).resolved(unified=True)
 ONE, MANY = Cell(1024, 1024, 1, 2, primary=("tpot", "ttft")), Cell(1024, 1024, 8, 8, primary=("rate",))
 QUIET = Noise(run=0.002, launch=0.003, drift=0.003, tail=0.0)
 KNOWN = {name: Known(0.006) for cell in (ONE, MANY) for name in tracks.names(cell)}

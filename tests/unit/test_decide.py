@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from tests import verdicts as made
 from tests import wheels
 
-from sparkwright import yamlfile
-from sparkwright.digest import canonical
-from sparkwright.errors import EvidenceInvalid, FileInvalid, SparkwrightError, VerdictForeign, VerdictHollow
+from sparkwright.core import strict_yaml
+from sparkwright.core.digest import canonical
+from sparkwright.core.errors import EvidenceInvalid, FileInvalid, SparkwrightError, VerdictForeign, VerdictHollow
 from sparkwright.gates import audited
 from sparkwright.gates.device import rung as device
 from sparkwright.gates.ladder import RUNGS, Ladder
@@ -474,7 +474,7 @@ def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, sa
     with pytest.raises(FileInvalid) as caught:
         policy.load(tmp_path)
     assert says in str(caught.value) + str(caught.value.details)
-    assert yamlfile.parse(text, policy.ReleasePolicy, "the repository's").days == 30
+    assert strict_yaml.parse(text, policy.ReleasePolicy, "the repository's").days == 30
 
 
 def test_a_made_up_pass_is_one(case: Case) -> None:

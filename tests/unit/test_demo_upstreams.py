@@ -17,17 +17,19 @@ from types import ModuleType
 import pytest
 import requests
 
-from sparkwright import git
 from sparkwright.audit import policy
-from sparkwright.build import archs, configure, toolchain
-from sparkwright.build.toolchain import Toolchain
+from sparkwright.builder import configure
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cherry_picks import series
+from sparkwright.core import git
+from sparkwright.core.errors import CommandFailed, ConfigureFailed
+from sparkwright.core.git_store import Objects
 from sparkwright.demo import base, toy, upstreams
 from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams
-from sparkwright.errors import CommandFailed, ConfigureFailed
-from sparkwright.forks import packageindex
-from sparkwright.forks.spec import Project
-from sparkwright.objects import Objects
+from sparkwright.forks import package_index
+from sparkwright.forks.stack import Project
 
 PROJECT = Project(SOURCES.parent / "project", "demo")
 PATCHES = series.load(PROJECT.series_folder("vllm"))
@@ -154,7 +156,7 @@ def test_the_index_offers_the_wheel_with_its_hash(tmp_path: Path, monkeypatch: p
     base.write_index(tmp_path, wheel)
     with base.serve(tmp_path) as url:
         monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{url}/simple/")
-        (offer,) = packageindex.files("mini-vllm")
+        (offer,) = package_index.files("mini-vllm")
     assert (offer.name, offer.sha256) == (wheel.name, hashlib.sha256(b"bytes").hexdigest())
 
 

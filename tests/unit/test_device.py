@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tests import devicehost
 from tests.devicehost import POLICY
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.device import gpu, ops
 from sparkwright.gates.device import rung as device
 from sparkwright.gates.device.gpu import Absent
@@ -131,7 +131,7 @@ def test_without_a_gpu_every_row_says_why(tmp_path: Path) -> None:
 def test_the_reviewed_policy_is_one(tmp_path: Path) -> None:
     """The policy in the repository reads, and one with a threshold that cannot be meant does not."""
     text = REVIEWED.read_text("utf-8")
-    assert yamlfile.load(REVIEWED, DevicePolicy) == POLICY
+    assert strict_yaml.load(REVIEWED, DevicePolicy) == POLICY
     for right, wrong in (
         ("repeats: 3", "repeats: 1"), ("tolerance: 0.05", "tolerance: 5"), ("gemm: 24", "gemm: 0"), ("loading: 300", "loading: 0"),
         ("[quantise, cutlass, marlin]", "[quantise, cutlas]"), ("seconds: 120", "seconds: -1"), ("moe: 24", "mo: 24"),
@@ -139,7 +139,7 @@ def test_the_reviewed_policy_is_one(tmp_path: Path) -> None:
         assert right in text
         (tmp_path / "device.yaml").write_text(text.replace(right, wrong), "utf-8")
         with pytest.raises(FileInvalid):
-            yamlfile.load(tmp_path / "device.yaml", DevicePolicy)
+            strict_yaml.load(tmp_path / "device.yaml", DevicePolicy)
 
 
 def by_name(checks: tuple[Check, ...]) -> dict[str, Check]:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sparkwright import git
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Hunk, Section
-from sparkwright.errors import PatchInvalid
-from sparkwright.objects import Objects
+from sparkwright.core import git
+from sparkwright.core.errors import PatchInvalid
+from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.build import directives
+from sparkwright.builder import preprocessor
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ from sparkwright.build import directives
 )
 def test_a_directive_is_one_only_where_the_language_has_it_so(text: str, faults: list[tuple[int, str]]) -> None:
     """Comments, literals, raw strings, continued lines and digit separators hide a directive or do not, as [lex.phases] says."""
-    assert [(fault.line, fault.what) for fault in directives.balance(text)] == faults
+    assert [(fault.line, fault.what) for fault in preprocessor.balance(text)] == faults
 
 
 PIECES = st.sampled_from(
@@ -61,4 +61,4 @@ def test_it_finds_fault_with_what_the_real_preprocessor_refuses(text: str) -> No
     complaints = ("#if", "#else", "#elif", "#endif", "unterminated comment", "unterminated raw", "unterminated #")
     refused = any("error:" in line and any(word in line for word in complaints) for line in done.stderr.splitlines())
 
-    assert bool(directives.balance(text)) == refused, done.stderr
+    assert bool(preprocessor.balance(text)) == refused, done.stderr

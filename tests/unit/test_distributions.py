@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.distributions import corpus, reference
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.divergence import Floats
@@ -36,7 +36,7 @@ Fault = Callable[[Floats, list[int]], Floats]
 
 def policy(**changes: Any) -> DistributionsPolicy:
     """Return the real policy on fewer and shorter texts."""
-    real = yamlfile.load(GATES / "distributions.yaml", DistributionsPolicy)
+    real = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
     texts = changes.get("texts", TEXTS)
     few = {"texts": texts, "tokens": TOKENS, "top": TOP, "corpus": corpus.digest_of(corpus.texts(PARAGRAPHS, texts))}
     return msgspec.structs.replace(real, **{**few, **changes})
@@ -442,7 +442,7 @@ def test_a_file_without_end_is_not_read_whole(tmp_path: Path) -> None:
 
 def test_the_policy_names_the_corpus() -> None:
     """The reviewed policy is valid and its digest is that of the reviewed corpus; the texts differ, from their beginning on."""
-    real = yamlfile.load(GATES / "distributions.yaml", DistributionsPolicy)
+    real = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
     texts = corpus.texts(corpus.load(GATES / "corpus.yaml"), real.texts)
 
     assert corpus.digest_of(texts) == real.corpus
@@ -465,7 +465,7 @@ def test_a_policy_that_makes_no_sense_is_refused(change: str) -> None:
     name = change.partition(":")[0]
     lines = [line for line in (GATES / "distributions.yaml").read_text("utf-8").splitlines() if not line.startswith(f"{name}:")]
     with pytest.raises(FileInvalid):
-        yamlfile.parse("\n".join([*lines, change]), DistributionsPolicy, "distributions.yaml")
+        strict_yaml.parse("\n".join([*lines, change]), DistributionsPolicy, "distributions.yaml")
 
 
 @pytest.mark.parametrize("text", ["{}", "one: []", "one: ['']", "one: two"])

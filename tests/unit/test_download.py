@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.errors import Offline, SourceMismatch, SourceUnreachable, SparkwrightError
-from sparkwright.forks import download, packageindex
-from sparkwright.store import Store
+from sparkwright.core.errors import Offline, SourceMismatch, SourceUnreachable, SparkwrightError
+from sparkwright.core.store import Store
+from sparkwright.forks import download, package_index
 
 #: Larger than what is read at once, and than the small disk below.
 CONTENT = random.Random(7).randbytes(3_000_000)
@@ -310,7 +310,7 @@ def test_credentials_are_used_and_never_shown(store: Store, index: Index, monkey
 )
 def test_addresses_are_shown_without_credentials(text: str, shown: str) -> None:
     """Only what stands between :// and @ goes."""
-    assert packageindex.shown(text) == shown
+    assert package_index.shown(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -326,12 +326,12 @@ def test_addresses_are_shown_without_credentials(text: str, shown: str) -> None:
 )
 def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
     """The index is the one that uv and pip of this user would ask; ours comes first."""
-    for name in packageindex.VARIABLES:
+    for name in package_index.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    assert packageindex.index_url() == expected
+    assert package_index.index_url() == expected
 
 
 def test_two_runs_download_once(store: Store, index: Index) -> None:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright import digest
-from sparkwright.cherry_picks import bases, drift, pick, series
+from sparkwright.cherry_picks import drift, pull_requests, series, upstream_revisions
+from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Ledger
-from sparkwright.cherry_picks.upstream import Evidence
 from sparkwright.cli import drift as verb
 from sparkwright.cli import main
-from sparkwright.console import console
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import NotProvided, Offline, SourceUnreachable
 from sparkwright.demo import base as demo
-from sparkwright.errors import NotProvided, Offline, SourceUnreachable
 from sparkwright.forks.lock import FileLock
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def _made(hosts: type[Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
     merge = host.squash(7)
     host.work.commit({"b.txt": b"three\n"}, "Change it again")
     host.push()
-    seen = pick.Seen("git", "Improve it", "octocat", "merged", head, merge, "main")
-    record = pick.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
+    seen = pull_requests.Seen("git", "Improve it", "octocat", "merged", head, merge, "main")
+    record = pull_requests.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
     return folder
 
@@ -333,8 +333,8 @@ def test_releases_are_ordered_by_version(index: Index) -> None:
         )
     )
 
-    assert [one.version for one in bases.releases("widget")] == ["1.0", "1.1", "1.2", "1.2.post1", "1.9", "1.10"]
-    assert [one.version for one in bases.releases("widget", after="1.1", upto="1.9")] == ["1.2", "1.2.post1", "1.9"]
+    assert [one.version for one in upstream_revisions.releases("widget")] == ["1.0", "1.1", "1.2", "1.2.post1", "1.9", "1.10"]
+    assert [one.version for one in upstream_revisions.releases("widget", after="1.1", upto="1.9")] == ["1.2", "1.2.post1", "1.9"]
 
 
 # What is looked at twice.
@@ -383,7 +383,7 @@ def test_evidence_that_could_not_be_read_is_asked_for_again(stack: Host, capsys:
     mirror = session.mirror(stack.url)
     tip = mirror.history("main", newest=True) or ""
     offline = stack.session("--offline")
-    base = bases.of_commit(session, mirror, "main", tip, patches)
+    base = upstream_revisions.of_commit(session, mirror, "main", tip, patches)
     # The states of b.txt between are not in the store.
     first = {one.patch: one for one in drift.trials(offline, "widget", ledger, patches, base)}
     again = {one.patch: one for one in drift.trials(session, "widget", ledger, patches, base)}

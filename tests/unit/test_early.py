@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright import digest, yamlfile
-from sparkwright.build import early, toolchain, wheelfile
-from sparkwright.build.sourcetree import SourceTree
-from sparkwright.build.toolchain import EnvironmentSpec
-from sparkwright.build.traces import Traces
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import BaseMismatch, EarlyCheckFailed, RequirementMismatch, SourceMismatch, SparkwrightError
+from sparkwright.builder import preflight
+from sparkwright.builder.compile.costs import Traces
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment.toolchain import EnvironmentSpec
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest, strict_yaml
+from sparkwright.core.errors import BaseMismatch, EarlyCheckFailed, RequirementMismatch, SourceMismatch, SparkwrightError
+from sparkwright.core.git import REGULAR
 from sparkwright.forks import lock
+from sparkwright.forks.context import Session
+from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
-from sparkwright.forks.session import Session
-from sparkwright.forks.sources import FetchedSource
-from sparkwright.git import REGULAR
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -53,7 +55,7 @@ def source_of(session: Session, changed: Mapping[str, str | bytes | None], befor
 def findings(session: Session, source: SourceTree, *, building: bool = False) -> list[str]:
     """Return what the check finds, none when it is content."""
     try:
-        early.check(session, source, building=building)
+        preflight.check(session, source, building=building)
     except EarlyCheckFailed as error:
         return list(error.details)
     return []
@@ -82,7 +84,7 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
     }
 
     with pytest.raises(EarlyCheckFailed) as caught:
-        early.check(run, source_of(run, broken), building=False)
+        preflight.check(run, source_of(run, broken), building=False)
 
     found = "\n".join(caught.value.details)
     assert len(caught.value.details) == 5
@@ -117,10 +119,10 @@ def test_what_compiles_only_as_a_whole_is_a_finding_too(mini: Mini) -> None:
 def test_a_requirement_that_the_stack_does_not_meet_is_a_finding(mini: Mini) -> None:
     """What environment.yaml makes the wheel require of another fork must admit the state that the lock has of it."""
     path = mini.root / ENVIRONMENT
-    spec = yamlfile.load(path, EnvironmentSpec)
+    spec = strict_yaml.load(path, EnvironmentSpec)
     for version, count in (("0.7.2", 0), ("0.7.1", 1)):
         vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"mini-flashinfer": f"mini-flashinfer=={version}"})
-        path.write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+        path.write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
         run = mini.session()
 
         assert len(findings(run, source_of(run, {}))) == count
@@ -137,10 +139,10 @@ def test_an_output_folder_that_cannot_be_written_is_a_finding(mini: Mini, tmp_pa
 def test_a_disk_without_room_is_a_finding(mini: Mini) -> None:
     """A build that takes more than the file system has free is refused, with both figures; one that fits is not."""
     path = mini.root / ENVIRONMENT
-    spec = yamlfile.load(path, EnvironmentSpec)
+    spec = strict_yaml.load(path, EnvironmentSpec)
     for megabytes, count in ((1, 0), (10**12, 1)):
         vllm = msgspec.structs.replace(spec.forks["vllm"], disk={"graft": megabytes})
-        path.write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+        path.write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
         run = mini.session()
         lines = findings(run, source_of(run, {}), building=True)
 
@@ -168,7 +170,7 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
     path = mini.root / name.filename
     files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(members, b"\x7fELF")
     metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
-    wheelfile.write(path, name, files, metadata, pure=False)
+    archive.write(path, name, files, metadata, pure=False)
     sha256 = digest.sha256_file(path)
     run = mini.session()
     place = run.store.folder("downloads", sha256) / path.name
@@ -188,7 +190,7 @@ LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_li
 def refusal(session: Session, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
     """Return the one failure of a graft onto the base."""
     with pytest.raises(SparkwrightError) as caught:
-        early.check(session, source_of(session, changed))
+        preflight.check(session, source_of(session, changed))
     return caught.value
 
 
@@ -233,7 +235,7 @@ def test_what_the_official_wheel_requires_of_the_stack_must_be_there(mini: Mini)
     assert line.endswith("the wheel would require mini-flashinfer==0.6.8, and the stack's flashinfer is 0.7.2")
     spec = toolchain.spec(run.project)
     vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"mini-flashinfer": "mini-flashinfer==0.7.2"})
-    (mini.root / ENVIRONMENT).write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+    (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
     assert findings(mini.session(), source_of(run, {}), building=True) == []
 
 
@@ -242,6 +244,6 @@ def test_an_entry_without_effect_on_the_base_keeps_its_own_class(mini: Mini) -> 
     run = with_base(mini, *LIBRARIES)
     spec = toolchain.spec(run.project)
     vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"requests": "requests>=3"})
-    (mini.root / ENVIRONMENT).write_text(yamlfile.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
+    (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
 
     assert isinstance(refusal(mini.session(), {}), RequirementMismatch)

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from tests import wheels
 
-from sparkwright.audit import code, fatbin, policy
+from sparkwright.audit import device_code, fatbin, policy
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
-from sparkwright.build import program
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.digest import sha256_bytes, sha256_file
-from sparkwright.errors import SparkwrightError, WheelInvalid, WheelMismatch, WheelUnsafe
+from sparkwright.builder import self_wheel
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core.digest import sha256_bytes, sha256_file
+from sparkwright.core.errors import SparkwrightError, WheelInvalid, WheelMismatch, WheelUnsafe
 from sparkwright.release import content
 from sparkwright.release.decide import facts
 
@@ -78,7 +78,7 @@ def test_each_kind_of_wheel(tmp_path: Path) -> None:
     assert modules.fork == kernels.fork
     assert (modules.record, modules.stack, modules.wheel.machine) == (None, "2026.11", wheels.MACHINE)
     assert [one.origin for one in modules.wheel.libraries] == ["compiled"]
-    installer = facts.inspect(program.wheel(tmp_path, extra="", label="7"))
+    installer = facts.inspect(self_wheel.wheel(tmp_path, extra="", label="7"))
     assert (installer.wheel.fork, installer.wheel.machine, installer.record, installer.stack) == ("sparkwright", "any", None, "")
 
 
@@ -271,7 +271,7 @@ def test_device_code_is_the_audits(tmp_path: Path, library: bytes, role: Literal
     wants = LibraryPolicy("*/kernels.so", role, "for the test", cubins_min=1 if role == "target" else 0)
     rules = AuditPolicy("12.1f", (), {"flashinfer-python": DistributionPolicy("for the test", (wants,))})
     found = facts.inspect(path, rules)
-    assert found.wheel.device_code == code.of(path, rules, tmp_path).digest != ""
+    assert found.wheel.device_code == device_code.of(path, rules, tmp_path).digest != ""
     assert [(one.name, one.code) for one in found.wheel.libraries] == [("flashinfer_python/kernels.so", {"sm_121f PTX": 1, "sm_90a": 1})]
     assert facts.inspect(path).wheel.device_code == ""
 

@@ -14,19 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import gate, launch, resident
-from sparkwright.build.calls import Limits, Outcome
-from sparkwright.build.gate import Gate
-from sparkwright.build.traces import Expected
-from sparkwright.errors import (
-    CompileFailed,
-    CompilerCrashed,
-    CompilerHung,
-    DiskFull,
-    MemoryExceeded,
-    MemoryTooSmall,
-    SparkwrightError,
-)
+from sparkwright.builder.compile import gate, launch, procfs
+from sparkwright.builder.compile.calls import Limits, Outcome
+from sparkwright.builder.compile.costs import Expected
+from sparkwright.builder.compile.gate import Gate
+from sparkwright.core.errors import CompileFailed, CompilerCrashed, CompilerHung, DiskFull, MemoryExceeded, MemoryTooSmall, SparkwrightError
 
 PATIENCE = 90
 #: A compiler that holds so many megabytes for so many seconds; it ends sooner when the file named last is there.
@@ -125,7 +117,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def _build(tmp_path: Path) -> Iterator[Build]:
     made = Build(tmp_path)
     yield made
-    assert not resident.marked(made.gate._mark if made.gate else "none"), "nothing is left running"
+    assert not procfs.marked(made.gate._mark if made.gate else "none"), "nothing is left running"
 
 
 def test_units_that_fit_run_together(build: Build) -> None:
@@ -313,7 +305,7 @@ def test_a_killed_launcher_does_not_leave_its_compiler(build: Build) -> None:
         build.wait_for("start", "a.cu")
         assert build.gate
         mark = build.gate._mark
-        wait_for(lambda: len(resident.marked(f"{mark}-1")) or len(resident.marked(f"{mark}-2")))
+        wait_for(lambda: len(procfs.marked(f"{mark}-1")) or len(procfs.marked(f"{mark}-2")))
         started[0].kill()
         build.wait_for("start", "b.cu")
 
@@ -370,7 +362,7 @@ class Victim:
         wait_for((build.folder / "launch" / "events.jsonl").exists)
         wait_for(lambda: build.events("start"))
         # Two launchers, and the compiler.
-        wait_for(lambda: len(resident.marked(self.mark)) == 3)
+        wait_for(lambda: len(procfs.marked(self.mark)) == 3)
 
     def kill(self, *pids: int) -> None:
         for pid in pids:
@@ -384,23 +376,23 @@ def _victim(build: Build) -> Iterator[Victim]:
     yield made
     made.process.kill()
     made.process.communicate()
-    resident.end_marked(made.mark)
+    procfs.end_marked(made.mark)
 
 
 def test_a_killed_build_leaves_nothing(victim: Victim) -> None:
     """Without its gate no launcher lives on, and no compiler without its launcher."""
     victim.kill(victim.process.pid)
 
-    wait_for(lambda: not resident.marked(victim.mark))
+    wait_for(lambda: not procfs.marked(victim.mark))
 
 
 def test_compilers_that_lost_everything_are_ended_by_the_next_build(build: Build, victim: Victim) -> None:
     """All but the compiler is killed at one stroke; before the next build starts anything, it ends what is left."""
     victim.kill(*(int(pid) for pid in victim.launchers), victim.process.pid)
-    wait_for(lambda: len(resident.marked(victim.mark)) <= 1)
+    wait_for(lambda: len(procfs.marked(victim.mark)) <= 1)
 
     assert build.run(build.eats("a.cu", 10, 0.1)) == [0]
-    assert not resident.marked(victim.mark)
+    assert not procfs.marked(victim.mark)
 
 
 def test_many_units_at_once_all_end_well(build: Build) -> None:
@@ -459,8 +451,8 @@ def test_a_killed_ninja_leaves_nothing(build: Build, killed: tuple[bool, bool]) 
             if kill:
                 os.kill(pid, signal.SIGKILL)
         left = set() if killed[0] else {int(ninja)}
-        wait_for(lambda: set(resident.marked(mark)) <= left)
+        wait_for(lambda: set(procfs.marked(mark)) <= left)
     finally:
         program.kill()
         program.communicate()
-        resident.end_marked(mark)
+        procfs.end_marked(mark)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.cli import gateoptions
-from sparkwright.digest import sha256_file
+from sparkwright.core.digest import sha256_file
 from sparkwright.gates import ladder
 from sparkwright.gates.athand import model_digest
 from sparkwright.gates.ladder import RUNGS

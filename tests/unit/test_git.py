@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright import git
-from sparkwright.git import GitFailed
-from sparkwright.objects import Change, Objects
+from sparkwright.core import git
+from sparkwright.core.git import GitFailed
+from sparkwright.core.git_store import Change, Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -420,7 +420,7 @@ def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None
 
 def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
     """Processes that begin together with a fresh cache directory all end up with the same store."""
-    program = "import sys; from pathlib import Path; from sparkwright.objects import Objects; Objects(Path(sys.argv[1]))"
+    program = "import sys; from pathlib import Path; from sparkwright.core.git_store import Objects; Objects(Path(sys.argv[1]))"
     words = [sys.executable, "-c", program]
     children = [subprocess.Popen([*words, str(tmp_path / "objects.git")]) for _ in range(5)]
 

@@ -20,10 +20,11 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import __version__, github
-from sparkwright.console import console
-from sparkwright.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, PullRequestGone, SparkwrightError
-from sparkwright.github import GitHub, PullRequest, one_line, repository_of
+from sparkwright import __version__
+from sparkwright.core import github
+from sparkwright.core.console import console
+from sparkwright.core.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, PullRequestGone, SparkwrightError
+from sparkwright.core.github import GitHub, PullRequest, one_line, repository_of
 
 HEAD, MERGE = "0123456789" * 4, "abcdef0123" * 4
 TOKEN = "github_pat_11SECRETSECRETSECRET"

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
-from sparkwright.build import archs, guards, sourcetree
-from sparkwright.build.guards import Guard
-from sparkwright.errors import ArchTrap, FileInvalid, RuleMismatch
-from sparkwright.git import REGULAR
-from sparkwright.objects import Objects
+from sparkwright.builder import source_tree
+from sparkwright.builder.arch import forbidden_patterns
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.arch.forbidden_patterns import Guard
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import ArchTrap, FileInvalid, RuleMismatch
+from sparkwright.core.git import REGULAR
+from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -42,7 +44,7 @@ def store(objects: Objects, files: dict[str, bytes]) -> str:
 
 
 def check(objects: Objects, after: dict[str, bytes], *checked: Guard, before: dict[str, bytes] = TREE) -> None:
-    guards.check(objects, store(objects, before), store(objects, after), checked)
+    forbidden_patterns.check(objects, store(objects, before), store(objects, after), checked)
 
 
 def change(**fields: object) -> Guard:
@@ -133,46 +135,46 @@ def reviewed(mini: Mini, **fields: object) -> None:
     path = mini.root / "build" / "demo" / "archs.yaml"
     rules = archs.load(path)
     guard = change(**{"fork": "vllm", "files": ("CMakeLists.txt",), **fields})
-    path.write_text(yamlfile.dump(msgspec.to_builtins(msgspec.structs.replace(rules, guards=(guard,)))), "utf-8")
+    path.write_text(strict_yaml.dump(msgspec.to_builtins(msgspec.structs.replace(rules, guards=(guard,)))), "utf-8")
 
 
 def test_the_stage_fails_and_keeps_no_tree(mini: Mini) -> None:
     """A guard that is added after the tree was made is asked all the same; and again, since a refused tree is not kept."""
-    before = sourcetree.make(mini.session(), "vllm")
+    before = source_tree.make(mini.session(), "vllm")
     site = before.sites[0]
     reviewed(mini, patterns=(site.before,))
     for _ in range(2):
         with pytest.raises(ArchTrap) as caught:
-            sourcetree.make(mini.session(), "vllm")
+            source_tree.make(mini.session(), "vllm")
         assert f"  {site.file}:{site.line}" in caught.value.details
 
 
 def test_the_stage_goes_on_where_a_rule_takes_the_text_away(mini: Mini) -> None:
     """The guard sees the tree after the rules."""
-    made = sourcetree.make(mini.session(), "vllm")
+    made = source_tree.make(mini.session(), "vllm")
     site = made.sites[0]
     reviewed(mini, patterns=(f'"{site.before}"',), files=(site.file,))
-    assert sourcetree.make(mini.session(), "vllm").tree == made.tree
+    assert source_tree.make(mini.session(), "vllm").tree == made.tree
 
 
 def test_guards_of_other_forks_are_left_alone(mini: Mini) -> None:
     reviewed(mini, fork="cutlass", files=("nowhere/*",))
-    sourcetree.make(mini.session(), "vllm")
+    source_tree.make(mini.session(), "vllm")
 
 
 def test_one_name_and_one_line_each(tmp_path: Path) -> None:
     path = tmp_path / "archs.yaml"
     entry = msgspec.to_builtins(GUARD)
-    path.write_text(yamlfile.dump({"guards": [entry, entry]}), "utf-8")
+    path.write_text(strict_yaml.dump({"guards": [entry, entry]}), "utf-8")
     with pytest.raises(FileInvalid, match="one name"):
         archs.load(path)
     for field, value in (("patterns", []), ("patterns", [" "]), ("patterns", ["a\nb"]), ("files", []), ("reason", "")):
-        path.write_text(yamlfile.dump({"guards": [entry | {field: value}]}), "utf-8")
+        path.write_text(strict_yaml.dump({"guards": [entry | {field: value}]}), "utf-8")
         with pytest.raises(FileInvalid):
             archs.load(path)
 
 
 @pytest.mark.parametrize("path", REVIEWED, ids=lambda path: path.parent.name)
 def test_the_reviewed_guards_are_for_forks_of_their_stack(path: Path) -> None:
-    known = yamlfile.load(path.parents[2] / "forks" / path.parent.name / "stack.yaml", dict)["forks"]
+    known = strict_yaml.load(path.parents[2] / "forks" / path.parent.name / "stack.yaml", dict)["forks"]
     assert {guard.fork for guard in archs.load(path).guards} <= set(known)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.cherry_picks import history
-from sparkwright.objects import Objects
+from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Repository

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import hostcompiler
-from sparkwright.build.toolchain import CompilerNeed
-from sparkwright.errors import CompilerTooOld, ConfigureFailed
+from sparkwright.builder.environment import host_compiler
+from sparkwright.builder.environment.toolchain import CompilerNeed
+from sparkwright.core.errors import CompilerTooOld, ConfigureFailed
 
 #: As CMake prints them: broken into lines, indented.
 REFUSALS = {
@@ -32,7 +32,7 @@ OTHERS = (
 @pytest.mark.parametrize("project", REFUSALS)
 def test_a_refusal_in_cmakes_words_becomes_one_of_ours(project: str) -> None:
     """Which version is needed, which is here, the sentence that names the sources, and what to do."""
-    error = hostcompiler.explained(ConfigureFailed("widget does not configure.", details=REFUSALS[project]))
+    error = host_compiler.explained(ConfigureFailed("widget does not configure.", details=REFUSALS[project]))
 
     assert isinstance(error, CompilerTooOld)
     assert str(error.data["needed"]).startswith("13")
@@ -48,17 +48,17 @@ def test_other_failures_stay_what_they_are(words: tuple[str, ...]) -> None:
     """A version that is met, or a message about something else, is no reason to install a compiler."""
     error = ConfigureFailed("widget does not configure.", details=words)
 
-    assert hostcompiler.explained(error) is error
+    assert host_compiler.explained(error) is error
 
 
 def test_the_data_of_the_stack_decides_before_cmake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A need that the compiler here meets is none; one that it does not meet names the sources and the reason."""
     monkeypatch.delenv("CXX", raising=False)
-    hostcompiler.require("widget", None)
-    hostcompiler.require("widget", CompilerNeed("4.8", ("alpha",), "old"))
+    host_compiler.require("widget", None)
+    host_compiler.require("widget", CompilerNeed("4.8", ("alpha",), "old"))
 
     with pytest.raises(CompilerTooOld) as caught:
-        hostcompiler.require("widget", CompilerNeed("99", ("alpha", "beta"), "a header of tomorrow"))
+        host_compiler.require("widget", CompilerNeed("99", ("alpha", "beta"), "a header of tomorrow"))
 
     assert caught.value.details == ("alpha, beta: a header of tomorrow",)
 
@@ -67,12 +67,12 @@ def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatc
     """``CXX`` names it; another compiler is another machine for the keys of builds."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CUDAHOSTCXX", raising=False)
-    before = hostcompiler.identity()
+    before = host_compiler.identity()
     other = tmp_path / "g++-99"
     other.write_text(f'#!/bin/sh\nif [ "$1" = -dumpfullversion ]; then echo 99.1.0; else exec {shutil.which("c++")} "$@"; fi\n')
     other.chmod(0o755)
     monkeypatch.setenv("CXX", str(other))
 
     assert before
-    assert hostcompiler.identity() != before
-    hostcompiler.require("widget", CompilerNeed("99", ("alpha",), "a header of tomorrow"))
+    assert host_compiler.identity() != before
+    host_compiler.require("widget", CompilerNeed("99", ("alpha",), "a header of tomorrow"))

@@ -13,8 +13,8 @@ import pytest
 from tests import githubapi
 from tests.githubapi import Answer, Release, World, cut, drop, reply, starter, unheard
 
-from sparkwright import digest
-from sparkwright.errors import (
+from sparkwright.core import digest
+from sparkwright.core.errors import (
     GitHubLimited,
     GitHubRefused,
     GitHubUnreachable,
@@ -23,7 +23,7 @@ from sparkwright.errors import (
     SparkwrightError,
     WheelNameTaken,
 )
-from sparkwright.github import GitHub
+from sparkwright.core.github import GitHub
 from sparkwright.release.publish import releases
 from sparkwright.release.publish.folder import UNFINISHED, Folder
 from sparkwright.release.publish.releases import GitHubReleases, tag_of
@@ -112,7 +112,7 @@ class TestFolder:
     def test_a_full_disk_leaves_nothing_half(self, tmp_path: Path, wheel: Path) -> None:
         """Where the disk ends in the middle of the file, there is no file; the error is the one of a full disk."""
         script = "; ".join([
-            "import errno, os, sys", "from pathlib import Path", "from sparkwright.errors import DiskFull",
+            "import errno, os, sys", "from pathlib import Path", "from sparkwright.core.errors import DiskFull",
             "from sparkwright.release.publish.folder import Folder",
             "room = [200_000]",
             "def moved(count, _):\n    room[0] -= count\n    if room[0] < 0: raise OSError(errno.ENOSPC, 'full')",

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.cherry_picks import ideas, ledger
-from sparkwright.cherry_picks.ideas import Finding, Idea, Probe, State
-from sparkwright.errors import FileInvalid
-from sparkwright.objects import Objects
+from sparkwright.cherry_picks import ledger, patch_probes
+from sparkwright.cherry_picks.patch_probes import Finding, Idea, Probe, State
+from sparkwright.core.errors import FileInvalid
+from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -67,7 +67,7 @@ def idea(*probes: Probe) -> Idea:
 
 
 def answer(objects: Objects, where: str, *probes: Probe) -> tuple[State, str]:
-    found = ideas.examine(objects, where, idea(*probes), "1.0")
+    found = patch_probes.examine(objects, where, idea(*probes), "1.0")
     assert (found.idea, found.release) == ("mend", "1.0")
     return found.state, found.evidence
 
@@ -175,7 +175,7 @@ def test_bytes_that_are_no_text_are_read_all_the_same(objects: Objects, reposito
 
 def test_the_reviewed_ideas_can_be_read() -> None:
     """Every idea says what it is for; what it points to is a fork, and a number of pull requests where the ledger of that fork is."""
-    known = ideas.load(ROOT)
+    known = patch_probes.load(ROOT)
 
     assert {"fix_cmake_sm120_archs", "DSL stack L2", "#35568", "nv_fp4_dummy"} <= {one.name for one in known}
     assert all(ledger.path_of(ROOT, one.fork).is_file() for one in known if one.absorbed_by or one.lost_by)
@@ -198,11 +198,11 @@ def test_the_reviewed_ideas_can_be_read() -> None:
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
     """A typo, a probe that asks for nothing, a path that leaves the tree, more than a fragment of a line, two ideas of one name."""
-    assert [one.name for one in ideas.load(written(tmp_path, RECORD))] == ["one"]
+    assert [one.name for one in patch_probes.load(written(tmp_path, RECORD))] == ["one"]
     (tmp_path / "cherry_picks" / "ideas.yaml").write_text(RECORD.replace(old, new), "utf-8")
 
     with pytest.raises(FileInvalid):
-        ideas.load(tmp_path)
+        patch_probes.load(tmp_path)
 
 
 def row(*states: State) -> list[Finding]:
@@ -225,13 +225,13 @@ def row(*states: State) -> list[Finding]:
 )
 def test_a_row_of_releases_in_words(states: tuple[State, ...], verdict: str) -> None:
     """Never needed, needed everywhere, taken, and taken and lost again."""
-    assert ideas.needed_up_to(row(*states)).verdict == verdict
+    assert patch_probes.needed_up_to(row(*states)).verdict == verdict
 
 
 def test_the_evidence_is_that_of_the_turning_point() -> None:
     """Shown are the last release that needs the idea and the one that took it, in the order of the releases."""
-    taken = ideas.needed_up_to(row("needed", "needed", "absorbed", "absorbed"))
-    lost = ideas.needed_up_to(row("needed", "absorbed", "needed"))
+    taken = patch_probes.needed_up_to(row("needed", "needed", "absorbed", "absorbed"))
+    lost = patch_probes.needed_up_to(row("needed", "absorbed", "needed"))
 
     assert taken.evidence == ("0.2: a.py:2: x", "0.3: a.py:3: x")
     assert lost.evidence == ("0.2: a.py:2: x", "0.3: a.py:3: x")
@@ -245,7 +245,7 @@ STATES = st.lists(st.sampled_from(get_args(State)), min_size=1, max_size=12)
 def test_every_release_that_needs_the_idea_is_accounted_for(states: list[State]) -> None:
     """Those before the release that took it and those that regressed are together those whose state is ``needed``, and no other."""
     found = row(*states)
-    result = ideas.needed_up_to(found)
+    result = patch_probes.needed_up_to(found)
     names = [one.release for one in found]
     needs = [one.release for one in found if one.state == "needed"]
     cut = names.index(result.first_absorbed) if result.first_absorbed else len(names)
@@ -261,8 +261,8 @@ def test_what_nobody_knows_changes_no_verdict(states: list[State], more: list[St
     """Releases that cannot be judged, before or after, move neither the last release that needs the idea nor the one that took it."""
     core = row(*states)
     around = [Finding("mend", f"{place}.{number}", state, "") for place in "19" for number, state in enumerate(more)]
-    result = ideas.needed_up_to([*around[: len(more)], *core, *around[len(more) :]])
-    alone = ideas.needed_up_to(core)
+    result = patch_probes.needed_up_to([*around[: len(more)], *core, *around[len(more) :]])
+    alone = patch_probes.needed_up_to(core)
 
     assert (result.verdict, result.evidence, result.regressed) == (alone.verdict, alone.evidence, alone.regressed)
 
@@ -270,6 +270,6 @@ def test_what_nobody_knows_changes_no_verdict(states: list[State], more: list[St
 @given(STATES)
 def test_an_idea_is_never_called_unneeded_without_a_release_that_says_so(states: list[State]) -> None:
     """ "Never needed" takes a release that was judged, and none that needs it."""
-    verdict = ideas.needed_up_to(row(*states)).verdict
+    verdict = patch_probes.needed_up_to(row(*states)).verdict
 
     assert (verdict == "never needed") == ("absorbed" in states and "needed" not in states)

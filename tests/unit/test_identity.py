@@ -11,16 +11,18 @@ import msgspec
 import pytest
 from packaging.version import Version
 
-from sparkwright.build import headers, identity, sourcetree
-from sparkwright.build.sbom import Bill, Papers
-from sparkwright.build.version import labelled
-from sparkwright.errors import FileInvalid
-from sparkwright.forks.spec import Project
+from sparkwright.builder import source_tree
+from sparkwright.builder.wheel import cutlass as headers
+from sparkwright.builder.wheel import version_label
+from sparkwright.builder.wheel.sbom import Bill, Papers
+from sparkwright.builder.wheel.version import labelled
+from sparkwright.core.errors import FileInvalid
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
 
-    from sparkwright.build.toolchain import Toolchain
+    from sparkwright.builder.environment.toolchain import Toolchain
 
 ROOT = Path(__file__).parents[2]
 SERIES = "forks/demo/vllm"
@@ -29,7 +31,7 @@ RULES = "build/demo/archs.yaml"
 
 def label(mini: Mini, fork: str = "vllm") -> str:
     session = mini.session()
-    return identity.label(session, sourcetree.make(session, fork))
+    return version_label.label(session, source_tree.make(session, fork))
 
 
 def patch_of(mini: Mini) -> Path:
@@ -81,28 +83,28 @@ def test_a_reworded_patch_keeps_the_label(mini: Mini) -> None:
 def test_a_rule_is_part_of_the_patch_set(mini: Mini) -> None:
     """Leaving a rule out makes other code, so it makes another label."""
     session = mini.session()
-    rule = sourcetree.all_rules(session).rules[0].name
+    rule = source_tree.all_rules(session).rules[0].name
     before = label(mini)
     object.__setattr__(session, "without", (rule,))
 
-    assert identity.label(session, sourcetree.make(session, "vllm")) != before
+    assert version_label.label(session, source_tree.make(session, "vllm")) != before
 
 
 def test_a_patched_dependency_changes_the_label_of_what_is_built_with_it(mini: Mini) -> None:
     """vLLM is compiled with our CUTLASS: the same vLLM with another CUTLASS is another wheel."""
     session = mini.session()
-    vllm, cutlass = (sourcetree.make(session, fork) for fork in ("vllm", "cutlass"))
+    vllm, cutlass = (source_tree.make(session, fork) for fork in ("vllm", "cutlass"))
     readme = next(iter(session.objects.paths(cutlass.tree)))
     other = msgspec.structs.replace(cutlass, tree=session.objects.with_files(cutlass.tree, {readme: b"another\n"}))
 
-    assert identity.patch_set(session.objects, (vllm, cutlass)) == identity.patch_set(session.objects, (vllm,))
-    assert identity.patch_set(session.objects, (vllm, cutlass)) != identity.patch_set(session.objects, (vllm, other))
+    assert version_label.patch_set(session.objects, (vllm, cutlass)) == version_label.patch_set(session.objects, (vllm,))
+    assert version_label.patch_set(session.objects, (vllm, cutlass)) != version_label.patch_set(session.objects, (vllm, other))
 
 
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
 def test_the_stacks_lock_the_cuda_that_the_official_wheels_are_made_with(stack: str) -> None:
     """Both real stacks compile with CUDA 13.0."""
-    assert identity.cuda(Project(ROOT, stack)) == "cu130"
+    assert version_label.cuda(Project(ROOT, stack)) == "cu130"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_the_cuda_of_a_label_is_the_locked_compilers(mini: Mini, text: str, expe
     """Release and minor release count; a stack that locks no compiler has none to name."""
     (mini.root / "build" / "demo" / "pylock.toml").write_text(text)
 
-    assert identity.cuda(Project(mini.root, "demo")) == expected
+    assert version_label.cuda(Project(mini.root, "demo")) == expected
 
 
 @pytest.mark.parametrize(
@@ -138,13 +140,13 @@ def test_a_lock_that_does_not_say_which_cuda_compiles_is_refused(mini: Mini, tex
     path.write_text(text) if text is not None else path.unlink()
 
     with pytest.raises(FileInvalid, match=r"pylock\.toml"):
-        identity.cuda(Project(mini.root, "demo"))
+        version_label.cuda(Project(mini.root, "demo"))
 
 
 def test_the_wheel_of_headers_has_the_label(mini: Mini, tmp_path: Path) -> None:
     """File name and module agree on it."""
     session = mini.session()
-    tree = sourcetree.make(session, "cutlass").tree
+    tree = source_tree.make(session, "cutlass").tree
     made = headers.build(session, tree, "mini-cutlass", "spark.demo.p0.cu130", Papers(b"{}", Bill()), tmp_path)
 
     assert made.name.split("-")[1].endswith("+spark.demo.p0.cu130")
@@ -171,7 +173,7 @@ OURS = "mini_vllm-0.33.0+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86
 )
 def test_a_wheel_takes_the_place_of_earlier_builds_of_itself_alone(name: str, expected: bool) -> None:
     """Another patch set or CUDA of the same release, stack and machine is earlier; everything else is something else."""
-    assert identity.superseded(OURS, [name]) == ([name] if expected else [])
+    assert version_label.superseded(OURS, [name]) == ([name] if expected else [])
 
 
 # What keeps places and chance out of objects.
@@ -182,18 +184,18 @@ def test_flags_are_added_to_those_of_the_fork() -> None:
     places = {Path("/a/b"): Path("/in/needed"), Path("/a"): Path("/in")}
     host = "-ffile-prefix-map=/a=/in -ffile-prefix-map=/a/b=/in/needed"
 
-    assert identity.flags({"CMAKE_CXX_FLAGS": '-D"X=a b"', "X": "1"}, places) == {
+    assert version_label.flags({"CMAKE_CXX_FLAGS": '-D"X=a b"', "X": "1"}, places) == {
         "X": "1",
         "CMAKE_C_FLAGS": host,
         "CMAKE_CXX_FLAGS": f'-D"X=a b" {host}',
-        "CMAKE_CUDA_FLAGS": f"{' '.join(identity.NAMES)} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
+        "CMAKE_CUDA_FLAGS": f"{' '.join(version_label.NAMES)} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
     }
-    assert identity.flags({}, {}) == {"CMAKE_CUDA_FLAGS": " ".join(identity.NAMES)}
+    assert version_label.flags({}, {}) == {"CMAKE_CUDA_FLAGS": " ".join(version_label.NAMES)}
 
 
 def test_a_folder_that_no_flag_can_name_is_left_out() -> None:
     """A comma or a blank would end the option halfway, and the compiler would refuse the rest."""
-    assert identity.flags({}, {Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}) == {"CMAKE_CUDA_FLAGS": " ".join(identity.NAMES)}
+    assert version_label.flags({}, {Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}) == {"CMAKE_CUDA_FLAGS": " ".join(version_label.NAMES)}
 
 
 UNIT = """\
@@ -215,7 +217,7 @@ def test_a_unit_that_defines_nothing_for_others_is_the_same_on_every_run(tools: 
     """Without a seed nvcc puts its process id into the names of such a unit's kernels; our flags keep it out."""
     source, made = tmp_path / "unit.cu", tmp_path / "unit.cu.o"
     source.write_text(ALONE)
-    flags = [flag for flag in identity.flags({}, {})["CMAKE_CUDA_FLAGS"].split() if seeded or "seed" not in flag]
+    flags = [flag for flag in version_label.flags({}, {})["CMAKE_CUDA_FLAGS"].split() if seeded or "seed" not in flag]
     found = set()
     for _ in range(2):
         command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
@@ -235,7 +237,7 @@ def test_an_object_is_the_same_on_every_run_and_in_every_folder(tools: Toolchain
         source = tmp_path / folder / "unit.cu"
         source.parent.mkdir(parents=True, exist_ok=True)
         source.write_text(text)
-        flags = identity.flags({}, {source.parent: Path("/in")})["CMAKE_CUDA_FLAGS"].split()
+        flags = version_label.flags({}, {source.parent: Path("/in")})["CMAKE_CUDA_FLAGS"].split()
         made = source.with_name("unit.cu.o")
         command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
         subprocess.run(command, check=True, env=tools.environment())

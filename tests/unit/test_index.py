@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from tests import indexdata, wheels
 from tests.indexdata import LACK, Made
 
-from sparkwright.errors import (
+from sparkwright.core.errors import (
     IndexDamaged,
     IndexMissing,
     IndexMoved,

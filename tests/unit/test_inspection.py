@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import inspection, wheelfile
-from sparkwright.build.toolchain import FullEnvironment
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import ArchMismatch, ExtensionMissing
+from sparkwright.builder.arch import effects
+from sparkwright.builder.environment.toolchain import FullEnvironment
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core.errors import ArchMismatch, ExtensionMissing
 
 NINJA = """\
 [1/4] Building CUDA object CMakeFiles/_core.dir/csrc/kernel.cu.o
@@ -28,7 +29,7 @@ def made(folder: Path, *members: str) -> Path:
     """Return a wheel with these libraries."""
     name = WheelName("widget", "1.5", "py3-none-any")
     metadata = "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n"
-    wheelfile.write(folder / name.filename, name, dict.fromkeys(members, b"\x7fELF"), metadata, pure=False)
+    archive.write(folder / name.filename, name, dict.fromkeys(members, b"\x7fELF"), metadata, pure=False)
     return folder / name.filename
 
 
@@ -39,7 +40,7 @@ def test_a_missing_library_is_named_with_what_its_compiler_said(tmp_path: Path) 
     settings = FullEnvironment(extensions=("widget/_core.*.so", "widget/_extra.abi3.so"))
 
     with pytest.raises(ExtensionMissing) as caught:
-        inspection.check_extensions(made(tmp_path, "widget/_core.abi3.so"), settings, log)
+        effects.check_extensions(made(tmp_path, "widget/_core.abi3.so"), settings, log)
 
     assert caught.value.data == {"missing": ["widget/_extra.abi3.so"]}
     assert caught.value.details == (
@@ -48,20 +49,20 @@ def test_a_missing_library_is_named_with_what_its_compiler_said(tmp_path: Path) 
         "  /w/csrc/extra.cpp:1:40: error: 'missing' was not declared in this scope",
         f"full log: {log}",
     )
-    inspection.check_extensions(made(tmp_path, "widget/_core.abi3.so", "widget/_extra.abi3.so"), settings, log)
+    effects.check_extensions(made(tmp_path, "widget/_core.abi3.so", "widget/_extra.abi3.so"), settings, log)
 
 
 def test_without_a_compilers_failure_the_lines_about_it_are_shown() -> None:
     """CMake may have left the target out, and say so."""
     log = ["-- _flashmla_C will not compile: unsupported CUDA architecture 12.1f", "-- _flashmla_C is nice", "error: of somebody else"]
 
-    assert inspection.last_words(log, "vllm/_flashmla_C.abi3.so") == [f"  {log[0]}"]
-    assert inspection.last_words(["nothing of it"], "vllm/_flashmla_C.abi3.so") == []
+    assert effects.last_words(log, "vllm/_flashmla_C.abi3.so") == [f"  {log[0]}"]
+    assert effects.last_words(["nothing of it"], "vllm/_flashmla_C.abi3.so") == []
 
 
 def test_every_library_of_the_wheel_is_accounted_for(tmp_path: Path) -> None:
     """None is from elsewhere."""
-    account = inspection.account(made(tmp_path, "widget/_core.abi3.so", "widget/libx.so.1", "widget/a.py"), {"a": "a>=2"})
+    account = effects.account(made(tmp_path, "widget/_core.abi3.so", "widget/libx.so.1", "widget/a.py"), {"a": "a>=2"})
 
     assert sorted(account.libraries) == ["widget/_core.abi3.so", "widget/libx.so.1"]
     assert (account.base, account.replaced, account.requires) == ({}, (), {"a": "a>=2"})
@@ -69,12 +70,12 @@ def test_every_library_of_the_wheel_is_accounted_for(tmp_path: Path) -> None:
 
 def test_a_unit_that_is_compiled_otherwise_than_planned_is_shown_both_ways() -> None:
     """Another gencode is a planned unit that is gone and a compiled one that nobody planned."""
-    native: inspection.Command = ("a.cu", ("compute_121f:sm_121f",))
-    other: inspection.Command = ("a.cu", ("compute_80:sm_80",))
+    native: effects.Command = ("a.cu", ("compute_121f:sm_121f",))
+    other: effects.Command = ("a.cu", ("compute_80:sm_80",))
     planned = Counter([native, native])
-    inspection.check_commands("widget", planned, planned)
+    effects.check_commands("widget", planned, planned)
 
     with pytest.raises(ArchMismatch) as caught:
-        inspection.check_commands("widget", planned, Counter([native, other]))
+        effects.check_commands("widget", planned, Counter([native, other]))
 
     assert caught.value.details == ("planned: a.cu compute_121f:sm_121f", "compiled: a.cu compute_80:sm_80")

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkwright.build import isolation
-from sparkwright.build.isolation import INSIDE, Room
-from sparkwright.errors import BuildDownloads, CommandFailed, IsolationMissing
+from sparkwright.builder.environment import sandbox
+from sparkwright.builder.environment.sandbox import INSIDE, Room
+from sparkwright.core.errors import BuildDownloads, CommandFailed, IsolationMissing
 
-refused = isolation._refusal()
+refused = sandbox._refusal()
 apart = pytest.mark.skipif(refused is not None, reason=f"no namespaces here: {refused}")
 
 
@@ -29,7 +29,7 @@ class Lab:
     def __init__(self, folder: Path, kind: str = "") -> None:
         self.work, self.log = folder / "work", folder / "log"
         self.work.mkdir()
-        self.room = Room("none") if kind == "none" else isolation.room({self.work: "mini"})
+        self.room = Room("none") if kind == "none" else sandbox.room({self.work: "mini"})
 
     def run(self, *command: str) -> str:
         """Run *command* and return what it printed."""
@@ -157,7 +157,7 @@ def test_nothing_of_a_killed_build_lives_on(lab: Lab) -> None:
     marker = f"3141.{os.getpid()}"
     script = f"setsid sleep {marker} & sleep {marker}"
     code = (
-        "import os; from pathlib import Path; from sparkwright.build import isolation;"
+        "import os; from pathlib import Path; from sparkwright.builder import isolation;"
         f"room = isolation.room({{Path({str(lab.work)!r}): 'mini'}});"
         f"room.run(['sh', '-c', {script!r}], log=Path({str(lab.log)!r}), env=dict(os.environ))"
     )
@@ -182,18 +182,18 @@ def _wait_for(condition: object) -> None:
 def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose system has no unshare gives a room that hides nothing, and none at all where that would not do."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    isolation._refusal.cache_clear()
+    sandbox._refusal.cache_clear()
     try:
-        assert isolation.room({tmp_path: "mini"}) == Room("none")
+        assert sandbox.room({tmp_path: "mini"}) == Room("none")
         with pytest.raises(IsolationMissing, match="without a network"):
-            isolation.room({tmp_path: "mini"}, needed=True)
+            sandbox.room({tmp_path: "mini"}, needed=True)
     finally:
-        isolation._refusal.cache_clear()
+        sandbox._refusal.cache_clear()
 
 
 def test_a_container_that_has_a_network_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable alone does not make a room: a machine with more than a loopback device is no container without a network."""
-    monkeypatch.setenv(isolation.VARIABLE, "container")
+    monkeypatch.setenv(sandbox.VARIABLE, "container")
     devices = {path.name for path in Path("/sys/class/net").iterdir()}
 
-    assert (isolation.room({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
+    assert (sandbox.room({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit.members import Subject
+from sparkwright.audit.wheel_reader import Subject
 from sparkwright.gates import ladder
 from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb
 from sparkwright.gates.verdict import ORDER, Check, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed, worst

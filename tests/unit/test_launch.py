@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkwright.build import launch, resident
+from sparkwright.builder.compile import launch, procfs
 
 SCRIPT = Path(launch.__file__)
 #: On a busy machine everything takes its time; a launcher that says nothing for so long hangs.
@@ -82,7 +82,7 @@ class Stage:
 
     def left(self) -> list[int]:
         """Return the compilers that run, with what they started."""
-        return resident.marked(self.mark)
+        return procfs.marked(self.mark)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -100,7 +100,7 @@ def _stage(tmp_path: Path) -> Iterator[Stage]:
     for one in made.started:
         one.kill()
     # A launcher that is killed leaves its compiler to the build, and that holds the launcher's output open.
-    resident.end_marked(made.mark)
+    procfs.end_marked(made.mark)
     for one in made.started:
         one.communicate()
     made.listener.close()
@@ -291,7 +291,7 @@ def test_a_killed_launcher_leaves_a_compiler_that_its_mark_finds(stage: Stage) -
     assert line.hear() == [""]
     left = stage.left()
     assert len(left) == 2
-    assert resident.end_marked(stage.mark) == 2
+    assert procfs.end_marked(stage.mark) == 2
     wait_for(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in left))
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
-from sparkwright.errors import FileInvalid, NotProvided
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, NotProvided
 from sparkwright.forks.lock import UNRESOLVED
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ UNSEEN = {**OPEN, **dict.fromkeys(("title", "author", "state", "date", "head", "
 
 def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
     data = {"url": "https://github.com/acme/widget.git", "records": list(records), **fields}
-    return yamlfile.parse(yamlfile.dump(data), Ledger, "widget.yaml")
+    return strict_yaml.parse(strict_yaml.dump(data), Ledger, "widget.yaml")
 
 
 def record(**changes: Any) -> Record:
@@ -82,7 +82,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
 def test_what_is_written_is_what_is_read(book: Ledger) -> None:
     """The text of a ledger gives that ledger again, and that ledger gives that text again."""
     text = ledger.render(book)
-    again = yamlfile.parse(text, Ledger, "widget.yaml")
+    again = strict_yaml.parse(text, Ledger, "widget.yaml")
 
     assert again == book
     assert ledger.render(again) == text
@@ -167,10 +167,10 @@ def test_only_seeing_can_be_never() -> None:
 
 def test_a_day_without_quotes_is_refused() -> None:
     """YAML reads it as a date, which is another type."""
-    text = yamlfile.dump({"url": "u", "records": [OPEN]}).replace("'2026-11-01'", "2026-11-01")
+    text = strict_yaml.dump({"url": "u", "records": [OPEN]}).replace("'2026-11-01'", "2026-11-01")
 
     with pytest.raises(FileInvalid, match="does not have the expected fields") as caught:
-        yamlfile.parse(text, Ledger, "widget.yaml")
+        strict_yaml.parse(text, Ledger, "widget.yaml")
     assert "seen" in caught.value.details[0]
 
 
@@ -264,7 +264,7 @@ def test_the_stacks_of_a_real_ledger_exist(fork: str) -> None:
     """A stack that carries a pick is in the repository, and so are the fork and the paths that it leaves out."""
     for one in ledger.require(ROOT, fork).records:
         for stack, left_out in one.stacks.items():
-            assert fork in yamlfile.load(ROOT / "forks" / stack / "lock.yaml", dict)["forks"]
+            assert fork in strict_yaml.load(ROOT / "forks" / stack / "lock.yaml", dict)["forks"]
             assert set(left_out) < set(one.files)
 
 

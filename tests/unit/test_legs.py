@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Order, Request, Run
 from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
@@ -29,7 +29,7 @@ from sparkwright.gates.throughput.validity import Counted, counted, reasons
 from sparkwright.gates.throughput.world import Given
 
 POLICY = msgspec.structs.replace(
-    yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
+    strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
 )
 CELL = Cell(16, 24, 2, 4, primary=("rate",))
 BLANK = Leg(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)

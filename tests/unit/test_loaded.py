@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import CheckpointInvalid, CommandFailed, ToolMissing
+from sparkwright.core.errors import CheckpointInvalid, CommandFailed, ToolMissing
 from sparkwright.gates.model import loaded
 from sparkwright.gates.model.loaded import Loaded, LoadedModule, LoadedTensor
 from sparkwright.gates.model.modules import Audit, Reading, Row

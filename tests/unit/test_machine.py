@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright.build import probes
-from sparkwright.build.machine import Machine, facts
-from sparkwright.build.probes import Gpu, Place
+from sparkwright.builder import probes
+from sparkwright.builder.host_info import Machine, facts
+from sparkwright.builder.probes import Gpu, Place
 from sparkwright.cli import doctor
 from sparkwright.cli.doctor import Advice, advice
-from sparkwright.console import console
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.core.console import console
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright import digest
-from sparkwright.errors import (
+from sparkwright.core import digest
+from sparkwright.core.errors import (
     ManifestElsewhere,
     ManifestInvalid,
     ReleaseNameTaken,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright.errors import ClockWrong, DiskFull, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
+from sparkwright.core.errors import ClockWrong, DiskFull, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
 from sparkwright.release.manifest import change, seen, times
 from sparkwright.release.manifest.records import Manifest
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright.errors import RecipeUnfit
+from sparkwright.core.errors import RecipeUnfit
 from sparkwright.gates.recipes import fitting, lint, memory, recipe
 from sparkwright.gates.recipes.memory import SPARK_GIB, SPARK_MB, Finding, Held, Plan
 from sparkwright.gates.recipes.workloads import Cell

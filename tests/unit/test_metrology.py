@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.load import metrology
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.metrology import MetrologyPolicy, Profile
@@ -20,7 +20,7 @@ from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Request,
 from sparkwright.gates.load.reference.behaviour import Lateness
 from sparkwright.gates.verdict import Check
 
-POLICY = yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
+POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
 #: A quick one, whose bounds stand on a machine that does much else.
 QUICK = replace(
     POLICY, concurrencies=(4,), rounds=1, least=1, tpot=0.2, ttft=0.2, rate=0.6, late=0.9, attempts=3,

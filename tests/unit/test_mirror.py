@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from sparkwright import git
-from sparkwright.errors import MirrorDamaged, Offline, SourceUnreachable
+from sparkwright.core import git
+from sparkwright.core.errors import MirrorDamaged, Offline, SourceUnreachable
+from sparkwright.core.git_store import Objects
+from sparkwright.core.store import Store
 from sparkwright.forks import mirror
+from sparkwright.forks.context import Session
 from sparkwright.forks.mirror import Mirror
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.objects import Objects
-from sparkwright.store import Store
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -569,7 +569,7 @@ def test_processes_that_make_different_mirrors(run: Session, repository: Reposit
     urls = [f"https://upstream.example/{name}.git" for name in ("one", "two", "three")]
     run = dataclasses.replace(run, mirrors={url: run.mirrored(URL) for url in (URL, *urls)})
     program = (
-        "import sys; from pathlib import Path; from sparkwright.objects import Objects\n"
+        "import sys; from pathlib import Path; from sparkwright.core.git_store import Objects\n"
         "for _ in range(40): Objects(Path(sys.argv[1])).borrow(Path(sys.argv[2]).glob('*.git'))"
     )
     words = [str(run.store.root / name) for name in ("objects.git", "mirrors")]

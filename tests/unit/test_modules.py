@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.errors import CheckpointInvalid
+from sparkwright.core.errors import CheckpointInvalid
 from sparkwright.gates.limited import Limits
 from sparkwright.gates.model import checkpoint, modules, roofline, schemes
 from sparkwright.gates.model.checkpoint import BITS, Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.build import near
+from sparkwright.builder.compile import affected_units
 
 FILES = {
     "csrc/a.cu": b'#include "shared/first.cuh"\n',
@@ -22,12 +22,12 @@ FILES = {
 
 def test_a_unit_is_near_when_it_or_a_header_that_it_reaches_changes() -> None:
     """Includes are followed through headers, around circles, beside the including file first, and by the end of the path else."""
-    assert near.reached(FILES, {"csrc/shared/second.cuh"}) == {
+    assert affected_units.reached(FILES, {"csrc/shared/second.cuh"}) == {
         "csrc/shared/second.cuh", "csrc/shared/first.cuh", "csrc/a.cu", "csrc/b.cu", "csrc/deep/c.cpp",
     }  # fmt: skip
-    assert near.reached(FILES, {"csrc/deep/local.h"}) == {"csrc/deep/local.h", "csrc/deep/d.cu"}
-    assert near.reached(FILES, {"csrc/local.h"}) == {"csrc/local.h", "csrc/e.cu"}
-    assert near.reached(FILES, {"csrc/e.cu"}) == {"csrc/e.cu"}
+    assert affected_units.reached(FILES, {"csrc/deep/local.h"}) == {"csrc/deep/local.h", "csrc/deep/d.cu"}
+    assert affected_units.reached(FILES, {"csrc/local.h"}) == {"csrc/local.h", "csrc/e.cu"}
+    assert affected_units.reached(FILES, {"csrc/e.cu"}) == {"csrc/e.cu"}
 
 
 @given(st.data())
@@ -36,4 +36,4 @@ def test_what_is_near_grows_with_what_changes(data: st.DataObject) -> None:
     one = data.draw(st.sets(st.sampled_from(sorted(FILES))))
     other = data.draw(st.sets(st.sampled_from(sorted(FILES))))
 
-    assert near.reached(FILES, one | other) == near.reached(FILES, one) | near.reached(FILES, other)
+    assert affected_units.reached(FILES, one | other) == affected_units.reached(FILES, one) | affected_units.reached(FILES, other)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright import digest
-from sparkwright.cherry_picks import pick, series
+from sparkwright.cherry_picks import pull_requests, series
 from sparkwright.cherry_picks.ledger import State
 from sparkwright.cli import main
+from sparkwright.core import digest
 from sparkwright.forks.lock import FileLock
 from sparkwright.release.manifest.records import Fork, Need, Patch
 from sparkwright.release.notes import needs
@@ -42,8 +42,8 @@ def _made(host: Host, offered: Index) -> Host:
 
 
 def carry(host: Host, state: State, head: str, merge: str = "") -> None:
-    seen = pick.Seen("api", "Improve it", "octocat", state, head, merge, "main")
-    record = pick.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
+    seen = pull_requests.Seen("api", "Improve it", "octocat", state, head, merge, "main")
+    record = pull_requests.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
 
 

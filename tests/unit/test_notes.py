@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
-from sparkwright import digest
-from sparkwright.errors import IndexDamaged
+from sparkwright.core import digest
+from sparkwright.core.errors import IndexDamaged
 from sparkwright.release import notes
 from sparkwright.release.manifest.records import (
     Evidence,

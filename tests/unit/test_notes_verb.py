@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from tests import indexdata, indexserver, wheels
 from tests.indexdata import LACK, SIGNER, Made
 
-from sparkwright import digest
 from sparkwright.cli import main
-from sparkwright.console import console
-from sparkwright.errors import (
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import (
     IndexDamaged,
     IndexMissing,
     ManifestInvalid,

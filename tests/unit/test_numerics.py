@@ -10,9 +10,9 @@ import pytest
 from tests import converters
 from tests.converters import POLICY, PYTHON
 
-from sparkwright import yamlfile
-from sparkwright.build.toolchain import Toolchain
-from sparkwright.errors import FileInvalid
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.numerics import differences, trees
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics.rung import REASONS, NumericsPolicy
@@ -115,7 +115,7 @@ def test_python_that_cannot_be_read_is_said(tmp_path: Path, text: str, reference
 
 def test_the_reviewed_policy_is_read_and_names_every_fork() -> None:
     """ci/gates/numerics.yaml has converters of all three forks and of the toolkit, and every file of it stays inside its tree."""
-    policy = yamlfile.load(REVIEWED, NumericsPolicy)
+    policy = strict_yaml.load(REVIEWED, NumericsPolicy)
 
     assert policy.forks == ("cutlass", "flashinfer", "vllm")
     assert "" in {unit.fork for unit in policy.units}
@@ -135,10 +135,10 @@ def test_the_reviewed_policy_is_read_and_names_every_fork() -> None:
 )
 def test_a_policy_that_makes_no_sense_is_refused(change: dict[str, object], says: str) -> None:
     """Limits of nothing, files outside the tree, names that are no names or stand twice: the file is refused, with the place."""
-    text = yamlfile.dump({"limits": {"seconds": 1, "memory": 1, "written": 1}, **change})
+    text = strict_yaml.dump({"limits": {"seconds": 1, "memory": 1, "written": 1}, **change})
 
     with pytest.raises(FileInvalid) as caught:
-        yamlfile.parse(text, NumericsPolicy, "numerics.yaml")
+        strict_yaml.parse(text, NumericsPolicy, "numerics.yaml")
 
     assert says in " ".join(caught.value.details)
 
@@ -157,7 +157,7 @@ def test_every_reference_is_explained() -> None:
 @pytest.mark.toolchain
 def test_cudas_own_header_is_right(tools: Toolchain, tmp_path: Path) -> None:
     """The software path of the locked toolkit's cuda_fp4.h agrees on every bf16, fp16 and tie, and makes +6 of every NaN."""
-    policy = yamlfile.load(REVIEWED, NumericsPolicy)
+    policy = strict_yaml.load(REVIEWED, NumericsPolicy)
     own = msgspec.structs.replace(policy, units=tuple(unit for unit in policy.units if not unit.fork), tables=(), templates=())
 
     checks = numerics.run({}, own, trees.includes(tools), tmp_path)

@@ -27,17 +27,17 @@ from hypothesis import strategies as st
 from packaging import tags
 from uv import find_uv_bin
 
-from sparkwright import digest, yamlfile
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest, strict_yaml
+from sparkwright.core.errors import EnvironmentUnusable, FileInvalid, NotProvided, Offline, OnsiteMismatch, SourceMismatch, WheelInvalid
+from sparkwright.core.store import Store
 from sparkwright.demo import base
-from sparkwright.errors import EnvironmentUnusable, FileInvalid, NotProvided, Offline, OnsiteMismatch, SourceMismatch, WheelInvalid
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.release import layout, onsite, spec
 from sparkwright.release.onsite import Installed
 from sparkwright.release.spec import Package
-from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 VERSION = "1.0"
@@ -67,7 +67,7 @@ def packed(folder: Path, name: str, files: Mapping[str, bytes], version: str = V
     made = WheelName(name.replace("-", "_"), version, "py3-none-any")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / made.filename
-    wheelfile.write(path, made, files, f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", pure=True)
+    archive.write(path, made, files, f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", pure=True)
     return path
 
 
@@ -123,7 +123,7 @@ class Site:
         self.uv("pip", verb, "--python", self.venv / "bin" / "python", *options, *words)
 
     def session(self) -> Session:
-        (self.root / "forks" / "mini" / "onsite.yaml").write_text(yamlfile.dump(self.spec))
+        (self.root / "forks" / "mini" / "onsite.yaml").write_text(strict_yaml.dump(self.spec))
         return Session(Project(self.root, "mini"), Store(self.folder / "store"), (), self.folder / "dist")
 
     def install(self, *, restore: bool = False) -> Installed:
@@ -643,7 +643,7 @@ def test_a_file_that_does_not_hold_together_is_refused(bare: Site, change: Calla
 @pytest.mark.parametrize("minor", [10, 11, 12, 13, 14])
 def test_the_real_file_has_a_wheel_for_every_python_and_machine(minor: int, machine: str) -> None:
     """Of each package exactly one wheel is for a Python on a machine, and all three are of one version."""
-    wanted = yamlfile.load(ROOT / "forks" / "2026.05" / "onsite.yaml", spec.OnsiteSpec)
+    wanted = strict_yaml.load(ROOT / "forks" / "2026.05" / "onsite.yaml", spec.OnsiteSpec)
     platform = [f"manylinux_2_28_{machine}"]
     accepted = frozenset([*tags.cpython_tags((3, minor), [f"cp3{minor}"], platform), *tags.compatible_tags((3, minor), platforms=platform)])
     chosen = [package.wheel(accepted) for package in wanted.packages]

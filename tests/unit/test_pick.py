@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import pick, series
+from sparkwright.cherry_picks import pull_requests, series
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
-from sparkwright.console import console
-from sparkwright.errors import (
+from sparkwright.core.console import console
+from sparkwright.core.errors import (
     NotProvided,
     Offline,
     PatchConflict,
@@ -32,7 +32,7 @@ from sparkwright.errors import (
     SourceUnreachable,
     UsageError,
 )
-from sparkwright.forks import sources
+from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _api(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         monkeypatch.delenv(name, raising=False)
     server = Api()
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    host.mirrors[pick.API] = f"http://127.0.0.1:{server.server_port}"
+    host.mirrors[pull_requests.API] = f"http://127.0.0.1:{server.server_port}"
     yield server
     server.shutdown()
     server.server_close()
@@ -140,7 +140,7 @@ def pins(record: Record) -> tuple[object, ...]:
 
 def apply(host: Host, *words: str, cache: Path | None = None) -> series.PatchedTree:
     session = host.session(*words, *(("--cache-dir", str(cache)) if cache else ()))
-    return series.apply(session, sources.fetch(session, host.fork))
+    return series.apply(session, fetch.fetch(session, host.fork))
 
 
 def by_git(api: Api) -> None:
@@ -703,11 +703,11 @@ def test_a_corrupted_diff_in_the_store_is_made_anew(upstream: Host, api: Api) ->
     """The store's bytes are hashed on each use."""
     record = carried(upstream, api)
     session = upstream.session()
-    before = pick.diff_of(session, upstream.ledger, record)
+    before = pull_requests.diff_of(session, upstream.ledger, record)
     path = upstream.cache / "diffs" / record.sha256
     path.write_bytes(before + b"\n")
 
-    assert pick.diff_of(session, upstream.ledger, record) == before
+    assert pull_requests.diff_of(session, upstream.ledger, record) == before
     assert path.read_bytes() == before
 
 
@@ -734,7 +734,7 @@ def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:
     made = taken(upstream, "7", "--unseen")
 
     with pytest.raises(PickMismatch, match="does not pin #7") as caught:
-        pick.diff_of(upstream.session(), upstream.ledger, made)
+        pull_requests.diff_of(upstream.session(), upstream.ledger, made)
     assert caught.value.todo == "Run `sparkwright pick 7`."
 
 

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import digest, process
-from sparkwright.build import archs, configure, plan
-from sparkwright.build.archs import ArchRules, Dropped, Kept, Rule
-from sparkwright.build.configure import Call, Configured, Unit
-from sparkwright.build.plan import Plan
-from sparkwright.errors import ArchMismatch
+from sparkwright.builder import configure
+from sparkwright.builder.arch import plan
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.arch.plan import Plan
+from sparkwright.builder.arch.rules import ArchRules, Dropped, Kept, Rule
+from sparkwright.builder.configure import Call, Configured, Unit
+from sparkwright.core import digest, process
+from sparkwright.core.errors import ArchMismatch
 
 NATIVE = ("compute_121f:sm_121f",)
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")

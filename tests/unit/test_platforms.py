@@ -7,7 +7,7 @@ import sys
 
 from packaging.tags import sys_tags
 
-from sparkwright.build import platforms
+from sparkwright.builder.environment import platforms
 
 
 def test_they_are_those_that_packaging_finds_here() -> None:

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.build import search
-from sparkwright.build.search import Answer
+from sparkwright.builder import bisect_search
+from sparkwright.builder.bisect_search import Answer
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
+from sparkwright.core.errors import BisectUndecided, NotProvided, PredicateFailed, UsageError
 from sparkwright.demo import upstreams
-from sparkwright.errors import BisectUndecided, NotProvided, PredicateFailed, UsageError
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini, Repository
@@ -40,7 +40,7 @@ def test_a_turn_is_found_around_what_gives_no_answer(data: st.DataObject) -> Non
         asked.append(place)
         return "skip" if place in mute else "good" if place < turn else "bad"
 
-    found = search.turn(count, ask)
+    found = bisect_search.turn(count, ask)
 
     assert found.last < turn <= found.first
     assert found.between == tuple(range(found.last + 1, found.first))
@@ -58,7 +58,7 @@ def test_without_silence_a_turn_takes_as_few_questions_as_halving(count: int, da
         asked.append(place)
         return "bad" if place < turn else "good"
 
-    assert search.turn(count, ask) == search.Turn(turn - 1, turn)
+    assert bisect_search.turn(count, ask) == bisect_search.Turn(turn - 1, turn)
     assert len(asked) <= 2 + math.ceil(math.log2(count))
 
 
@@ -72,7 +72,7 @@ def test_the_set_that_suffices_is_found(count: int, data: st.DataObject) -> None
         asked.append(chosen)
         return "bad" if needed <= set(chosen) else "good"
 
-    assert search.minimal(range(count), ask, "bad") == tuple(sorted(needed))
+    assert bisect_search.minimal(range(count), ask, "bad") == tuple(sorted(needed))
     assert len(asked) == len(set(asked))
 
 
@@ -84,7 +84,7 @@ def test_of_what_is_found_no_single_item_can_go(count: int, data: st.DataObject)
     def ask(chosen: tuple[int, ...]) -> Answer:
         return answers.setdefault(chosen, data.draw(st.sampled_from(["good", "bad", "skip"])))
 
-    found = search.minimal(range(count), ask, "bad")
+    found = bisect_search.minimal(range(count), ask, "bad")
 
     assert answers[found] == "bad"
     assert all(ask(tuple(one for one in found if one != gone)) != "bad" for gone in found if len(found) > 1)

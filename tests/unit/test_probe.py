@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests import devicehost
 from tests.devicehost import POLICY
 
-from sparkwright.audit.sections import ElfUnreadable
-from sparkwright.build.toolchain import Toolchain
-from sparkwright.errors import ToolMissing
+from sparkwright.audit.elf_sections import ElfUnreadable
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.core.errors import ToolMissing
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import kernels, probe
 from sparkwright.gates.device.gpu import Gpu

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed, CompileFailed, ToolMissing
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, CompileFailed, ToolMissing
 
 
 def python(script: str) -> list[str]:

@@ -18,8 +18,8 @@ from tests import githubapi, indexserver, publishing, wheels
 from tests.githubapi import World
 from tests.publishing import Client, Place
 
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import (
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core.errors import (
     DiskFull,
     GitHubUnreachable,
     IndexBusy,

@@ -17,19 +17,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import export, pick, series
+from sparkwright.cherry_picks import export, pull_requests, series
 from sparkwright.cherry_picks.ledger import Record
-from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-from sparkwright.errors import (
-    ExportMismatch,
-    NotProvided,
-    PatchConflict,
-    PatchInvalid,
-    PatchLost,
-    RebaseUnfinished,
-    UsageError,
-)
+from sparkwright.core.errors import ExportMismatch, NotProvided, PatchConflict, PatchInvalid, PatchLost, RebaseUnfinished, UsageError
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -174,7 +166,7 @@ def carry(host: Host, number: int, *changes: dict[str, bytes | None], excluded: 
     """Open a pull request and let the stack carry it."""
     head = host.pull(number, *changes, start="v1")
     seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
-    record = pick.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
+    record = pull_requests.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
     record = msgspec.structs.replace(record, stacks={host.stack: dict.fromkeys(excluded, "the test leaves it out")})
     host.write(*host.ledger.records, record)
     return record

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.build import difference, rebuild, wheel, wheelfile
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.builder import pipeline, reproduce, wheel_diff
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
-from sparkwright.errors import InputsDiffer, NotProvided, UsageError, WheelInvalid
+from sparkwright.core.errors import InputsDiffer, NotProvided, UsageError, WheelInvalid
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -46,16 +47,16 @@ def library(folder: Path, text: str, *flags: str) -> bytes:
 def test_equal_wheels_do_not_differ(tmp_path: Path) -> None:
     """Nothing is found, and every member is counted."""
     files = {"mini/a.py": b"a = 1\n", "mini/data.bin": b"\xff\x00"}
-    found = difference.compare(made(tmp_path / "one", files), made(tmp_path / "two", files))
+    found = wheel_diff.compare(made(tmp_path / "one", files), made(tmp_path / "two", files))
 
-    assert found == difference.WheelDifference((), (), 5)
+    assert found == wheel_diff.WheelDifference((), (), 5)
 
 
 def test_each_differing_member_is_named_with_what_differs(tmp_path: Path) -> None:
     """Text is told by line, other data by place; what only one has is absent; RECORD follows the others."""
     one = made(tmp_path / "one", {"mini/a.py": b"x = 1\na = 1\n", "mini/d.bin": b"\xff\x00\x01", "mini/gone.py": b"", "mini/same.py": b"s"})
     two = made(tmp_path / "two", {"mini/a.py": b"x = 1\na = 2\n", "mini/d.bin": b"\xff\x00\x02", "mini/new.py": b"", "mini/same.py": b"s"})
-    found = {member.name: (member.kind, member.says) for member in difference.compare(one, two).members}
+    found = {member.name: (member.kind, member.says) for member in wheel_diff.compare(one, two).members}
 
     assert found == {
         "mini/a.py": ("text", ("line 2: 'a = 1', 'a = 2'",)),
@@ -78,7 +79,7 @@ def test_archives_that_hold_the_same_differ_in_how(tmp_path: Path) -> None:
             info = zipfile.ZipInfo(name, (2026, 11, 21, 0, 0, 0))
             info.external_attr = 0o100664 << 16
             target.writestr(info, source.read(name), compress_type=zipfile.ZIP_STORED)
-    found = difference.compare(one, tmp_path / "two" / NAME)
+    found = wheel_diff.compare(one, tmp_path / "two" / NAME)
 
     assert found.members == ()
     assert found.archive == (
@@ -101,7 +102,7 @@ def test_archives_that_hold_the_same_differ_in_how(tmp_path: Path) -> None:
 def test_a_library_tells_what_of_it_differs(tmp_path: Path, text: str, flags: tuple[str, ...], kind: str) -> None:
     """A build id, a symbol table and code are different kinds of difference."""
     one = library(tmp_path / "one", "int f(int x) { return x + 1; }", "-Wl,--build-id=0x01")
-    found = difference.elf("x.so", one, library(tmp_path / "two", text, *flags))
+    found = wheel_diff.elf("x.so", one, library(tmp_path / "two", text, *flags))
 
     assert (found.kind, found.says[0][:10]) == (kind, "sections: ")
 
@@ -110,14 +111,14 @@ def test_a_path_of_another_folder_is_seen_as_one(tmp_path: Path) -> None:
     """Two builds whose only difference is the name of their folder in a message differ in a path, and it is shown."""
     text = 'const char *where(void) { return "%s/x.c"; }'
     one, two = (library(tmp_path / name, text % f"/h/{name}", "-Wl,--build-id=none") for name in ("one", "two"))
-    found = difference.elf("x.so", one, two)
+    found = wheel_diff.elf("x.so", one, two)
 
     assert (found.kind, found.says) == ("paths", ("sections: .rodata", "string: /h/one/x.c", "string: /h/two/x.c"))
 
 
 def test_what_begins_like_elf_and_is_not_is_data() -> None:
     """A damaged library is no fault of ours."""
-    assert difference.elf("x.so", b"\x7fELF one", b"\x7fELF two").kind == "data"
+    assert wheel_diff.elf("x.so", b"\x7fELF one", b"\x7fELF two").kind == "data"
 
 
 def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(one.read_bytes()[:-20])
 
     with pytest.raises(WheelInvalid, match="mini-1"):
-        difference.compare(one, tmp_path / NAME)
+        wheel_diff.compare(one, tmp_path / NAME)
 
 
 # Build records.
@@ -136,12 +137,12 @@ def built(mini: Mini) -> Path:
     """Return the mini CUTLASS, which is built without a compiler."""
     session = mini.session()
     session = dataclasses.replace(session, output=mini.root / "dist")
-    return wheel.path_of(session, wheel.build(session, "cutlass"))
+    return pipeline.path_of(session, pipeline.build(session, "cutlass"))
 
 
 def test_every_wheel_says_what_it_was_made_of(mini: Mini) -> None:
     """The record names fork, source and every reviewed file, and nothing of the machine: equal on all of them."""
-    record = rebuild.record_of(built(mini))
+    record = reproduce.record_of(built(mini))
 
     assert (record.stack, record.source.fork, record.compiler) == ("demo", "cutlass", "")
     assert all("/" in name or name in ("sparkwright", "--full") for name in record.inputs)
@@ -152,7 +153,7 @@ def test_a_wheel_of_the_same_inputs_is_built_by_the_same_choices(mini: Mini) -> 
     """Kind of source and target are the wheel's, whatever the command line says."""
     path = built(mini)
     session = dataclasses.replace(mini.session(), source="sdist", without=("supported-12.1",))
-    found = rebuild.session_for(session, path, rebuild.record_of(path))
+    found = reproduce.session_for(session, path, reproduce.record_of(path))
 
     assert (found.source, found.without, found.forks, found.target) == ("git", (), ("cutlass",), "")
 
@@ -165,7 +166,7 @@ def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     (mini.root / "forks" / "demo" / "cutlass" / "series").write_text("# none\n")
 
     with pytest.raises(InputsDiffer) as caught:
-        rebuild.session_for(mini.session(), path, rebuild.record_of(path))
+        reproduce.session_for(mini.session(), path, reproduce.record_of(path))
     assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
 
 
@@ -187,27 +188,27 @@ def test_a_record_names_no_folder(mini: Mini, tmp_path: Path, stack: str) -> Non
     other = with_record(path, tmp_path / "other", json.dumps({**record, "stack": stack}).encode())
 
     with pytest.raises(NotProvided, match="is of stack"):
-        rebuild.session_for(mini.session(), other, rebuild.record_of(other))
+        reproduce.session_for(mini.session(), other, reproduce.record_of(other))
 
 
 @pytest.mark.parametrize("record", [b"", b"{}", b"[1", b'{"stack": 3}', b"\xff"])
 def test_a_wheel_without_a_record_cannot_be_built_again(mini: Mini, tmp_path: Path, record: bytes) -> None:
     """An official wheel, and one whose record is no record, are refused with what to do."""
     with pytest.raises(NotProvided, match="no build record"):
-        rebuild.record_of(with_record(built(mini), tmp_path / "other", record))
+        reproduce.record_of(with_record(built(mini), tmp_path / "other", record))
 
 
 def test_elsewhere_is_a_new_folder(mini: Mini, tmp_path: Path) -> None:
     """A folder that holds something is nobody's to fill; a temporary one is gone afterwards; a named one stays."""
     session = mini.session()
-    with pytest.raises(UsageError, match="not an empty folder"), rebuild.elsewhere(session, mini.root, cached=False):
+    with pytest.raises(UsageError, match="not an empty folder"), reproduce.elsewhere(session, mini.root, cached=False):
         pass
-    with rebuild.elsewhere(session, None, cached=False) as other:
+    with reproduce.elsewhere(session, None, cached=False) as other:
         place = other.store.root
         assert not (place / "cache").exists()
         assert not other.cached
     assert not place.exists()
-    with rebuild.elsewhere(session, tmp_path / "named", cached=True):
+    with reproduce.elsewhere(session, tmp_path / "named", cached=True):
         pass
     assert (tmp_path / "named" / "store" / "cache").is_dir()
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid, RecipeUnfit, UsageError
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, RecipeUnfit, UsageError
 from sparkwright.gates.recipes import flags, lint, recipe, workloads
 from sparkwright.gates.recipes.cells import is_cell
 from sparkwright.gates.recipes.expected import Expected
@@ -26,7 +26,7 @@ from sparkwright.gates.server.recipe import ContractPolicy
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
-CONTRACT = yamlfile.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
+CONTRACT = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 NAMES = recipe.names(ROOT)
 
 #: The releases of both stacks, stock and ours.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.build import remotecache
-from sparkwright.build.ccache import Cache
-from sparkwright.build.remotecache import PASSWORD, Door, Shelf, Signer
-from sparkwright.errors import FileInvalid
+from sparkwright.builder.environment import remote_cache
+from sparkwright.builder.environment.ccache import Cache
+from sparkwright.builder.environment.remote_cache import PASSWORD, Door, Shelf, Signer
+from sparkwright.core.errors import FileInvalid
 
 if TYPE_CHECKING:
     from tests.conftest import Redis
@@ -85,8 +85,8 @@ def compiled(folder: Path, shelf: Shelf) -> str:
 def test_what_one_machine_compiled_another_takes_from_redis(tmp_path: Path, redis: Redis) -> None:
     """The second checkout has an empty cache of its own, and compiles nothing."""
     with redis() as address:
-        assert compiled(tmp_path / "one", remotecache.shelf(address)) == "miss"
-        assert compiled(tmp_path / "another", remotecache.shelf(address)) == "hit"
+        assert compiled(tmp_path / "one", remote_cache.shelf(address)) == "miss"
+        assert compiled(tmp_path / "another", remote_cache.shelf(address)) == "hit"
 
 
 @needs_redis
@@ -94,13 +94,13 @@ def test_the_password_comes_from_the_environment(redis: Redis, monkeypatch: pyte
     """A server that wants one gets it; without it, it answers with an error."""
     with redis("--requirepass", "secret word") as address:
         with pytest.raises(OSError, match="NOAUTH"):
-            remotecache.shelf(address).get("key")
+            remote_cache.shelf(address).get("key")
         monkeypatch.setenv(PASSWORD, "secret word")
-        shelf = remotecache.shelf(f"{address}/1")
+        shelf = remote_cache.shelf(f"{address}/1")
         shelf.put("key", b"value\r\n\0")
 
         assert shelf.get("key") == b"value\r\n\0"
-        assert remotecache.shelf(address).get("key") is None, "another database"
+        assert remote_cache.shelf(address).get("key") is None, "another database"
 
 
 @needs_ccache
@@ -111,8 +111,8 @@ def test_what_one_machine_compiled_another_takes_from_s3(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
     url = f"s3://store/spark?endpoint=http://{bucket[0]}&region=here"
-    assert compiled(tmp_path / "one", remotecache.shelf(url)) == "miss"
-    assert compiled(tmp_path / "another", remotecache.shelf(url)) == "hit"
+    assert compiled(tmp_path / "one", remote_cache.shelf(url)) == "miss"
+    assert compiled(tmp_path / "another", remote_cache.shelf(url)) == "hit"
 
     assert all(path.startswith("/store/spark/") for path in bucket[1].held)
     assert all("Credential=KEY/" in authorization and "/here/s3/" in authorization for *_, authorization in bucket[1].asked)
@@ -123,7 +123,7 @@ def test_what_one_machine_compiled_another_takes_from_s3(
 def test_what_one_machine_compiled_another_takes_from_a_web_server(tmp_path: Path, bucket: tuple[str, type[Bucket]]) -> None:
     """Any server that takes PUT and GET will do."""
     url = f"http://{bucket[0]}/cache"
-    assert [compiled(tmp_path / name, remotecache.shelf(url)) for name in ("one", "another")] == ["miss", "hit"]
+    assert [compiled(tmp_path / name, remote_cache.shelf(url)) for name in ("one", "another")] == ["miss", "hit"]
 
 
 def test_a_request_is_signed_as_the_documentation_of_s3_has_it() -> None:
@@ -142,7 +142,7 @@ def test_a_request_is_signed_as_the_documentation_of_s3_has_it() -> None:
 @needs_ccache
 def test_a_build_does_not_depend_on_the_shared_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that is not there makes every question a miss, and one warning."""
-    shelf = remotecache.shelf("redis://127.0.0.1:9")
+    shelf = remote_cache.shelf("redis://127.0.0.1:9")
     assert compiled(tmp_path / "one", shelf) == "miss"
     (tmp_path / "door").mkdir()
     with Door(tmp_path / "door", shelf) as door:
@@ -157,7 +157,7 @@ def test_a_build_does_not_depend_on_the_shared_cache(tmp_path: Path, capsys: pyt
 def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
     """Secrets are not for files, and what is no address is not guessed at; the secret is not repeated."""
     with pytest.raises(FileInvalid) as raised:
-        remotecache.shelf(url)
+        remote_cache.shelf(url)
 
     assert "secret" not in raised.value.what
 

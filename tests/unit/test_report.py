@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
 
-from sparkwright.console import size
-from sparkwright.errors import FileInvalid
+from sparkwright.core.console import size
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.throughput.records import METRICS, Result
 from sparkwright.gates.verdict import ORDER, State
 from sparkwright.release import frame

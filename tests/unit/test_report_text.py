@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, STOCK, Maker, bench
 
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.gates.throughput.records import METRICS, Metric, Result, Series
 from sparkwright.release.report import compare, markdown, page, pairs, read, terminal, words
 from sparkwright.release.report.view import Shift, Value, View, change, shift

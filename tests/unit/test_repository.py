@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-from sparkwright.errors import ALL
+from sparkwright.core.errors import ALL
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkwright.core.store import Store
 from sparkwright.gates.model import roofline
 from sparkwright.gates.model.roofline import GB10, Bandwidth
-from sparkwright.store import Store
 
 experts = st.integers(1, 1024).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
 

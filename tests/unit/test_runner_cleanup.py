@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.build import resident
+from sparkwright.builder.compile import procfs
 from sparkwright.operate.runner import condition, emptied, processes
 
 #: A tree of files, links and folders; a name may be anything that a file system takes.
@@ -147,16 +147,16 @@ while time.monotonic() < end:
     child.wait(30)
     try:
         deadline = time.monotonic() + 30
-        while not resident.marked(mark):
+        while not procfs.marked(mark):
             assert time.monotonic() < deadline
 
-        ended, left = processes.end(lambda: resident.marked(mark), 30)
+        ended, left = processes.end(lambda: procfs.marked(mark), 30)
     finally:
-        resident.end_marked(mark)
+        procfs.end_marked(mark)
 
     assert left == []
     assert ended > 0
-    assert resident.marked(mark) == []
+    assert procfs.marked(mark) == []
 
 
 def test_processes_of_a_user_are_found() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import runnerhub
 
-from sparkwright.errors import FileInvalid, LeaseLost, LeaseRefused, RunnerBusy
+from sparkwright.core.errors import FileInvalid, LeaseLost, LeaseRefused, RunnerBusy
 from sparkwright.operate.runner import admit, holding, lease, once, policy, processes
 from sparkwright.operate.runner.admit import Partner
 from sparkwright.operate.runner.ground import Ground

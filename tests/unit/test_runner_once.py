@@ -14,7 +14,7 @@ import pytest
 from tests import runnerhub
 from tests.runnerhub import Hub
 
-from sparkwright.errors import (
+from sparkwright.core.errors import (
     GitHubRefused,
     RunnerBusy,
     RunnerDied,

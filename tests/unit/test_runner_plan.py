@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests import runnerhub
 from tests.runnerhub import GOOD, ROOT
 
-from sparkwright import yamlfile
 from sparkwright.cli.main import main, run
-from sparkwright.errors import FileInvalid, RunnerExposed, RunnerRefused, RunnerSetup, ToolMissing, UsageError
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, RunnerExposed, RunnerRefused, RunnerSetup, ToolMissing, UsageError
 from sparkwright.operate.runner import admit, egress, fitness, labels, perform, plan, policy, registration, unit
 from sparkwright.operate.runner.labels import Machine
 from sparkwright.operate.runner.place import Place
@@ -40,7 +40,7 @@ def reviewed() -> Policy:
 
 def test_the_policy_stays_itself_when_it_is_written(reviewed: Policy, tmp_path: Path) -> None:
     """What set-up writes for the units reads as what was reviewed."""
-    (tmp_path / "x.yaml").write_text(yamlfile.dump(reviewed))
+    (tmp_path / "x.yaml").write_text(strict_yaml.dump(reviewed))
 
     assert policy.load(tmp_path / "x.yaml") == reviewed
 

@@ -17,14 +17,16 @@ from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.build import materials, program, sourcetree, wheel, wheelfile
-from sparkwright.build.graft import Transplant
-from sparkwright.build.sbom import SBOM, Archive, Bill, Papers, document
-from sparkwright.build.sourcetree import SourceTree
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.builder import pipeline, self_wheel, source_tree
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel import materials
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.graft import Transplant
+from sparkwright.builder.wheel.sbom import SBOM, Archive, Bill, Papers, document
 from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock, VendoredLock
-from sparkwright.forks.sources import FetchedSource
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -182,8 +184,8 @@ def in_wheel(path: Path) -> dict[str, Any]:
 def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
     """The mini CUTLASS names its source by commit and tree, and nothing of the machine."""
     session = dataclasses.replace(mini.session(), output=mini.root / "dist")
-    made = in_wheel(wheel.path_of(session, wheel.build(session, "cutlass")))
-    source = sourcetree.make(session, "cutlass")
+    made = in_wheel(pipeline.path_of(session, pipeline.build(session, "cutlass")))
+    source = source_tree.make(session, "cutlass")
 
     upstream = by_ref(made)["source/cutlass"]
     assert (facts(upstream)["pin"], facts(upstream)["tree"]) == (source.source.pin, source.source.tree)
@@ -194,7 +196,7 @@ def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
 def test_the_bill_of_a_graft_names_what_is_under_it(mini: Mini) -> None:
     """The patches of the demo, CUTLASS, the base and the compiler of the lock are gathered; RECORD's digests become hex."""
     session = mini.session()
-    source = sourcetree.make(session, "vllm")
+    source = source_tree.make(session, "vllm")
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
     kept = "sha256=" + "A" * 43
     done = Transplant({"mini_vllm/_C.so": "5" * 64}, (), (), {"mini_vllm/_D.so": kept, "mini_vllm/_E.so": "md5=x"})
@@ -214,7 +216,7 @@ def test_the_bill_of_a_graft_names_what_is_under_it(mini: Mini) -> None:
 def test_vendored_sources_are_those_that_the_build_takes(mini: Mini) -> None:
     """A graft takes no fetched source; a full build takes what it is handed, less what a fork stands in for."""
     session = mini.session()
-    source = sourcetree.make(session, "vllm")
+    source = source_tree.make(session, "vllm")
 
     assert materials.vendored(session, source) == {}
     assert set(materials.vendored(dataclasses.replace(session, full=True), source)) == {
@@ -237,7 +239,7 @@ def test_an_sbom_of_upstream_stays_and_ours_is_replaced(tmp_path: Path) -> None:
 
 def test_the_program_itself_holds_one(tmp_path: Path) -> None:
     """The installer is a wheel of ours like the others, and the same code gives the same bytes."""
-    first, second = (program.wheel(tmp_path, extra="", label="7") for _ in range(2))
+    first, second = (self_wheel.wheel(tmp_path, extra="", label="7") for _ in range(2))
 
     assert in_wheel(first)["metadata"]["component"]["version"].endswith("+7")
     assert first.read_bytes() == second.read_bytes()

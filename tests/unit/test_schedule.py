@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright import schedule
-from sparkwright.schedule import Holder, Unit
+from sparkwright.core import schedule
+from sparkwright.core.schedule import Holder, Unit
 
 MEMORY = 1000.0
 

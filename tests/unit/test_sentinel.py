@@ -14,11 +14,11 @@ import msgspec
 import psutil
 import pytest
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.gates.machine.policy import MachinePolicy, SentinelPolicy
 from sparkwright.gates.machine.sentinel import Sentinel, Silent
 
-SHIPPED = yamlfile.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", MachinePolicy).sentinel
+SHIPPED = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", MachinePolicy).sentinel
 #: Small, so that a test takes no time; what it reads means nothing then.
 SMALL = msgspec.structs.replace(SHIPPED, matrix=8, stream=8, warm=0.0, seconds=0.02, least=2, readings=3, start=120.0, patience=60.0)
 

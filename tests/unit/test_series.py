@@ -16,19 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkwright import git, yamlfile
-from sparkwright.cherry_picks import diff, fit, ledger, patch, pick, series, together
-from sparkwright.cherry_picks.fit import Outcome
+from sparkwright.cherry_picks import apply_check, diff, ledger, patch, pull_requests, series, together
+from sparkwright.cherry_picks.apply_check import Outcome
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cherry_picks.series import PatchedTree
 from sparkwright.cli.main import parser, session_of
-from sparkwright.digest import sha256_bytes
-from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
-from sparkwright.forks import sources
-from sparkwright.forks.spec import ForkSpec, SourceSpecs, StackSpec
-from sparkwright.objects import Index, Objects
+from sparkwright.core import git, strict_yaml
+from sparkwright.core.digest import sha256_bytes
+from sparkwright.core.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
+from sparkwright.core.git_store import Index, Objects
+from sparkwright.forks import fetch
+from sparkwright.forks.stack import ForkSpec, SourceSpecs, StackSpec
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Repository
@@ -268,7 +268,7 @@ def mine(data: bytes) -> Patch:
 def tried(objects: Objects, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
     """Return what comes of the patch on *tree*; whatever it is, the index holds the tree that the outcome names."""
     with objects.index(tree) as index:
-        done = fit.attempt(objects, index, tree, one, movable=movable)
+        done = apply_check.attempt(objects, index, tree, one, movable=movable)
         assert index.tree() == done.tree
     return done
 
@@ -490,7 +490,7 @@ def test_the_fast_way_gives_what_git_gives(
     slow = list[Outcome]()
     with objects.index(base) as index:
         for one in patches:
-            slow.append(fit.attempt(objects, index, slow[-1].tree if slow else base, one))
+            slow.append(apply_check.attempt(objects, index, slow[-1].tree if slow else base, one))
     fast = together.trees(objects, base, patches)
 
     if fast is not None:
@@ -518,7 +518,7 @@ def key_of(folder: Path, inputs: Inputs, *words: str) -> str:
     for name, data in ours:
         (made / f"{name}.patch").write_bytes(data)
     (made / "series").write_text("".join(f"{name}.patch\n" for name, _ in ours))
-    (made.parent / "stack.yaml").write_text(yamlfile.dump(StackSpec("s", "12.1f", "t", {"f": ForkSpec("backend", SourceSpecs())})))
+    (made.parent / "stack.yaml").write_text(strict_yaml.dump(StackSpec("s", "12.1f", "t", {"f": ForkSpec("backend", SourceSpecs())})))
     (folder / "cherry_picks").mkdir()
     day = "2026-01-02" if words else "2026-03-04"
     ledger.write(
@@ -549,7 +549,7 @@ def _stack(host: Host) -> Host:
     host.lock()
     head = host.pull(7, {"b.txt": b"picked\n", "c.txt": b"left out\n"})
     seen = Seen("api", "Improve it", "octocat", "open", head, "", "main")
-    record = pick.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
+    record = pull_requests.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {"c.txt": "not for us"}}))
     for number in range(5):
         host.ours(f"{number}.patch", {"a.txt": edited(*((slot(one), f"changed {one}") for one in range(number + 1)))})
@@ -559,7 +559,7 @@ def _stack(host: Host) -> Host:
 def applied_by(host: Host, *words: str) -> PatchedTree:
     """Return the patched tree of a new run."""
     run = host.session(*words)
-    return series.apply(run, sources.fetch(run, host.fork))
+    return series.apply(run, fetch.fetch(run, host.fork))
 
 
 @pytest.fixture(name="counted")
@@ -576,9 +576,9 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(one.name)
         return attempt(objects, index, tree, one, movable=movable)
 
-    trees, attempt = together.trees, fit.attempt
+    trees, attempt = together.trees, apply_check.attempt
     monkeypatch.setattr(together, "trees", all_at_once)
-    monkeypatch.setattr(fit, "attempt", one_by_one)
+    monkeypatch.setattr(apply_check, "attempt", one_by_one)
     return names
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkwright.errors import EnvironmentUnusable, ToolMissing, WheelInvalid
+from sparkwright.core.errors import EnvironmentUnusable, ToolMissing, WheelInvalid
 from sparkwright.gates.server.installed import Mismatch, is_installed
 from sparkwright.gates.server.serve import ALWAYS, Launch, Server
 

@@ -17,9 +17,9 @@ from tests import publishing, wheels
 from tests.publishing import Place
 from tests.release import world
 
-from sparkwright.build.program import Interpreter
+from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.cli.main import main
-from sparkwright.errors import (
+from sparkwright.core.errors import (
     DiskFull,
     EnvironmentUnusable,
     EvidenceInvalid,
@@ -31,8 +31,9 @@ from sparkwright.errors import (
     StateUnusable,
     UsageError,
 )
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.operate.image import lent, picked, recorded, registry, selected, settled
 from sparkwright.operate.image.labels import SERIAL, labels
 from sparkwright.operate.image.made import Made
@@ -46,7 +47,6 @@ from sparkwright.release.publish import changes
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.statement import Statement, Subject
 from sparkwright.release.signing.trust import Trust
-from sparkwright.store import Store
 
 BASE = "debian@sha256:" + "0123456789abcdef" * 4
 SPARK = Interpreter("3.12.3", "aarch64", "2.39")

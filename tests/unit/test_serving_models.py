@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests import standin
 
-from sparkwright.errors import CheckpointInvalid, ModelMissing
+from sparkwright.core.errors import CheckpointInvalid, ModelMissing
 from sparkwright.operate.serving import models
 
 NAME, COMMIT, OTHER = "org/Toy-1", "a" * 40, "b" * 40

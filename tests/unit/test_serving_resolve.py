@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests import standin
 
-from sparkwright.errors import EnvironmentBroken, EnvironmentUnusable, ModelMissing, RecipeUnfit, SparkwrightError, UsageError
+from sparkwright.core.errors import EnvironmentBroken, EnvironmentUnusable, ModelMissing, RecipeUnfit, SparkwrightError, UsageError
 from sparkwright.operate.serving import place as places
 from sparkwright.operate.serving import shown
 from sparkwright.operate.serving.resolve import Ready, resolved

@@ -18,13 +18,13 @@ import pytest
 from msgspec.structs import replace
 from tests.standin import Machine, _machine, _standin, alive, free_port
 
-from sparkwright import reviewed
-from sparkwright.errors import MemoryLow
+from sparkwright.core import project_data
+from sparkwright.core.errors import MemoryLow
+from sparkwright.core.store import Store
 from sparkwright.operate.serving import held, run
 from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.resolve import resolved
 from sparkwright.operate.serving.wish import Where, Wish
-from sparkwright.store import Store
 
 __all__ = ["_machine", "_standin"]
 
@@ -201,7 +201,7 @@ def test_a_machine_that_falls_below_its_floor_is_spared(machine: Machine, monkey
     for name in ("SPARKWRIGHT_STATE_DIR", "SPARKWRIGHT_CACHE_DIR"):
         monkeypatch.setenv(name, machine.environment[name])
     told = {"STANDIN": json.dumps({"record": str(machine.record), "load": 600})}
-    ready = resolved(Wish(model=str(machine.model), port=machine.port, floor=0, variables=told), Where(machine.python, reviewed.root()))
+    ready = resolved(Wish(model=str(machine.model), port=machine.port, floor=0, variables=told), Where(machine.python, project_data.root()))
     starved = replace(ready, floor=10**9, needs=-(10**9))
     with pytest.raises(MemoryLow), held.held() as lock:
         run.serve(starved, lock, Asked(), Store(machine.folder / "cache"), machine.folder / "log")

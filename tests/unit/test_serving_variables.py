@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import standin
 
-from sparkwright.errors import FlagUnknown, UsageError, VariableRefused
+from sparkwright.core.errors import FlagUnknown, UsageError, VariableRefused
 from sparkwright.gates.server.envvars import Replaced
 from sparkwright.operate.serving import cluster, known, variables
 from sparkwright.operate.serving.wish import Wish

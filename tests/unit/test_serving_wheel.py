@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.standin import Machine, _machine, _standin
 
-from sparkwright import reviewed
-from sparkwright.build import program
+from sparkwright.builder import self_wheel
+from sparkwright.core import project_data
 from sparkwright.gates.recipes import fitting, workloads
 from sparkwright.gates.recipes import recipe as recipes
 
@@ -41,7 +41,7 @@ sys.exit(main())
 def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the program as its wheel lays it down."""
     folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(program.wheel(folder, extra="")) as archive:
+    with zipfile.ZipFile(self_wheel.wheel(folder, extra="")) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
 
@@ -64,8 +64,8 @@ def test_the_data_is_a_root_that_every_recipe_loads_from(unpacked: Path) -> None
     assert recipes.names(data) == recipes.names(ROOT)
     assert workloads.load(data) == workloads.load(ROOT)
     fitting.check(data, recipes.load(data, "toy-cpu"), None, total=32_000)
-    assert reviewed.root() == ROOT
-    assert reviewed.root(data) == data
+    assert project_data.root() == ROOT
+    assert project_data.root(data) == data
 
 
 def bare(machine: Machine, unpacked: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -92,4 +92,4 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
         text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     data = unpacked / "sparkwright" / "data"
-    assert said == [str(unpacked / "sparkwright" / "reviewed.py"), f"{len(reviewed.carried())} {data}"]
+    assert said == [str(unpacked / "sparkwright" / "reviewed.py"), f"{len(project_data.carried())} {data}"]

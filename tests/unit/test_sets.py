@@ -18,11 +18,11 @@ from packaging.tags import sys_tags
 from tests import verdicts, wheels
 from uv import find_uv_bin
 
+from sparkwright.core.digest import sha256_file
+from sparkwright.core.errors import LockInvalid, NotProvided, SetMixed, SetUnresolved, WheelInvalid
 from sparkwright.demo import base
-from sparkwright.digest import sha256_file
-from sparkwright.errors import LockInvalid, NotProvided, SetMixed, SetUnresolved, WheelInvalid
-from sparkwright.forks import packageindex
-from sparkwright.forks.spec import Project
+from sparkwright.forks import package_index
+from sparkwright.forks.stack import Project
 from sparkwright.release import sets
 from sparkwright.release.sets import Pinned, lock, resolving
 
@@ -360,7 +360,7 @@ def test_a_real_set_resolves(tmp_path: Path) -> None:
     """What a wheel of ours wants of the user's real package index is locked for a Spark: wheels for aarch64 with hashes and sizes."""
     path = wheels.flashinfer(tmp_path, requires=["torch==2.14.0", "setuptools<81; python_version > '3.11'"])
     at = {path.name: f"https://example.org/{path.name}"}
-    made = sets.resolve([path], "aarch64", index_url=packageindex.index_url(), urls=at, torch="2.14.0")
+    made = sets.resolve([path], "aarch64", index_url=package_index.index_url(), urls=at, torch="2.14.0")
     found = {one.name: one for one in sets.select(
         sets.read(made.lock, "the lock"), [*resolving.tags("3.12", "aarch64")],
         {**marked(), "platform_machine": "aarch64", "python_version": "3.12", "python_full_version": "3.12.3"},

@@ -24,7 +24,7 @@ from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # exported, but not by __all__
 
 from sparkwright.cli import main
-from sparkwright.errors import EvidenceInvalid, FileInvalid, KeyInvalid, SignatureInvalid, SignerUnknown, TrustMissing, UsageError
+from sparkwright.core.errors import EvidenceInvalid, FileInvalid, KeyInvalid, SignatureInvalid, SignerUnknown, TrustMissing, UsageError
 from sparkwright.release.signing import Signer, Statement, Subject, dsse, keys, trust, urls
 from sparkwright.release.signing.envelope import opened
 from sparkwright.release.signing.keys import KeySigner, PublicKey

@@ -18,7 +18,7 @@ from sigstore.verify import Verifier, policy
 from tests.badserver import Listener, silent
 from tests.sigstoreworld import GITHUB, WORKFLOW, World
 
-from sparkwright.errors import EvidenceInvalid, IdentityUnusable, ManifestInvalid, SignatureInvalid, SignerUnknown, TrustMissing
+from sparkwright.core.errors import EvidenceInvalid, IdentityUnusable, ManifestInvalid, SignatureInvalid, SignerUnknown, TrustMissing
 from sparkwright.release.manifest import change, signed
 from sparkwright.release.signing import Signer, Statement, Subject, bundle, identity, pep740
 from sparkwright.release.signing.envelope import opened

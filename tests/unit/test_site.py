@@ -19,8 +19,8 @@ from tests.sitedata import HOSTILE, Made
 from tests.wheels import ROOT, STACK
 
 from sparkwright.cli import main
-from sparkwright.console import console
-from sparkwright.errors import IndexMissing, SignerUnknown, SitePartial, UsageError
+from sparkwright.core.console import console
+from sparkwright.core.errors import IndexMissing, SignerUnknown, SitePartial, UsageError
 from sparkwright.operate.site import making, pages, trends
 from sparkwright.operate.site.found import Found
 from sparkwright.release.client.install import Wish

@@ -18,9 +18,9 @@ from tests import verdicts, wheels
 from tests.unit.reportdata import Maker, bench
 
 from sparkwright.cli import main
-from sparkwright.console import console
-from sparkwright.digest import sha256_file
-from sparkwright.errors import NightTaken, UsageError
+from sparkwright.core.console import console
+from sparkwright.core.digest import sha256_file
+from sparkwright.core.errors import NightTaken, UsageError
 from sparkwright.gates.throughput.tracks import by_block
 from sparkwright.gates.verdict import ORDER, State
 from sparkwright.operate.site import measured, night, nights

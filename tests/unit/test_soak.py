@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.soak import growth, kernellog, load
@@ -31,7 +31,7 @@ from sparkwright.gates.verdict import Check, failed, not_run, passed
 
 ROOT = Path(__file__).parents[2]
 POLICY_FILE = ROOT / "ci" / "gates" / "soak.yaml"
-POLICY = yamlfile.load(POLICY_FILE, soak.SoakPolicy)
+POLICY = strict_yaml.load(POLICY_FILE, soak.SoakPolicy)
 MB = 1e6
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"
@@ -473,7 +473,7 @@ def test_a_mistake_in_the_policy_is_refused(before: str, after: str) -> None:
     assert before in text
 
     with pytest.raises(FileInvalid):
-        yamlfile.parse(text.replace(before, after, 1), soak.SoakPolicy, "soak.yaml")
+        strict_yaml.parse(text.replace(before, after, 1), soak.SoakPolicy, "soak.yaml")
 
 
 def test_figures_of_checks_are_numbers_that_json_has() -> None:

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid, NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
-from sparkwright.forks import lock, resolve, session, sources
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
+from sparkwright.core.store import Store
+from sparkwright.forks import context, fetch, lock, resolve
+from sparkwright.forks.context import Session
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import ForkSpec, GitSpec, Project, SourceSpecs, StackSpec
-from sparkwright.store import Store
+from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SourceSpecs, StackSpec
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -40,7 +40,7 @@ def _make(tmp_path: Path, repository: Repository) -> Make:
         folder = root / "forks" / "test"
         folder.mkdir(parents=True, exist_ok=True)
         spec = StackSpec("test", "12.1f", "t", {"mini": ForkSpec("backend", SourceSpecs(git=GitSpec(URL, ref)))})
-        (folder / "stack.yaml").write_text(yamlfile.dump(spec))
+        (folder / "stack.yaml").write_text(strict_yaml.dump(spec))
         (folder / "lock.yaml").write_text(
             lock.render(Lock(1, "test", {"mini": ForkLock(git=GitLock(URL, ref, commit, tree), sdist=sdist)}))
         )
@@ -61,7 +61,7 @@ def _commit(repository: Repository) -> str:
 def test_a_locked_commit_is_fetched_and_verified(make: Make, repository: Repository, commit: str) -> None:
     """Commit and tree of the lock are what is in the object store afterwards; the origin names the upstream, not the mirror."""
     run = make(commit, repository.tree())
-    fetched = sources.fetch(run, "mini")
+    fetched = fetch.fetch(run, "mini")
 
     assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
     assert fetched.origin == f"{URL} @ {commit}"
@@ -74,13 +74,13 @@ def test_the_ref_does_not_choose_the_bytes(make: Make, repository: Repository, c
     repository.commit({"a.txt": b"2\n"})
     repository.git("tag", "--force", "v1")
 
-    assert sources.fetch(make(commit, tree), "mini").tree == tree
+    assert fetch.fetch(make(commit, tree), "mini").tree == tree
 
 
 def test_another_tree_than_the_locked_one_is_a_mismatch(make: Make, repository: Repository, commit: str) -> None:
     """A commit whose tree is not the locked one is an error that shows both."""
     with pytest.raises(SourceMismatch, match="another tree") as caught:
-        sources.fetch(make(commit, "0" * 40), "mini")
+        fetch.fetch(make(commit, "0" * 40), "mini")
 
     assert caught.value.details == (f"lock:   {'0' * 40}", f"commit: {repository.tree()}")
 
@@ -89,13 +89,13 @@ def test_a_mismatch_is_found_again_on_the_next_run(make: Make, commit: str) -> N
     """That the bad commit is in the store by now does not make it good."""
     for _ in range(2):
         with pytest.raises(SourceMismatch):
-            sources.fetch(make(commit, "0" * 40), "mini")
+            fetch.fetch(make(commit, "0" * 40), "mini")
 
 
 @pytest.mark.parametrize("digits", [7, 12, 39])
 def test_a_prefix_is_resolved_by_the_ref(make: Make, repository: Repository, commit: str, digits: int) -> None:
     """The beginning of a commit is enough where the locked tag names a commit that begins so; it stays marked unresolved."""
-    fetched = sources.fetch(make(commit[:digits]), "mini")
+    fetched = fetch.fetch(make(commit[:digits]), "mini")
 
     assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, repository.tree(), False)
 
@@ -105,7 +105,7 @@ def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository
     moved = repository.commit({"a.txt": b"2\n"})
     repository.git("tag", "--force", "v1")
     with pytest.raises(SourceMismatch, match="v1 of mini is not the locked commit") as caught:
-        sources.fetch(make(commit[:9]), "mini")
+        fetch.fetch(make(commit[:9]), "mini")
 
     assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
 
@@ -113,7 +113,7 @@ def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository
 def test_a_prefix_does_not_resolve_without_its_ref(make: Make, commit: str) -> None:
     """A tag that is gone is a mismatch, too."""
     with pytest.raises(SourceMismatch) as caught:
-        sources.fetch(make(commit[:9], ref="v2"), "mini")
+        fetch.fetch(make(commit[:9], ref="v2"), "mini")
 
     assert caught.value.details[1] == "host: no such ref"
 
@@ -121,7 +121,7 @@ def test_a_prefix_does_not_resolve_without_its_ref(make: Make, commit: str) -> N
 def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
     """A lock without a commit gives an error that names the ref, although the host would know it."""
     with pytest.raises(SourceUnresolved, match=r"no commit for mini \(v1\)"):
-        sources.fetch(make(), "mini")
+        fetch.fetch(make(), "mini")
 
 
 def test_a_source_with_submodules_is_refused(make: Make, repository: Repository, commit: str) -> None:
@@ -131,7 +131,7 @@ def test_a_source_with_submodules_is_refused(make: Make, repository: Repository,
     pin = repository.git("rev-parse", "HEAD")
 
     with pytest.raises(SourceUnresolved, match="submodules") as caught:
-        sources.fetch(make(pin), "mini")
+        fetch.fetch(make(pin), "mini")
     assert caught.value.details == (f"third/party @ {commit}",)
 
 
@@ -140,7 +140,7 @@ def test_a_commit_that_the_mirror_lacks_is_unreachable(make: Make, repository: R
     repository.commit({"a.txt": b"1\n"})
 
     with pytest.raises(SourceUnreachable, match=f"does not offer commit {'1' * 40}") as caught:
-        sources.fetch(make("1" * 40), "mini")
+        fetch.fetch(make("1" * 40), "mini")
     assert caught.value.details
 
 
@@ -151,7 +151,7 @@ def test_a_mirror_that_is_not_there_is_unreachable(make: Make, repository: Repos
     shutil.move(repository.path, repository.path.with_name("elsewhere"))
 
     with pytest.raises(SourceUnreachable, match="upstream"):
-        sources.fetch(run, "mini")
+        fetch.fetch(run, "mini")
 
 
 def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
@@ -159,7 +159,7 @@ def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
     run = dataclasses.replace(make(commit), mirrors={HOST: "http://user:secret@127.0.0.1:9/"})
 
     with pytest.raises(SourceUnreachable) as caught:
-        sources.fetch(run, "mini")
+        fetch.fetch(run, "mini")
     said = "\n".join([caught.value.what, *caught.value.details])
     assert "http://127.0.0.1:9/mini.git" in said
     assert "secret" not in said
@@ -167,36 +167,36 @@ def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
 
 def test_what_was_fetched_once_needs_no_mirror(make: Make, repository: Repository, commit: str) -> None:
     """The second run is offline and without the repository, and gives the same."""
-    first = sources.fetch(make(commit, repository.tree()), "mini")
+    first = fetch.fetch(make(commit, repository.tree()), "mini")
     run = make(commit, first.tree)
     shutil.rmtree(repository.path)
 
-    assert sources.fetch(dataclasses.replace(run, offline=True), "mini") == first
-    assert sources.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
+    assert fetch.fetch(dataclasses.replace(run, offline=True), "mini") == first
+    assert fetch.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
 
 
 def test_offline_fetches_nothing(make: Make, repository: Repository, commit: str) -> None:
     """What is not in the store is an error of its own, for whole commits and for prefixes."""
     for pin in (commit, commit[:9]):
         with pytest.raises(Offline):
-            sources.fetch(dataclasses.replace(make(pin), offline=True), "mini")
+            fetch.fetch(dataclasses.replace(make(pin), offline=True), "mini")
 
 
 def test_a_store_that_lost_its_objects_fetches_again(make: Make, repository: Repository, commit: str) -> None:
     """A record of a fetch is believed only while the objects are there."""
     run = make(commit, repository.tree())
-    first = sources.fetch(run, "mini")
+    first = fetch.fetch(run, "mini")
     shutil.rmtree(run.objects.path)
 
-    assert sources.fetch(make(commit, repository.tree()), "mini") == first
+    assert fetch.fetch(make(commit, repository.tree()), "mini") == first
 
 
 def test_another_lock_is_not_answered_from_the_store(make: Make, repository: Repository, commit: str) -> None:
     """Changing the lock changes what is fetched, however fresh the store's record is."""
-    sources.fetch(make(commit), "mini")
+    fetch.fetch(make(commit), "mini")
     later = repository.commit({"a.txt": b"2\n"})
 
-    assert sources.fetch(make(later), "mini").pin == later
+    assert fetch.fetch(make(later), "mini").pin == later
 
 
 # Submodules, and what is left out.
@@ -247,7 +247,7 @@ def _nest(repository: Repository, tmp_path: Path) -> Nest:
 def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
     """Files of submodules, and of theirs, stand where the build looks for them; nothing is left of the links."""
     run = nest.run(make(nest.commit), nest.locked())
-    fetched = sources.fetch(run, "mini")
+    fetched = fetch.fetch(run, "mini")
 
     assert dict(run.objects.files(fetched.tree)) == {
         "a.txt": b"1\n",
@@ -264,11 +264,11 @@ def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
 def test_sources_with_submodules_are_there_offline(make: Make, nest: Nest) -> None:
     """Everything that came once is there without any of the repositories."""
     run = nest.run(make(nest.commit), nest.locked())
-    first = sources.fetch(run, "mini")
+    first = fetch.fetch(run, "mini")
     for one in (nest.top, nest.party, nest.inner):
         shutil.rmtree(one.path)
 
-    assert sources.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
+    assert fetch.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
 
 
 @pytest.mark.parametrize("missing", ["third/party", "third/party/deps/inner"])
@@ -277,7 +277,7 @@ def test_a_submodule_that_is_not_locked_is_refused(make: Make, nest: Nest, missi
     locked = nest.locked()
     commit = locked.pop(missing).commit
     with pytest.raises(SourceUnresolved, match="submodules that the lock does not name") as caught:
-        sources.fetch(nest.run(make(nest.commit), locked), "mini")
+        fetch.fetch(nest.run(make(nest.commit), locked), "mini")
 
     assert caught.value.details == (f"{missing.removeprefix('third/party/')} @ {commit}",)
 
@@ -289,7 +289,7 @@ def test_a_submodule_at_another_commit_is_refused(make: Make, nest: Nest, other:
     locked[other] = msgspec.structs.replace(locked[other], commit="1" * 40)
 
     with pytest.raises(SourceUnresolved, match="submodules that the lock does not name"):
-        sources.fetch(nest.run(make(nest.commit), locked), "mini")
+        fetch.fetch(nest.run(make(nest.commit), locked), "mini")
 
 
 def test_a_submodule_with_another_tree_is_a_mismatch(make: Make, nest: Nest) -> None:
@@ -298,13 +298,13 @@ def test_a_submodule_with_another_tree_is_a_mismatch(make: Make, nest: Nest) -> 
     locked["third/party"] = msgspec.structs.replace(locked["third/party"], tree="0" * 40)
 
     with pytest.raises(SourceMismatch, match="another tree"):
-        sources.fetch(nest.run(make(nest.commit), locked), "mini")
+        fetch.fetch(nest.run(make(nest.commit), locked), "mini")
 
 
 def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> None:
     """Folders that the lock leaves out, of the source and of a submodule, neither come nor count; the rest is as it was."""
     run = nest.run(make(nest.commit), nest.locked(inner=("docs",)), without=("docs",))
-    fetched = sources.fetch(run, "mini")
+    fetched = fetch.fetch(run, "mini")
 
     assert set(run.objects.paths(fetched.tree)) == {
         "a.txt", "docsy.txt", "third/party/party.txt", "third/party/deps/inner/inner.txt",
@@ -316,29 +316,29 @@ def test_a_submodule_may_be_left_out(make: Make, nest: Nest) -> None:
     """A submodule that the lock leaves out need not be locked."""
     run = nest.run(make(nest.commit), {}, without=("third",))
 
-    assert set(run.objects.paths(sources.fetch(run, "mini").tree)) == {"a.txt", "docs/guide.txt", "docsy.txt"}
+    assert set(run.objects.paths(fetch.fetch(run, "mini").tree)) == {"a.txt", "docs/guide.txt", "docsy.txt"}
 
 
 def test_leaving_out_something_else_is_another_source(make: Make, nest: Nest) -> None:
     """What a lock leaves out is part of what the store knows the source by."""
     run = nest.run(make(nest.commit), nest.locked())
-    first = sources.fetch(run, "mini")
-    second = sources.fetch(nest.run(make(nest.commit), nest.locked(), without=("docs",)), "mini")
+    first = fetch.fetch(run, "mini")
+    second = fetch.fetch(nest.run(make(nest.commit), nest.locked(), without=("docs",)), "mini")
 
     assert first.tree != second.tree
-    assert sources.fetch(nest.run(make(nest.commit), nest.locked()), "mini") == first
+    assert fetch.fetch(nest.run(make(nest.commit), nest.locked()), "mini") == first
 
 
 @pytest.mark.parametrize("name", ["party", "mini", "inner"])
 def test_a_mirror_that_was_removed_by_hand_is_fetched_again(make: Make, nest: Nest, name: str) -> None:
     """A source of which a part was in a mirror that is gone is brought again, although its own tree is still in the store."""
     run = nest.run(make(nest.commit), nest.locked(), without=("docs",))
-    first = sources.fetch(run, "mini")
+    first = fetch.fetch(run, "mini")
     for path in (run.store.root / "mirrors").glob(f"*{name}*"):
         shutil.rmtree(path)
     fresh = nest.run(make(nest.commit), nest.locked(), without=("docs",))
 
-    assert sources.fetch(fresh, "mini") == first
+    assert fetch.fetch(fresh, "mini") == first
     assert fresh.objects.whole(first.tree)
 
 
@@ -350,7 +350,7 @@ SDIST = FileLock("mini", "1", "mini-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 def test_a_kind_that_is_not_locked_is_not_provided(make: Make, commit: str) -> None:
     """Asking for a kind that the lock lacks is an error that lists what there is."""
     with pytest.raises(NotProvided, match="no source of kind sdist") as caught:
-        sources.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
+        fetch.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
 
     assert caught.value.details == ("locked: git",)
 
@@ -359,7 +359,7 @@ def test_auto_takes_git_where_it_is_resolved_and_reachable(make: Make, repositor
     """git comes first."""
     run = dataclasses.replace(make(commit, repository.tree(), sdist=SDIST), source="auto")
 
-    assert sources.choose(run, "mini", run.lock.forks["mini"]) == "git"
+    assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "git"
 
 
 @pytest.mark.parametrize("why", ["is not reachable from here", "is not resolved in the lock"])
@@ -370,7 +370,7 @@ def test_auto_says_why_it_takes_the_sdist(
     run = dataclasses.replace(make(commit if "reach" in why else commit[:9], repository.tree(), sdist=SDIST), source="auto")
     shutil.rmtree(repository.path)
 
-    assert sources.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
+    assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
     assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
 
 
@@ -432,7 +432,7 @@ def test_a_url_may_be_mapped_to_a_folder(make: Make, repository: Repository) -> 
 def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
     """An option without both sides is quoted in the error."""
     with pytest.raises(UsageError) as caught:
-        session.mirror_map(["https://a.example/=https://b.example/", value])
+        context.mirror_map(["https://a.example/=https://b.example/", value])
 
     assert repr(value) in caught.value.what
 
@@ -444,7 +444,7 @@ def test_a_fork_that_is_only_needed_comes_as_any_kind(make: Make, commit: str, c
     """A run for another fork takes this one as ``auto`` would where it has none of the kind that was asked for, and says so."""
     run = dataclasses.replace(make(commit), source="sdist", forks=("other",))
 
-    assert sources.fetch(run, "mini").kind == "git"
+    assert fetch.fetch(run, "mini").kind == "git"
     assert "mini: it has no source of kind sdist and is only needed by another fork" in capsys.readouterr().err
 
 
@@ -452,16 +452,16 @@ def test_a_fork_that_is_only_needed_comes_as_the_kind_that_was_asked_for(make: M
     """Where it has that kind, nothing is different for it, even if ``auto`` would choose another."""
     run = dataclasses.replace(make(commit, sdist=SDIST), source="sdist", forks=("other",))
 
-    assert sources.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
+    assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
 
 
 def test_a_fork_that_the_run_is_for_is_not_answered_by_what_another_needed(make: Make, commit: str) -> None:
     """That the store holds it in another kind is no answer to the request for this one."""
     run = dataclasses.replace(make(commit), source="sdist")
-    sources.fetch(dataclasses.replace(run, forks=("other",)), "mini")
+    fetch.fetch(dataclasses.replace(run, forks=("other",)), "mini")
 
     with pytest.raises(NotProvided):
-        sources.fetch(run, "mini")
+        fetch.fetch(run, "mini")
 
 
 def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Repository, commit: str) -> None:
@@ -471,5 +471,5 @@ def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Reposi
     path.write_text(path.read_text("utf-8").replace(f"commit: {commit}", f"commit: {commit}\n      without: [media]"), "utf-8")
 
     with pytest.raises(FileInvalid, match="has nothing of what `without` leaves out") as caught:
-        sources.fetch(run, "mini")
+        fetch.fetch(run, "mini")
     assert caught.value.details == ("media",)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.build import sourcetree
-from sparkwright.errors import PatchConflict, PatchInvalid, RuleMismatch, SourceMismatch, UsageError
+from sparkwright.builder import source_tree
+from sparkwright.core.errors import PatchConflict, PatchInvalid, RuleMismatch, SourceMismatch, UsageError
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -28,7 +28,7 @@ def checked_out(mini: Mini, tree: str, folder: Path) -> Path:
 def test_a_source_goes_through_every_step(mini: Mini) -> None:
     """Source, patches and rules each give a tree, every one of which is in the store; the last is the one that is built."""
     run = mini.session()
-    made = sourcetree.make(run, "vllm")
+    made = source_tree.make(run, "vllm")
     listed = [line for line in (mini.root / SERIES / "series").read_text().splitlines() if line and not line.startswith("#")]
 
     assert made.source.tree == run.lock.forks["vllm"].git.tree  # type: ignore[union-attr]  # the demo locks git sources
@@ -41,7 +41,7 @@ def test_a_source_goes_through_every_step(mini: Mini) -> None:
 def test_the_rules_change_their_sites_and_nothing_else(mini: Mini) -> None:
     """Between the patched tree and the built one, only the rules' file differs, at the lines of the sites."""
     run = mini.session()
-    made = sourcetree.make(run, "vllm")
+    made = source_tree.make(run, "vllm")
     before, after = (run.objects.blob(tree, "CMakeLists.txt") for tree in (made.patched, made.tree))
     assert before is not None
     assert after is not None
@@ -55,7 +55,7 @@ def test_the_rules_change_their_sites_and_nothing_else(mini: Mini) -> None:
 
 def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) -> None:
     """A clone of the upstream with the series applied by hand has the same tree id."""
-    made = sourcetree.make(mini.session(), "vllm")
+    made = source_tree.make(mini.session(), "vllm")
     clone = tmp_path / "clone"
     plain = ["git", "-c", "core.autocrlf=false", "-c", "diff.noprefix=false", "-c", "apply.whitespace=nowarn"]
     subprocess.run([*plain, "clone", "--quiet", "--branch", "v0.33.0", str(mini.upstreams / "vllm.git"), str(clone)], check=True)
@@ -68,7 +68,7 @@ def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) ->
 
 def test_a_fork_without_patches_and_rules_keeps_its_tree(mini: Mini) -> None:
     """Nothing to do gives the source itself."""
-    made = sourcetree.make(mini.session(), "cutlass")
+    made = source_tree.make(mini.session(), "cutlass")
 
     assert made.source.tree == made.patched == made.tree
     assert (made.steps, made.sites) == ((), ())
@@ -76,34 +76,34 @@ def test_a_fork_without_patches_and_rules_keeps_its_tree(mini: Mini) -> None:
 
 def test_a_second_run_needs_neither_upstreams_nor_work(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
     """The same inputs give the same record from the store, offline, with nothing said."""
-    made = sourcetree.make(mini.session(), "vllm")
+    made = source_tree.make(mini.session(), "vllm")
     shutil.rmtree(mini.upstreams)
     capsys.readouterr()
 
-    assert sourcetree.make(dataclasses.replace(mini.session(), offline=True), "vllm") == made
+    assert source_tree.make(dataclasses.replace(mini.session(), offline=True), "vllm") == made
     assert capsys.readouterr().err == ""
 
 
 def test_two_stores_agree(mini: Mini, tmp_path: Path) -> None:
     """Tree ids depend on the reviewed data alone, not on the machine's store or on what was made in it before."""
-    first = sourcetree.make(mini.session(), "vllm")
+    first = source_tree.make(mini.session(), "vllm")
     mini.cache = tmp_path / "other"
-    sourcetree.make(mini.session(), "flashinfer")
+    source_tree.make(mini.session(), "flashinfer")
 
-    assert sourcetree.make(mini.session(), "vllm") == first
+    assert source_tree.make(mini.session(), "vllm") == first
 
 
 def test_a_store_that_lost_its_objects_makes_the_tree_again(mini: Mini) -> None:
     """Records are believed only while the trees that they name are there."""
-    made = sourcetree.make(mini.session(), "vllm")
+    made = source_tree.make(mini.session(), "vllm")
     shutil.rmtree(mini.cache / "objects.git")
 
-    assert sourcetree.make(mini.session(), "vllm") == made
+    assert source_tree.make(mini.session(), "vllm") == made
 
 
 def test_the_tree_that_is_built_has_upstreams_bytes(mini: Mini, tmp_path: Path) -> None:
     """Files that nobody changed come out of the store with the very bytes of the upstream, CRLF and binary ones too."""
-    made = sourcetree.make(mini.session(), "vllm")
+    made = source_tree.make(mini.session(), "vllm")
     folder = checked_out(mini, made.tree, tmp_path / "out")
 
     assert (folder / "docs" / "windows.txt").read_bytes() == b"Not supported.\r\nUse Linux.\r\n"
@@ -115,8 +115,8 @@ def test_the_tree_that_is_built_has_upstreams_bytes(mini: Mini, tmp_path: Path) 
 
 def test_a_rule_can_be_left_out(mini: Mini) -> None:
     """Without a rule its site stays as upstream has it, and the others are changed as before."""
-    whole = sourcetree.make(mini.session(), "vllm")
-    without = sourcetree.make(dataclasses.replace(mini.session(), without=(whole.sites[0].rule,)), "vllm")
+    whole = source_tree.make(mini.session(), "vllm")
+    without = source_tree.make(dataclasses.replace(mini.session(), without=(whole.sites[0].rule,)), "vllm")
 
     assert without.sites == whole.sites[1:]
     assert without.tree not in (whole.tree, whole.patched)
@@ -126,7 +126,7 @@ def test_a_rule_can_be_left_out(mini: Mini) -> None:
 def test_a_rule_that_does_not_exist_cannot_be_left_out(mini: Mini) -> None:
     """A misspelt rule is wrong usage, with the names that there are."""
     with pytest.raises(UsageError, match="has no rule supported-12") as caught:
-        sourcetree.make(dataclasses.replace(mini.session(), without=("supported-12",)), "vllm")
+        source_tree.make(dataclasses.replace(mini.session(), without=("supported-12",)), "vllm")
 
     assert "supported-12.1" in caught.value.details[0]
 
@@ -140,16 +140,16 @@ def test_a_rule_that_upstream_outran_stops_the_run(mini: Mini) -> None:
     mini.edit(RULES, expect, expect.replace("8.0", "7.0", 1))
 
     with pytest.raises(RuleMismatch, match="matches 0 places") as caught:
-        sourcetree.make(mini.session(), "vllm")
+        source_tree.make(mini.session(), "vllm")
     assert "the rule expects" in " ".join(caught.value.details)
 
 
 def test_a_patch_listed_in_another_order_is_noticed_or_harmless(mini: Mini) -> None:
     """Patches of different files may change places; the tree at the end is the same, the steps are not."""
-    first = sourcetree.make(mini.session(), "vllm")
+    first = source_tree.make(mini.session(), "vllm")
     series = mini.root / SERIES / "series"
     series.write_text("".join(f"{step.name}\n" for step in reversed(first.steps)))
-    turned = sourcetree.make(mini.session(), "vllm")
+    turned = source_tree.make(mini.session(), "vllm")
 
     assert turned.tree == first.tree
     assert [step.name for step in turned.steps] == [step.name for step in reversed(first.steps)]
@@ -166,29 +166,29 @@ def test_a_patch_that_upstream_outran_stops_the_run(mini: Mini) -> None:
     mini.edit("forks/demo/lock.yaml", f"tree: {pinned.tree}", "tree: unresolved")
 
     with pytest.raises(PatchConflict, match=r"take-the-largest-scale.*does not apply to vllm"):
-        sourcetree.make(mini.session(), "vllm")
+        source_tree.make(mini.session(), "vllm")
 
 
 def test_a_changed_patch_is_applied_anew(mini: Mini) -> None:
     """The key of a tree holds the patches' bytes: an edited one gives another tree, and its trailers still count."""
-    first = sourcetree.make(mini.session(), "vllm")
+    first = source_tree.make(mini.session(), "vllm")
     name = f"{SERIES}/take-the-largest-scale-from-loaded-experts-only.patch"
     mini.edit(name, "default=0.0)", "default=1.0)")
-    assert sourcetree.make(mini.session(), "vllm").tree != first.tree
+    assert source_tree.make(mini.session(), "vllm").tree != first.tree
     mini.edit(name, "Drop-When: ", "Drop-Never: ")
 
     with pytest.raises(PatchInvalid) as caught:
-        sourcetree.make(mini.session(), "vllm")
+        source_tree.make(mini.session(), "vllm")
     assert caught.value.details == ("missing trailer: Drop-When",)
 
 
 def test_a_lock_with_another_tree_stops_the_run(mini: Mini) -> None:
     """Even after a good run, a lock that names another tree is a mismatch."""
-    sourcetree.make(mini.session(), "cutlass")
+    source_tree.make(mini.session(), "cutlass")
     pinned = mini.session().lock.forks["cutlass"].git
     assert pinned is not None
     # vllm vendors the same tree, further down.
     mini.edit("forks/demo/lock.yaml", f"{pinned.tree}\n  flashinfer:", "'" + "0" * 40 + "'\n  flashinfer:")
 
     with pytest.raises(SourceMismatch):
-        sourcetree.make(mini.session(), "cutlass")
+        source_tree.make(mini.session(), "cutlass")

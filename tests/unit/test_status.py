@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import pick, series
-from sparkwright.cherry_picks.pick import Seen
+from sparkwright.cherry_picks import pull_requests, series
+from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-from sparkwright.errors import FileInvalid, NotProvided, PatchInvalid
-from sparkwright.forks import sources
+from sparkwright.core.errors import FileInvalid, NotProvided, PatchInvalid
+from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -35,7 +35,7 @@ def carry(host: Host, number: int, files: Mapping[str, bytes | None]) -> None:
     """Open a pull request and let both stacks carry it."""
     head = host.pull(number, files, start="v1")
     seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
-    record = pick.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
+    record = pull_requests.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
     host.write(*host.ledger.records, msgspec.structs.replace(record, stacks={host.stack: {}, "2026.11": {}}))
 
 
@@ -58,7 +58,7 @@ def _made(host: Host) -> Host:
 def status(host: Host, capsys: pytest.CaptureFixture[str], *words: str, every: bool = False) -> Any:
     """Return the document of the verb, run where neither a repository nor the index can be reached."""
     alive = host.mirrors
-    host.mirrors = {host.url: f"{NOWHERE}widget.git", pick.API: NOWHERE}
+    host.mirrors = {host.url: f"{NOWHERE}widget.git", pull_requests.API: NOWHERE}
     given = host.words[2:] if every else host.words
     host.mirrors = alive
     capsys.readouterr()
@@ -74,7 +74,7 @@ def lines(host: Host, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def applied(host: Host) -> None:
     """Apply the series, as the verb does."""
     session = host.session()
-    series.apply(session, sources.fetch(session, host.fork))
+    series.apply(session, fetch.fetch(session, host.fork))
 
 
 def test_every_stack_has_a_table(made: Host, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright import digest
-from sparkwright.errors import StoreBusy
-from sparkwright.store import Store
+from sparkwright.core import digest
+from sparkwright.core.errors import StoreBusy
+from sparkwright.core.store import Store
 
-HEAD = "import sys, time\nfrom pathlib import Path\nfrom sparkwright.store import Store\nstore = Store(Path(sys.argv[1]))\n"
+HEAD = "import sys, time\nfrom pathlib import Path\nfrom sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
 SLEEP = "    print('ready', flush=True)\n    time.sleep(60)\n"
 
 

@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.build import elf, graft, pyconfig, pylock, target, toolchain, wheelfile
-from sparkwright.build.graft import Transplant
-from sparkwright.build.toolchain import Toolchain
-from sparkwright.build.wheelfile import WheelName
+from sparkwright.builder.environment import cross, pylock, python_headers, toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel import elf, graft
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.cli.main import parser, session_of
-from sparkwright.errors import ArchiveUnsafe, TargetMismatch, ToolMissing, WheelInvalid
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import MACHINES, Project
+from sparkwright.core.errors import ArchiveUnsafe, TargetMismatch, ToolMissing, WheelInvalid
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import MACHINES, Project
 
 ROOT = Path(__file__).parents[2]
 HERE = platform.machine()
@@ -65,7 +67,7 @@ def test_for_this_machine_nothing_is_added(tmp_path: Path) -> None:
     cuda = tmp_path / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
     cuda.mkdir(parents=True)
 
-    made = target.of(session_for(HERE, tmp_path / "cache"), tools)
+    made = cross.of(session_for(HERE, tmp_path / "cache"), tools)
 
     assert (made.key, made.cuda, made.cross) == ("key", cuda, False)
     assert (made.defines(), made.environment(tools)) == ({}, {})
@@ -77,7 +79,7 @@ def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monk
     toolchain.host_compiler.cache_clear()
 
     with pytest.raises(ToolMissing) as failure:
-        target.of(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
+        cross.of(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
 
     assert failure.value.what.startswith(f"{OTHER}-linux-gnu-g++ is not installed")
     assert failure.value.todo == f"sudo apt-get install g++-{OTHER.replace('_', '-')}-linux-gnu"
@@ -97,7 +99,7 @@ def test_unpacking_leaves_out_what_does_not_run_here(tmp_path: Path) -> None:
     """Headers and libraries are written, programs of the other machine are not."""
     members = {"nvidia/cu13/include/cuda.h": b"h", "nvidia/cu13/bin/nvcc": b"p", "nvidia/cu13/lib/a.so": b"l"}
 
-    target.unpack(write_zip(tmp_path / "a.whl", members), tmp_path / "out", skip=("nvidia/cu13/bin/",))
+    cross.unpack(write_zip(tmp_path / "a.whl", members), tmp_path / "out", skip=("nvidia/cu13/bin/",))
 
     written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert written == {"nvidia/cu13/include/cuda.h", "nvidia/cu13/lib/a.so"}
@@ -109,7 +111,7 @@ def test_a_member_that_would_leave_its_folder_is_not_written(tmp_path: Path, nam
     wheel = write_zip(tmp_path / "a.whl", {"good": b"1", name: b"2"})
 
     with pytest.raises(ArchiveUnsafe):
-        target.unpack(wheel, tmp_path / "out")
+        cross.unpack(wheel, tmp_path / "out")
 
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "outside").exists()
@@ -119,7 +121,7 @@ def test_a_link_in_a_wheel_leads_nowhere(tmp_path: Path) -> None:
     """What the archive calls a link becomes a plain file, and what comes after it stays in the folder."""
     wheel = write_zip(tmp_path / "a.whl", {"link": str(tmp_path).encode()}, {"link": stat.S_IFLNK | 0o777})
 
-    target.unpack(wheel, tmp_path / "out")
+    cross.unpack(wheel, tmp_path / "out")
 
     assert not (tmp_path / "out" / "link").is_symlink()
 
@@ -132,7 +134,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
     wheel.write_bytes(data)
 
     with pytest.raises(WheelInvalid):
-        target.unpack(wheel, tmp_path / "out")
+        cross.unpack(wheel, tmp_path / "out")
 
 
 needs_headers = pytest.mark.skipif(not toolchain.python_header().exists(), reason="needs the headers of this Python (python3-dev)")
@@ -141,7 +143,7 @@ needs_headers = pytest.mark.skipif(not toolchain.python_header().exists(), reaso
 @needs_headers
 def test_the_headers_of_this_python_describe_this_machine(tmp_path: Path) -> None:
     """The native compiler agrees with every size, alignment and the byte order, and the copy holds Python.h and the real values."""
-    pyconfig.copy_headers(tmp_path / "python", "cc", HERE, tmp_path / "log")
+    python_headers.copy_headers(tmp_path / "python", "cc", HERE, tmp_path / "log")
 
     assert (tmp_path / "python" / "Python.h").exists()
     assert "SIZEOF_LONG" in (tmp_path / "python" / "pyconfig.h").read_text("utf-8")
@@ -151,7 +153,7 @@ def test_the_headers_of_this_python_describe_this_machine(tmp_path: Path) -> Non
 @pytest.mark.skipif(shutil.which(f"{OTHER}-linux-gnu-gcc") is None, reason=f"needs {OTHER}-linux-gnu-gcc")
 def test_the_headers_of_this_python_describe_the_other_machine(tmp_path: Path) -> None:
     """x86-64 and aarch64 Linux have the same C types, as the cross compiler confirms."""
-    pyconfig.copy_headers(tmp_path / "python", f"{OTHER}-linux-gnu-gcc", OTHER, tmp_path / "log")
+    python_headers.copy_headers(tmp_path / "python", f"{OTHER}-linux-gnu-gcc", OTHER, tmp_path / "log")
 
     done = subprocess.run(
         [f"{OTHER}-linux-gnu-gcc", f"-I{tmp_path / 'python'}", "-DPy_LIMITED_API=0x030b0000", "-fsyntax-only", "-xc", "-"],
@@ -168,7 +170,7 @@ def test_other_c_types_are_found_out(tmp_path: Path) -> None:
     compiler.chmod(0o755)
 
     with pytest.raises(TargetMismatch) as failure:
-        pyconfig.copy_headers(tmp_path / "python", str(compiler), "other", tmp_path / "log")
+        python_headers.copy_headers(tmp_path / "python", str(compiler), "other", tmp_path / "log")
 
     assert any("SIZEOF_WCHAR_T" in line for line in failure.value.details)
 

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import yaml
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
+from sparkwright.core.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.served import Served
 from sparkwright.gates.tasks import asking, harness, outcome
 from sparkwright.gates.tasks import rung as tasks
@@ -23,7 +24,6 @@ from sparkwright.gates.tasks.harness import HarnessFailed
 from sparkwright.gates.tasks.outcome import Outcome, OutcomeInvalid
 from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
-from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 GATES = ROOT / "ci" / "gates"
@@ -32,7 +32,7 @@ COUNT = 1000
 
 @pytest.fixture
 def policy() -> TasksPolicy:
-    return yamlfile.load(GATES / "tasks.yaml", TasksPolicy)
+    return strict_yaml.load(GATES / "tasks.yaml", TasksPolicy)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_a_policy_that_makes_no_sense_is_refused(policy: TasksPolicy, change: di
     """Limits that nobody can mean, too few questions, and paths outside the folder are refused when the file is read."""
     text = yaml.safe_dump({**msgspec.to_builtins(policy), **change})
     with pytest.raises(FileInvalid):
-        yamlfile.parse(text, TasksPolicy, "tasks.yaml")
+        strict_yaml.parse(text, TasksPolicy, "tasks.yaml")
 
 
 def test_the_lock_of_the_harness_has_its_wheels_alone(session: Session) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.build import toolchain
-from sparkwright.errors import CommandFailed
+from sparkwright.builder.environment import toolchain
+from sparkwright.core.errors import CommandFailed
 
 HEADER = """
 #define CUDAAPI

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright import yamlfile
-from sparkwright.build.traces import Expected, Shipped, ShippedFile, Traces
-from sparkwright.errors import FileInvalid
+from sparkwright.builder.compile.costs import Expected, Shipped, ShippedFile, Traces
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 
 UNITS = {"csrc/shipped.cu": (20.0, 2000), "csrc/both.cu": (21.0, 2100)}
 SHIPPED = Shipped(host="h", toolchain="t", arch="12.1f", date="2026-11-21", units=UNITS)
@@ -75,7 +75,7 @@ def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, tra
 
 def test_a_shipped_file_says_where_it_was_measured(tmp_path: Path) -> None:
     """Host, toolchain, arch and date are part of it; a figure without them is refused."""
-    text = yamlfile.dump(ShippedFile({"vllm": SHIPPED}))
-    assert yamlfile.parse(text, ShippedFile, "traces.yaml").forks["vllm"] == SHIPPED
+    text = strict_yaml.dump(ShippedFile({"vllm": SHIPPED}))
+    assert strict_yaml.parse(text, ShippedFile, "traces.yaml").forks["vllm"] == SHIPPED
     with pytest.raises(FileInvalid):
-        yamlfile.parse(text.replace("    date: '2026-11-21'\n", ""), ShippedFile, "traces.yaml")
+        strict_yaml.parse(text.replace("    date: '2026-11-21'\n", ""), ShippedFile, "traces.yaml")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import fit, patch, pick, upstream
+from sparkwright.cherry_picks import already_upstream, apply_check, patch, pull_requests
+from sparkwright.cherry_picks.already_upstream import Base, Evidence
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.pick import Seen
-from sparkwright.cherry_picks.upstream import Base, Evidence
-from sparkwright.forks.session import Session
+from sparkwright.cherry_picks.pull_requests import Seen
+from sparkwright.forks.context import Session
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -40,8 +40,8 @@ def pinned(host: Host, number: int, merge: str = "") -> tuple[Record, Patch]:
     session, ledger = host.session(), Ledger(host.url)
     head = host.work.git("rev-parse", f"pr{number}")
     seen = Seen("git", "Improve it", "octocat", "merged" if merge else "open", head, merge, "main")
-    made = pick.record(session, ledger, seen, number, "why", "then")
-    return made, pick.patch_of(session, ledger, msgspec.structs.replace(made, stacks={host.stack: {}}), host.stack)
+    made = pull_requests.record(session, ledger, seen, number, "why", "then")
+    return made, pull_requests.patch_of(session, ledger, msgspec.structs.replace(made, stacks={host.stack: {}}), host.stack)
 
 
 def base(host: Host, session: Session, revision: str = "main") -> Base:
@@ -57,7 +57,7 @@ def base(host: Host, session: Session, revision: str = "main") -> Base:
 def verdict(host: Host, one: Patch, record: Record | None, on: Base | None = None) -> dict[str, Evidence]:
     session = host.session()
     on = on or base(host, session)
-    found = upstream.evidence(session, session.mirror(host.url), on, one, record, fit.taken_away(session.objects, on.tree, [one]))
+    found = already_upstream.evidence(session, session.mirror(host.url), on, one, record, apply_check.taken_away(session.objects, on.tree, [one]))
     return {test.test: test for test in found}
 
 
@@ -176,7 +176,7 @@ def test_a_commit_that_cannot_be_read_is_no_evidence(begun: Host) -> None:
     session = begun.session()
     on = base(begun, session)
     offline = begun.session("--offline")
-    found = upstream.evidence(offline, offline.mirror(begun.url), on, one, record, frozenset())
+    found = already_upstream.evidence(offline, offline.mirror(begun.url), on, one, record, frozenset())
 
     assert found[1].holds is None
     assert "changes the same files, but cannot be read" in found[1].says
@@ -196,8 +196,8 @@ def test_patches_are_taken_away_newest_first(begun: Host) -> None:
     session = begun.session()
     tree = base(begun, session).tree
 
-    assert fit.taken_away(session.objects, tree, patches) == {"#7", "#8"}
-    assert fit.taken_away(session.objects, tree, patches[:1]) == frozenset()
+    assert apply_check.taken_away(session.objects, tree, patches) == {"#7", "#8"}
+    assert apply_check.taken_away(session.objects, tree, patches[:1]) == frozenset()
 
 
 def test_a_patch_that_is_not_there_does_not_hide_the_others(begun: Host) -> None:
@@ -208,7 +208,7 @@ def test_a_patch_that_is_not_there_does_not_hide_the_others(begun: Host) -> None
     patches = [pinned(begun, number)[1] for number in (7, 8, 9)]
     session = begun.session()
 
-    assert fit.taken_away(session.objects, base(begun, session).tree, patches) == {"#7", "#9"}
+    assert apply_check.taken_away(session.objects, base(begun, session).tree, patches) == {"#7", "#9"}
 
 
 # What is compared.
@@ -219,7 +219,7 @@ def test_the_whole_pull_request_is_compared_whatever_a_stack_leaves_out(begun: H
     begun.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
     record, _ = pinned(begun, 7)
     session, ledger = begun.session(), Ledger(begun.url)
-    one = pick.patch_of(session, ledger, msgspec.structs.replace(record, stacks={"test": {"c.txt": "not needed"}}), "test")
+    one = pull_requests.patch_of(session, ledger, msgspec.structs.replace(record, stacks={"test": {"c.txt": "not needed"}}), "test")
     begun.work.git("merge", "--quiet", "--squash", "pr7")
     begun.work.git("commit", "--quiet", "-m", "By a maintainer")
 
@@ -286,7 +286,7 @@ def test_only_commits_of_exactly_these_files_are_read(begun: Host) -> None:
     session = begun.session()
     on = base(begun, session)
 
-    assert upstream.same_files(session.objects, ["b.txt", "a.txt"], on.commit) == [wanted, begun.work.git("rev-parse", "v1")]
+    assert already_upstream.same_files(session.objects, ["b.txt", "a.txt"], on.commit) == [wanted, begun.work.git("rev-parse", "v1")]
 
 
 def test_a_patch_of_ours_has_no_record(begun: Host) -> None:
@@ -295,9 +295,9 @@ def test_a_patch_of_ours_has_no_record(begun: Host) -> None:
     record, one = pinned(begun, 7)
     ledger = begun.write(record)
 
-    assert upstream.record_of(ledger, one) == record
-    assert upstream.record_of(ledger, msgspec.structs.replace(one, pick=0)) is None
-    assert upstream.record_of(None, one) is None
+    assert already_upstream.record_of(ledger, one) == record
+    assert already_upstream.record_of(ledger, msgspec.structs.replace(one, pick=0)) is None
+    assert already_upstream.record_of(None, one) is None
 
 
 def test_the_first_commit_of_a_history_is_one_to_compare_with(begun: Host) -> None:

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright import cmakefile
-from sparkwright.errors import DeclarationUnsafe, SourceUnlocked
+from sparkwright.core import cmake_file
+from sparkwright.core.errors import DeclarationUnsafe, SourceUnlocked
+from sparkwright.core.git import LINK, REGULAR
+from sparkwright.core.git_store import Objects
 from sparkwright.forks import vendored
 from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.vendored import fetchcontent, gitmodules
 from sparkwright.forks.vendored.cmakevalues import Reading
 from sparkwright.forks.vendored.declared import Vendored
-from sparkwright.git import LINK, REGULAR
-from sparkwright.objects import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -287,7 +287,7 @@ STATEMENTS = st.recursive(SETS, branches, max_leaves=8)
 def test_whatever_cmake_would_do_is_among_the_answers(program: list[str]) -> None:
     """For every setting of its options, CMake itself gives a tag that was found, or one of which the reader says that it is unknown."""
     text = "\n".join(["set(T 0)", *program, ""])
-    commands = cmakefile.parse(f'{text}declare(part [[T=]] "${{T}}")'.encode(), "x")
+    commands = cmake_file.parse(f'{text}declare(part [[T=]] "${{T}}")'.encode(), "x")
     answers = {expansion.values[2] for expansion in Reading(commands, lambda _: False).expand(len(commands) - 1)}
     bodies = [
         "".join(f"set({flag} {value})\n" for flag, value in zip("ABC", values, strict=True)) + text

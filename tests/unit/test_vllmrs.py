@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright.errors import NotProvided, Offline, WheelInvalid
+from sparkwright.core.errors import NotProvided, Offline, WheelInvalid
+from sparkwright.core.store import Store
 from sparkwright.forks import lock
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates.load import detailed, metrology, vllmrs
 from sparkwright.gates.load.order import LoadInvalid, Order
 from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
 from sparkwright.gates.load.reference.running import started
 from sparkwright.gates.load.vllmrs import VllmRs
-from sparkwright.store import Store
 
 ROOT = Path(__file__).parents[2]
 RESULT = {

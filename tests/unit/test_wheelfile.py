@@ -22,14 +22,15 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from uv import find_uv_bin
 
-from sparkwright import yamlfile
-from sparkwright.build import toolchain, wheelfile
-from sparkwright.build import version as versions
-from sparkwright.build import wheel as building
-from sparkwright.build.toolchain import EnvironmentSpec
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import FileInvalid, RequirementMismatch, SparkwrightError, WheelInvalid
-from sparkwright.forks.spec import Project
+from sparkwright.builder import pipeline as building
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment.toolchain import EnvironmentSpec
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel import version as versions
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, RequirementMismatch, SparkwrightError, WheelInvalid
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -110,7 +111,7 @@ def verify(wheel: Path) -> dict[str, bytes]:
 
 def test_a_label_changes_names_and_metadata_and_nothing_else(base: Path, out: Path) -> None:
     """File name, .dist-info, .data, METADATA and RECORD follow the version; every other byte stays."""
-    made = wheelfile.remake(base, out, version="1.0+spark.1")
+    made = archive.remake(base, out, version="1.0+spark.1")
     members = verify(made)
     metadata = members.pop(f"{NEW}/METADATA")
     wheel = members.pop(f"{NEW}/WHEEL")
@@ -124,7 +125,7 @@ def test_a_label_changes_names_and_metadata_and_nothing_else(base: Path, out: Pa
 
 def test_members_that_stay_are_not_packed_again(base: Path, out: Path) -> None:
     """A member's packed bytes, its method and its mode are those of the base."""
-    made = wheelfile.remake(base, out, version="1.0+spark.1")
+    made = archive.remake(base, out, version="1.0+spark.1")
 
     def raw(path: Path, name: str) -> tuple[int, int, int, bytes]:
         with zipfile.ZipFile(path) as wheel, path.open("rb") as stream:
@@ -145,10 +146,10 @@ def test_the_same_input_gives_the_same_bytes(base: Path, out: Path, tmp_path: Pa
     turned = dict(reversed({**FILES, **META}.items()))
     other = packed(again / NAME, turned, (zipfile.ZIP_DEFLATED,))
     plain = packed(tmp_path / NAME, {**FILES, **META}, (zipfile.ZIP_DEFLATED,))
-    first = wheelfile.remake(plain, out, version="1.0+spark.1", replace={"mini/x.py": b"x"}).read_bytes()
+    first = archive.remake(plain, out, version="1.0+spark.1", replace={"mini/x.py": b"x"}).read_bytes()
 
-    assert wheelfile.remake(plain, out, version="1.0+spark.1", replace={"mini/x.py": b"x"}).read_bytes() == first
-    assert wheelfile.remake(other, out, version="1.0+spark.1", replace={"mini/x.py": b"x"}).read_bytes() == first
+    assert archive.remake(plain, out, version="1.0+spark.1", replace={"mini/x.py": b"x"}).read_bytes() == first
+    assert archive.remake(other, out, version="1.0+spark.1", replace={"mini/x.py": b"x"}).read_bytes() == first
     with zipfile.ZipFile(out / "mini-1.0+spark.1-py3-none-any.whl") as wheel:
         assert {info.date_time for info in wheel.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
@@ -156,7 +157,7 @@ def test_the_same_input_gives_the_same_bytes(base: Path, out: Path, tmp_path: Pa
 def test_members_are_replaced_added_and_removed(base: Path, out: Path) -> None:
     """What changes is packed anew and accounted for; libraries stay executable; the build's record lies in .dist-info."""
     changes = {"mini/core.so": b"\x7fELF new", "mini/new.py": b"new = 1\n"}
-    made = wheelfile.remake(base, out, version="1.0+a", replace=changes, remove=frozenset({"mini/empty.py"}), build_record=b"{}")
+    made = archive.remake(base, out, version="1.0+a", replace=changes, remove=frozenset({"mini/empty.py"}), build_record=b"{}")
     members = verify(made)
 
     assert {name: members[name] for name in changes} == changes
@@ -168,7 +169,7 @@ def test_members_are_replaced_added_and_removed(base: Path, out: Path) -> None:
 
 def test_files_that_state_the_version_follow_it(base: Path, out: Path) -> None:
     """What the program says of itself is what its metadata says."""
-    made = wheelfile.remake(base, out, version="1.0+spark.1", version_files=("mini/__init__.py",))
+    made = archive.remake(base, out, version="1.0+spark.1", version_files=("mini/__init__.py",))
     module: dict[str, str] = {}
     exec(verify(made)["mini/__init__.py"], module)
 
@@ -178,7 +179,7 @@ def test_files_that_state_the_version_follow_it(base: Path, out: Path) -> None:
 def test_a_replaced_file_states_the_version_too(base: Path, out: Path) -> None:
     """A file that a patch replaces and that states the version gets both changes."""
     changes = {"mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
-    made = wheelfile.remake(base, out, version="1.0+spark.1", replace=changes, version_files=("mini/__init__.py",))
+    made = archive.remake(base, out, version="1.0+spark.1", replace=changes, version_files=("mini/__init__.py",))
 
     assert verify(made)["mini/__init__.py"] == b"__version__ = '1.0+spark.1'\nPATCHED = True\n"
 
@@ -187,7 +188,7 @@ def test_a_platform_is_raised(tmp_path: Path, out: Path) -> None:
     """A new platform tag stands in the file name and, each tag of a compressed set on a line of its own, in WHEEL."""
     name = "mini-1.0-py2.py3-none-linux_x86_64.whl"
     files = {**FILES, **META, f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-linux_x86_64\n"}
-    made = wheelfile.remake(packed_as(tmp_path / name, files), out, version="1.0+a", platform="manylinux_2_39_x86_64")
+    made = archive.remake(packed_as(tmp_path / name, files), out, version="1.0+a", platform="manylinux_2_39_x86_64")
 
     assert made.name == "mini-1.0+a-py2.py3-none-manylinux_2_39_x86_64.whl"
     assert verify(made)["mini-1.0+a.dist-info/WHEEL"].decode().splitlines()[2:] == [
@@ -225,7 +226,7 @@ def test_a_wheel_with_descriptors_is_read(tmp_path: Path, out: Path) -> None:
             wheel.writestr(name, data)
     (tmp_path / NAME).write_bytes(pipe.data)
 
-    assert verify(wheelfile.remake(tmp_path / NAME, out, version="1.0+a"))["mini/core.so"] == FILES["mini/core.so"]
+    assert verify(archive.remake(tmp_path / NAME, out, version="1.0+a"))["mini/core.so"] == FILES["mini/core.so"]
 
 
 def test_a_member_with_zip64_fields_is_read(tmp_path: Path, out: Path) -> None:
@@ -236,7 +237,7 @@ def test_a_member_with_zip64_fields_is_read(tmp_path: Path, out: Path) -> None:
             with wheel.open(zipfile.ZipInfo(name), "w", force_zip64=True) as member:
                 member.write(data)
 
-    assert verify(wheelfile.remake(tmp_path / NAME, out, version="1.0+a"))["mini/core.so"] == FILES["mini/core.so"]
+    assert verify(archive.remake(tmp_path / NAME, out, version="1.0+a"))["mini/core.so"] == FILES["mini/core.so"]
 
 
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs"), exclude_characters="\\/"), min_size=1, max_size=12)
@@ -257,7 +258,7 @@ def test_any_content_survives(
     files = {name: data for name, data in files.items() if "/.git" not in name.lower()}
     changes = {name: data for name, data in changes.items() if "/.git" not in name.lower()}
     base = packed(folder / NAME, {**files, **META}, tuple(methods))
-    members = verify(wheelfile.remake(base, folder, version="1.0+a", replace=changes))
+    members = verify(archive.remake(base, folder, version="1.0+a", replace=changes))
 
     assert {name: data for name, data in members.items() if "dist-info" not in name} == {**files, **changes}
 
@@ -280,7 +281,7 @@ REQUIRING = (
 def required(tmp_path: Path, out: Path, requires: Mapping[str, str]) -> list[str]:
     """Remake a wheel with `REQUIRING`, and return its header lines after the version, its RECORD checked."""
     base = packed(tmp_path / NAME, {**FILES, **META, f"{INFO}/METADATA": REQUIRING})
-    metadata = verify(wheelfile.remake(base, out, version="1.0+a", requires=requires))["mini-1.0+a.dist-info/METADATA"].decode()
+    metadata = verify(archive.remake(base, out, version="1.0+a", requires=requires))["mini-1.0+a.dist-info/METADATA"].decode()
 
     assert metadata.endswith("\n\nRequires-Dist: cubin\n"), "the description is no header"
     return metadata.partition("\n\n")[0].splitlines()[3:]
@@ -328,7 +329,7 @@ def test_a_changed_requirement_without_effect_is_refused(base: Path, out: Path, 
     path = packed(base, {**FILES, **META, f"{INFO}/METADATA": text})
 
     with pytest.raises(RequirementMismatch) as caught:
-        wheelfile.remake(path, out, version="1.0+a", requires=requires)
+        archive.remake(path, out, version="1.0+a", requires=requires)
     assert caught.value.details == (detail,)
 
 
@@ -339,7 +340,7 @@ def test_a_requirement_that_nobody_can_read_is_refused(base: Path, out: Path, te
     path = packed(base, {**FILES, **META, f"{INFO}/METADATA": metadata})
 
     with pytest.raises(WheelInvalid, match="cannot be read"):
-        wheelfile.remake(path, out, version="1.0+a", requires={"a": ""})
+        archive.remake(path, out, version="1.0+a", requires={"a": ""})
 
 
 PROJECTS = ("torch", "flash-infer", "cubin", "numpy")
@@ -357,11 +358,11 @@ def test_any_requirements_change_as_told(lines: list[tuple[str, str, str]], chan
     head = "".join(f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in lines)
     if not requires.keys() <= {project for project, _, _ in lines}:
         with pytest.raises(RequirementMismatch):
-            wheelfile.requiring(head.encode(), requires)
+            archive.requiring(head.encode(), requires)
         return
 
     expected = [(project, changes.get(project, version), marker) for project, version, marker in lines]
-    assert wheelfile.requiring(head.encode(), requires).decode() == "".join(
+    assert archive.requiring(head.encode(), requires).decode() == "".join(
         f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in expected if version is not None
     )
 
@@ -387,7 +388,7 @@ ENVIRONMENT = "forks: {{vllm: {{distribution: mini, requires: {{{}}}}}}}\n"
 def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry: str, words: str) -> None:
     """A slip in environment.yaml costs no compiling."""
     with pytest.raises(FileInvalid) as caught:
-        yamlfile.parse(ENVIRONMENT.format(entry), EnvironmentSpec, "environment.yaml")
+        strict_yaml.parse(ENVIRONMENT.format(entry), EnvironmentSpec, "environment.yaml")
     assert words in caught.value.details[0]
 
 
@@ -441,7 +442,7 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path, out: Path) -> None:
     for data in (b"", whole[: len(whole) // 2], whole[:-30]):
         (tmp_path / NAME).write_bytes(data)
         with pytest.raises(WheelInvalid, match="mini-1"):
-            wheelfile.remake(tmp_path / NAME, out, version="1.0+a")
+            archive.remake(tmp_path / NAME, out, version="1.0+a")
     with pytest.raises(WheelInvalid, match="not the name of a wheel"):
         WheelName.of("mini-1.0.tar.gz")
 
@@ -462,13 +463,13 @@ def test_a_wheel_that_contradicts_its_version_is_refused(tmp_path: Path, out: Pa
     base = packed(tmp_path / NAME, {**FILES, **META, **change})
 
     with pytest.raises(WheelInvalid, match=words):
-        wheelfile.remake(base, out, version="1.0+a", version_files=("mini/__init__.py",))
+        archive.remake(base, out, version="1.0+a", version_files=("mini/__init__.py",))
 
 
 def test_a_version_file_that_is_not_there_is_refused(base: Path, out: Path) -> None:
     """A stack that names a file which the wheel lacks is told so."""
     with pytest.raises(WheelInvalid) as caught:
-        wheelfile.remake(base, out, version="1.0+a", version_files=("mini/gone.py",))
+        archive.remake(base, out, version="1.0+a", version_files=("mini/gone.py",))
 
     assert "mini/gone.py" in " ".join(caught.value.details)
 
@@ -482,14 +483,14 @@ def test_a_wheel_without_a_true_record_is_refused(tmp_path: Path, out: Path, rec
             wheel.writestr(name, data)
 
     with pytest.raises(WheelInvalid, match="RECORD"):
-        wheelfile.remake(path, out, version="1.0+a")
+        archive.remake(path, out, version="1.0+a")
 
 
 @pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "mini\\evil.py"])
 def test_a_wheel_that_would_leave_its_folder_is_refused(tmp_path: Path, out: Path, name: str) -> None:
     """Installers of others may follow such a name; it does not get that far."""
     with pytest.raises(SparkwrightError, match="would leave its folder"):
-        wheelfile.remake(packed(tmp_path / NAME, {**FILES, **META, name: b""}), out, version="1.0+a")
+        archive.remake(packed(tmp_path / NAME, {**FILES, **META, name: b""}), out, version="1.0+a")
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -500,7 +501,7 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path, out: Path) -> None:
         wheel.writestr("mini/__init__.py", b"other")
 
     with pytest.raises(WheelInvalid, match="twice"):
-        wheelfile.remake(path, out, version="1.0+a")
+        archive.remake(path, out, version="1.0+a")
 
 
 # Versions in files.
@@ -555,7 +556,7 @@ def test_a_label_replaces_the_one_that_is_there(version: str, expected: str) -> 
 
 def test_a_remade_wheel_installs(base: Path, out: Path, tmp_path: Path) -> None:
     """uv installs the wheel offline; the installed metadata and the imported module state the label."""
-    made = wheelfile.remake(base, out, version="1.0+spark.1", version_files=("mini/__init__.py",))
+    made = archive.remake(base, out, version="1.0+spark.1", version_files=("mini/__init__.py",))
     python = tmp_path / "venv" / "bin" / "python"
     uv = [find_uv_bin(), "--offline", "--quiet", "--cache-dir", str(tmp_path / "uv")]
     subprocess.run([*uv, "venv", "--python", sys.executable, str(tmp_path / "venv")], check=True)
@@ -571,9 +572,9 @@ def test_a_written_wheel_is_whole(out: Path) -> None:
     """A wheel made from files alone has a true RECORD and the same bytes every time."""
     name = WheelName.of("mini_headers-1.0+a-py3-none-any.whl")
     metadata = "Metadata-Version: 2.4\nName: mini-headers\nVersion: 1.0+a\n"
-    wheelfile.write(out / name.filename, name, {"b.h": b"b", "a.h": b"a"}, metadata, pure=True)
+    archive.write(out / name.filename, name, {"b.h": b"b", "a.h": b"a"}, metadata, pure=True)
     first = (out / name.filename).read_bytes()
-    wheelfile.write(out / name.filename, name, {"a.h": b"a", "b.h": b"b"}, metadata, pure=True)
+    archive.write(out / name.filename, name, {"a.h": b"a", "b.h": b"b"}, metadata, pure=True)
 
     assert verify(out / name.filename).keys() == {"a.h", "b.h", f"{name.info}/METADATA", f"{name.info}/WHEEL"}
     assert (out / name.filename).read_bytes() == first

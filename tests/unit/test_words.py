@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.server.answers import Answer
 from sparkwright.gates.verdict import Check
 from sparkwright.gates.words import detectors, prompts
@@ -23,7 +23,7 @@ from sparkwright.gates.words.prompts import Fitted, Long, Prompt
 
 ROOT = Path(__file__).parents[2]
 POLICY_FILE = ROOT / "ci" / "gates" / "words.yaml"
-POLICY = yamlfile.load(POLICY_FILE, words.WordsPolicy)
+POLICY = strict_yaml.load(POLICY_FILE, words.WordsPolicy)
 LONG = next(prompt for prompt in POLICY.prompts if prompt.kind == "long")
 FACT = Prompt("fact", "fact", "Two and two are", r"\bfour\b")
 
@@ -75,7 +75,7 @@ def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str)
     assert before in text
 
     with pytest.raises(FileInvalid) as refused:
-        yamlfile.parse(text.replace(before, after, 1), words.WordsPolicy, "words.yaml")
+        strict_yaml.parse(text.replace(before, after, 1), words.WordsPolicy, "words.yaml")
 
     assert message.lower() in "\n".join(refused.value.details).lower()
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.errors import FileInvalid, UsageError
+from sparkwright.core.errors import FileInvalid, UsageError
 from sparkwright.gates.recipes import texts, workloads
 from sparkwright.gates.recipes.workloads import Cell, Rule, Texts, Workload, Workloads, parse, seconds
 

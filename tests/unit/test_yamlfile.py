@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 from sparkwright.forks import lock
 from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
-from sparkwright.forks.spec import Project
+from sparkwright.forks.stack import Project
 
 COMMIT, TREE, SHA256 = "a1" * 20, "b2" * 20, "c3" * 32
 
@@ -60,7 +60,7 @@ def _project(tmp_path: Path) -> Project:
 def refused(text: str, kind: Any = Pin) -> str:
     """Return everything that is said when *text* is refused."""
     with pytest.raises(FileInvalid) as caught:
-        yamlfile.parse(text, kind, "pins.yaml")
+        strict_yaml.parse(text, kind, "pins.yaml")
     assert "pins.yaml" in caught.value.what
     return "\n".join([caught.value.what, *caught.value.details])
 
@@ -101,7 +101,7 @@ def test_unquoted_version_is_no_text() -> None:
 
 def test_quoted_digits_stay_as_they_are() -> None:
     """Quotes are all that a string of digits needs."""
-    assert yamlfile.parse('commit: "0123456"\narch: "12.10"\n', Pin, "x") == Pin("0123456", "12.10")
+    assert strict_yaml.parse('commit: "0123456"\narch: "12.10"\n', Pin, "x") == Pin("0123456", "12.10")
 
 
 def test_an_alias_is_refused() -> None:
@@ -145,7 +145,7 @@ def test_what_is_no_plain_yaml_is_refused(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Whatever stands in a file, reading it gives a value or `FileInvalid`."""
     with contextlib.suppress(FileInvalid):
-        yamlfile.parse(text, Any, "x")
+        strict_yaml.parse(text, Any, "x")
 
 
 def test_an_empty_file_is_refused() -> None:
@@ -156,7 +156,7 @@ def test_an_empty_file_is_refused() -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """The path of a missing file stands in the message."""
     with pytest.raises(FileInvalid, match=r"gone\.yaml cannot be read"):
-        yamlfile.load(tmp_path / "gone.yaml", Pin)
+        strict_yaml.load(tmp_path / "gone.yaml", Pin)
 
 
 def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
@@ -165,17 +165,17 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path.write_bytes("commit: é\n".encode("latin-1"))
 
     with pytest.raises(FileInvalid, match=r"pins\.yaml cannot be read"):
-        yamlfile.load(path, Pin)
+        strict_yaml.load(path, Pin)
 
 
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     """A file that is larger than any of ours is an error before its content is looked at."""
     path = tmp_path / "pins.yaml"
     with path.open("wb") as stream:
-        stream.truncate(yamlfile.LARGEST + 1)
+        stream.truncate(strict_yaml.LARGEST + 1)
 
     with pytest.raises(FileInvalid, match="larger than"):
-        yamlfile.load(path, Pin)
+        strict_yaml.load(path, Pin)
 
 
 PLAIN = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=40)
@@ -186,7 +186,7 @@ def test_what_is_written_is_read_back(commit: str, arch: str, names: list[str]) 
     """Reading what was written gives the same record, for every text."""
     record = Pin(commit, arch, tuple(names))
 
-    assert yamlfile.parse(yamlfile.dump(record), Pin, "x") == record
+    assert strict_yaml.parse(strict_yaml.dump(record), Pin, "x") == record
 
 
 # The lock.
@@ -307,4 +307,4 @@ def test_a_rendered_lock_is_read_back(fork: ForkLock) -> None:
     """Whatever a lock holds, its text gives the same lock; ids of digits alone keep every digit."""
     made = Lock(1, "2026.11", {"mini": fork})
 
-    assert yamlfile.parse(lock.render(made), Lock, "lock.yaml") == made
+    assert strict_yaml.parse(lock.render(made), Lock, "lock.yaml") == made

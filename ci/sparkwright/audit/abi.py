@@ -13,8 +13,8 @@ import msgspec
 from sparkwright.audit import checkers
 from sparkwright.audit.checkers import PATIENCE, Half, NotRun, Outcome
 from sparkwright.audit.elf import version_key
-from sparkwright.audit.members import Contents, Subject
-from sparkwright.build.elf import version_text
+from sparkwright.audit.wheel_reader import Contents, Subject
+from sparkwright.builder.wheel.elf import version_text
 
 _TORCH = re.compile(r"lib(torch|c10)[\w]*\.so")
 _ABI3_TAG = re.compile(r"cp3(\d+)-abi3-")

@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.audit.sections import Buffer
+from sparkwright.audit.elf_sections import Buffer
+from sparkwright.core import process
 
 #: Seconds for one tool; on two cores each takes some seconds for a vLLM wheel.
 PATIENCE = 300.0

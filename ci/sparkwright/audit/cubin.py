@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sparkwright.audit import sections as tables
-from sparkwright.audit.sections import Buffer
+from sparkwright.audit import elf_sections as tables
+from sparkwright.audit.elf_sections import Buffer
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16

@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.audit import code as code_of
-from sparkwright.audit import elf, sass, spark, units
+from sparkwright.audit import device_code as code_of
+from sparkwright.audit import device_images, elf, gpu_compat, sass
+from sparkwright.audit.device_images import Form
+from sparkwright.audit.elf_sections import Buffer, ElfUnreadable
 from sparkwright.audit.fatbin import FatbinUnreadable
 from sparkwright.audit.policy import Allowed, AuditPolicy, LibraryPolicy, is_generation
 from sparkwright.audit.report import KernelCount, Library, OpcodeCount
 from sparkwright.audit.sass import CudaTools
-from sparkwright.audit.sections import Buffer, ElfUnreadable
-from sparkwright.audit.units import Form
-from sparkwright.console import console
-from sparkwright.errors import CommandFailed
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandFailed
 
 #: What names a kernel that computes with FP4 or makes it, in CUTLASS, vLLM and FlashInfer. One of CUTLASS for SM 9.0 or 10.0 is compiled
 #: for SM 12.x too, where it is never launched and is full of traps.
@@ -126,12 +126,12 @@ def _check_traps(counts: Mapping[str, Counter[str]], arch: str, case: Case, want
                 case.find("trap-present", f"{traps} {sass.TRAP} in {kernel[:160]}: {rule.reason}")
 
 
-def _fp4(found: spark.Spark, counts: Mapping[str, Counter[str]]) -> spark.Spark:
+def _fp4(found: gpu_compat.Spark, counts: Mapping[str, Counter[str]]) -> gpu_compat.Spark:
     """Return *found* with what the FP4 kernels among the disassembled ones hold."""
     named = [kernel for kernel in counts if FP4_KERNELS.search(kernel)]
     instructions = {pattern: sum(sass.matching(counts[kernel], pattern) for kernel in named) for pattern in FP4_OPCODES}
     traps = sum(1 for kernel in named if counts[kernel][sass.TRAP])
-    return replace(found, fp4=spark.fp4(len(named), instructions, traps), instructions=instructions, traps=traps)
+    return replace(found, fp4=gpu_compat.fp4(len(named), instructions, traps), instructions=instructions, traps=traps)
 
 
 class _Reading(msgspec.Struct):
@@ -150,7 +150,7 @@ def _patterns(case: Case) -> list[re.Pattern[str]]:
 def _read(data: Buffer, host: elf.Host, case: Case, folder: Path) -> _Reading:
     """Read all forms, and write each cubin that holds a kernel of interest into *folder*."""
     made, patterns = _Reading([], {}), _patterns(case)
-    for form, own in units.forms(data, host, case.policy.generation, whole_ptx=case.target):
+    for form, own in device_images.forms(data, host, case.policy.generation, whole_ptx=case.target):
         made.forms.append(form)
         if form.contradicted:
             case.find("arch-contradicted", f"unit {form.unit}: the table says {form.listed}, the code {form.target}")
@@ -163,7 +163,7 @@ def _read(data: Buffer, host: elf.Host, case: Case, folder: Path) -> _Reading:
 
 def _check_code(library: Library, read: _Reading, case: Case) -> Library:
     """Return *library* with the opcodes of the code that the stack's GPU would load."""
-    taken = {unit: spark.chosen(units.targets(listed, "cubin"), (), case.device)[1] for unit, listed in units.by_unit(read.forms).items()}
+    taken = {unit: gpu_compat.chosen(device_images.targets(listed, "cubin"), (), case.device)[1] for unit, listed in device_images.by_unit(read.forms).items()}
     paths = [path for (unit, target), path in read.written.items() if taken[unit] == target]
     counts = _disassemble(paths, case.tools) if paths else {}
     library = replace(library, spark=_fp4(library.spark, counts))
@@ -179,11 +179,11 @@ def _check_code(library: Library, read: _Reading, case: Case) -> Library:
 
 def _inspect(library: Library, data: Buffer, host: elf.Host, case: Case, folder: Path) -> Library:
     read = _read(data, host, case, folder)
-    by_unit = units.by_unit(read.forms)
-    kinds = [(units.targets(listed, "cubin"), units.targets(listed, "ptx")) for listed in by_unit.values()]
+    by_unit = device_images.by_unit(read.forms)
+    kinds = [(device_images.targets(listed, "cubin"), device_images.targets(listed, "ptx")) for listed in by_unit.values()]
     library = replace(
-        library, cubins=_sorted(Counter(units.targets(read.forms, "cubin"))), ptx=_sorted(Counter(units.targets(read.forms, "ptx"))),
-        spark=spark.of_units(kinds, case.device),
+        library, cubins=_sorted(Counter(device_images.targets(read.forms, "cubin"))), ptx=_sorted(Counter(device_images.targets(read.forms, "ptx"))),
+        spark=gpu_compat.of_units(kinds, case.device),
         device_code=code_of.of_pieces(form.sha256 for form in read.forms if form.sha256) if case.target else library.device_code,
     )  # fmt: skip
     if case.target and case.wants and case.ours:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sparkwright.audit import sections as tables
-from sparkwright.audit.sections import Buffer, ElfUnreadable, Section, bounded, text
-from sparkwright.build import elf as reading
-from sparkwright.build.elf import version_text
+from sparkwright.audit import elf_sections as tables
+from sparkwright.audit.elf_sections import Buffer, ElfUnreadable, Section, bounded, text
+from sparkwright.builder.wheel import elf as reading
+from sparkwright.builder.wheel.elf import version_text
 
 #: The machine number of a cubin (EM_CUDA); a wheel may carry one bare.
 CUDA = 190

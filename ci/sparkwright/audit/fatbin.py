@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.audit.sections import Buffer
+from sparkwright.audit.elf_sections import Buffer
 
 MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from sparkwright.audit import elf, operators, tags
+from sparkwright.audit import elf, operators, platform_tag
 from sparkwright.audit.device import Case
+from sparkwright.audit.elf_sections import Buffer, Section
 from sparkwright.audit.operators import Operators
-from sparkwright.audit.sections import Buffer, Section
 
 #: What brings the driver's functions; torch loads it for itself alone.
 DRIVER = "libcuda.so.1"
@@ -48,7 +48,7 @@ def check(host: elf.Host, case: Case, platforms: tuple[str, ...]) -> None:
     """Find where the library's needs are not what the tag promises and the policy allows."""
     if host.machine in ("x86_64", "aarch64") and not all(platform.endswith(host.machine) for platform in platforms):
         case.find("machine-foreign", f"it is for {host.machine}, the wheel for {', '.join(platforms)}")
-    promised = tags.promise(platforms)
+    promised = platform_tag.promise(platforms)
     if promised and elf.version_key(host.glibc) > promised:
         case.find("glibc-newer", f"it wants GLIBC {host.glibc}, the tag promises {promised[0]}.{promised[1]}")
     _check_copy(host, case)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sparkwright.audit.sections import NO_BITS, Buffer, Section
+from sparkwright.audit.elf_sections import NO_BITS, Buffer, Section
 
 _ARROW = b") -> "
 _NAME = re.compile(rb"(?:\w+::)?[A-Za-z_]\w*(?:\.\w+)?")

@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
 
@@ -218,7 +218,7 @@ def load(path: Path, arch: str) -> AuditPolicy:
     Raises:
         FileInvalid: A file is missing or not valid, or both list the same library.
     """
-    common, own = yamlfile.load(path.parent.with_suffix(".yaml"), CommonPolicy), yamlfile.load(path, StackPolicy)
+    common, own = strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy), strict_yaml.load(path, StackPolicy)
     try:
         return AuditPolicy(arch, common.needed, _joined(common.distributions, own.libraries))
     except ValueError as error:

@@ -11,11 +11,11 @@ from typing import Literal
 import msgspec
 
 from sparkwright.audit.checkers import Checker
-from sparkwright.audit.members import Subject
-from sparkwright.audit.spark import Spark
-from sparkwright.console import console
-from sparkwright.console import size as as_size
-from sparkwright.errors import AuditFailed
+from sparkwright.audit.gpu_compat import Spark
+from sparkwright.audit.wheel_reader import Subject
+from sparkwright.core.console import console
+from sparkwright.core.console import size as as_size
+from sparkwright.core.errors import AuditFailed
 
 #: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the report hold all.
 SHOWN = 40

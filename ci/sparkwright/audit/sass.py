@@ -16,8 +16,8 @@ from typing import IO
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed, ToolMissing
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, ToolMissing
 
 TRAP = "BPT.TRAP"
 

@@ -12,17 +12,17 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from sparkwright.audit import abi, checkers, code, elf, host, members, sections, spark, tags
+from sparkwright.audit import abi, checkers, device_code, elf, elf_sections, gpu_compat, host, platform_tag, wheel_reader
 from sparkwright.audit.checkers import Half, Outcome
 from sparkwright.audit.device import Case, inspect
-from sparkwright.audit.members import Binary, Contents, Subject
+from sparkwright.audit.elf_sections import Buffer, ElfUnreadable
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditReport, Finding, Library
 from sparkwright.audit.sass import CudaTools
-from sparkwright.audit.sections import Buffer, ElfUnreadable
-from sparkwright.console import console
-from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.store import room_guard
+from sparkwright.audit.wheel_reader import Binary, Contents, Subject
+from sparkwright.core.console import console
+from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.store import room_guard
 
 
 class _Audit:
@@ -41,7 +41,7 @@ class _Audit:
         def find(rule: str, message: str) -> None:
             self.findings.append(Finding(name, rule, message))
 
-        return Case(judged, wants, self.tools, find, spark.capability(self.policy.arch), self.ours)
+        return Case(judged, wants, self.tools, find, gpu_compat.capability(self.policy.arch), self.ours)
 
     def visit(self, binary: Binary) -> None:
         """Read one library."""
@@ -53,7 +53,7 @@ class _Audit:
         elif wants and wants.size_max is not None and binary.size > wants.size_max:
             case.find("size-over", f"{binary.size} bytes, allowed: {wants.size_max}")
         try:
-            with sections.mapped(binary.path) as data:
+            with elf_sections.mapped(binary.path) as data:
                 library = self._read(library, data, case)
         except ElfUnreadable as error:
             case.find("elf-unreadable", str(error))
@@ -62,7 +62,7 @@ class _Audit:
     def _read(self, library: Library, data: Buffer, case: Case) -> Library:
         found = elf.host(data)
         host.check(found, case, self.about.platforms)
-        registered = host.registered(data, sections.sections(data), found, case)
+        registered = host.registered(data, elf_sections.sections(data), found, case)
         declared = tuple(name for name in registered.declared if name not in registered.implemented)
         library = replace(
             library, machine=found.machine, needed=found.needed, rpath=found.rpath, glibc=found.glibc, glibcxx=found.glibcxx,
@@ -78,7 +78,7 @@ class _Audit:
             case.find("arch-missing", "it holds no device code at all")
         return library
 
-    def check_whole(self, mismatches: Sequence[members.Mismatch]) -> None:
+    def check_whole(self, mismatches: Sequence[wheel_reader.Mismatch]) -> None:
         """Find what concerns the wheel as a whole."""
         self.findings += [Finding(mismatch.member, mismatch.rule, mismatch.message) for mismatch in mismatches]
         self.findings += [Finding(*copy) for copy in host.copies(self.about.name, self.contents.names)]
@@ -100,7 +100,7 @@ def _elsewhere(wheel: Path, audit: _Audit, which: Sequence[checkers.Name], pool:
     """Start auditwheel, which reads the wheel itself; return what starts the others, once the libraries were read, and waits for all."""
     scratch = audit.folder / "checkers"
     scratch.mkdir()
-    begun: Future[Outcome] | None = pool.submit(tags.platform_tag, wheel, audit.about, scratch) if "auditwheel" in which else None
+    begun: Future[Outcome] | None = pool.submit(platform_tag.platform_tag, wheel, audit.about, scratch) if "auditwheel" in which else None
 
     def rest() -> list[Outcome]:
         jobs: dict[checkers.Name, Future[Outcome] | None] = {"auditwheel": begun}
@@ -126,7 +126,7 @@ def audit(
     """
     Return what is in *wheel*, and where that is not what *policy* asks for.
 
-    What the device-code digest covers is told in `sparkwright.audit.code`.
+    What the device-code digest covers is told in `sparkwright.audit.device_code`.
 
     Args:
         scratch: An existing folder for the libraries while they are read, one at a time, up to half a gigabyte for vLLM; the
@@ -140,8 +140,8 @@ def audit(
         ToolMissing: *tools* lacks nvdisasm, and a kernel is to be read.
         DiskFull: There is no room for the largest library and its cubins.
     """
-    about = members.subject(wheel)
-    contents = members.contents(wheel, about)
+    about = wheel_reader.subject(wheel)
+    contents = wheel_reader.contents(wheel, about)
     place = scratch or Path(tempfile.gettempdir())
     with (
         room_guard(place),
@@ -151,7 +151,7 @@ def audit(
     ):
         made = _Audit(about, contents, policy, tools, ours=judged == "stack", folder=Path(folder))
         others = _elsewhere(wheel, made, which, pool)
-        made.check_whole(members.walk(wheel, about, Path(folder), made.visit, progress.update))
+        made.check_whole(wheel_reader.walk(wheel, about, Path(folder), made.visit, progress.update))
         outcomes = others()
     findings = [*made.findings, *(Finding(*finding) for outcome in outcomes for finding in outcome.findings)]
     return AuditReport(
@@ -160,7 +160,7 @@ def audit(
         policy=sha256_bytes(canonical(policy)),
         libraries=tuple(sorted(made.libraries, key=lambda library: library.name)),
         findings=tuple(sorted(findings, key=lambda finding: (finding.library, finding.rule, finding.message))),
-        device_code=code.of_libraries(library.device_code for library in made.libraries),
+        device_code=device_code.of_libraries(library.device_code for library in made.libraries),
         judged=judged,
         checkers=tuple(outcome.checker for outcome in outcomes),
     )

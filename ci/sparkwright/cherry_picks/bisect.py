@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from sparkwright.cherry_picks import bases, drift, history
+from sparkwright.cherry_picks import drift, history, upstream_revisions
+from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.drift import Trial
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Base
-from sparkwright.console import console
-from sparkwright.errors import BisectUndecided, NotProvided
+from sparkwright.core.console import console
+from sparkwright.core.errors import BisectUndecided, NotProvided
+from sparkwright.forks.context import Session
 from sparkwright.forks.mirror import Mirror
-from sparkwright.forks.packageindex import shown
-from sparkwright.forks.session import Session
+from sparkwright.forks.package_index import shown
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ def over_commits(session: Session, fork: str, book: Ledger, patches: Sequence[Pa
         raise NotProvided(f"{end[:12]} does not follow {start[:12]}.")
 
     def attempt(number: int) -> Trial:
-        base = bases.of_commit(session, mirror, line[number][:12], line[number], patches)
+        base = upstream_revisions.of_commit(session, mirror, line[number][:12], line[number], patches)
         return _told(drift.trials(session, fork, book, patches, base)[-1], len(line))
 
     last, number, first, tried = search(len(line), attempt)
@@ -97,11 +97,11 @@ def over_commits(session: Session, fork: str, book: Ledger, patches: Sequence[Pa
     return Turn(patches[-1].name, last, first, turned.line(), book.page(turned.number) if turned.number else "", (tried, len(line)))
 
 
-def over_releases(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], found: Sequence[bases.Release]) -> Turn:
+def over_releases(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], found: Sequence[upstream_revisions.Release]) -> Turn:
     """Return the release at which the last of *patches* turns; see `over_commits`."""
 
     def attempt(number: int) -> Trial:
-        base: Base = bases.of_release(session, found[number])
+        base: Base = upstream_revisions.of_release(session, found[number])
         return _told(drift.trials(session, fork, book, patches, base)[-1], len(found))
 
     last, number, first, tried = search(len(found), attempt)

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright import yamlfile
 from sparkwright.cherry_picks import drift, ledger, series
+from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.drift import Trial
-from sparkwright.cherry_picks.upstream import Base
-from sparkwright.errors import FileInvalid, NotProvided
-from sparkwright.forks import lock, packageindex, resolve, sources
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, NotProvided
+from sparkwright.forks import fetch, lock, package_index, resolve
+from sparkwright.forks.context import Session
 from sparkwright.forks.lock import ForkLock
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import ForkSpec, StackSpec, WheelSpec
+from sparkwright.forks.stack import ForkSpec, StackSpec, WheelSpec
 
 
 class Bump(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ def plan(session: Session, fork: str, version: str) -> Bump:
 
 
 def _base(session: Session, fork: str, locked: ForkLock, version: str) -> Base:
-    fetched = sources.fetch_locked(session, fork, locked)
+    fetched = fetch.fetch_locked(session, fork, locked)
     return Base(version, fetched.tree, fetched.pin if fetched.kind == "git" else "")
 
 
@@ -98,7 +98,7 @@ def _tag(base: WheelSpec, version: str) -> str:
     machine = base.tag.rsplit("_", 1)[-1] if not base.tag.endswith("x86_64") else "x86_64"
     stem = f"{base.name.replace('-', '_')}-{version}-"
     # A file with a build number has one part more, and is another build of the same sources at best.
-    tags = [file.name.removeprefix(stem).removesuffix(".whl") for file in packageindex.files(base.name) if file.name.startswith(stem)]
+    tags = [file.name.removeprefix(stem).removesuffix(".whl") for file in package_index.files(base.name) if file.name.startswith(stem)]
     fitting = [tag for tag in tags if tag.count("-") == 2 and tag.endswith(machine) and tag.split("-")[:2] == base.tag.split("-")[:2]]
     return base.tag if base.tag in fitting or len(fitting) != 1 else fitting[0]
 
@@ -119,7 +119,7 @@ def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) 
         block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
         text = text[: start.end()] + block + text[stop:]
     expected = msgspec.structs.replace(session.project.spec, forks={**session.project.spec.forks, fork: after})
-    if not start or yamlfile.parse(text, StackSpec, str(session.project.stack_file)) != expected:
+    if not start or strict_yaml.parse(text, StackSpec, str(session.project.stack_file)) != expected:
         raise FileInvalid(
             f"{session.project.stack_file} is not written in the form that bump rewrites.",
             details=[f"expected: {fork} at {new} instead of {old}"],

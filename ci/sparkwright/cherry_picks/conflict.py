@@ -17,15 +17,15 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks import diff, history
+from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.diff import Hunk, Section
 from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Evidence
-from sparkwright.console import console
-from sparkwright.errors import PatchConflict, SparkwrightError
+from sparkwright.core.console import console
+from sparkwright.core.errors import PatchConflict, SparkwrightError
+from sparkwright.core.git import REGULAR
+from sparkwright.core.git_store import Objects
 from sparkwright.forks.mirror import Mirror
-from sparkwright.git import REGULAR
-from sparkwright.objects import Objects
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows; more help nobody.
 SHOWN, COLUMNS, NAMED = 8, 96, 20

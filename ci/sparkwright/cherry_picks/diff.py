@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from sparkwright.errors import PatchInvalid
-from sparkwright.git import LINK, SUBMODULE
-from sparkwright.objects import Objects
+from sparkwright.core.errors import PatchInvalid
+from sparkwright.core.git import LINK, SUBMODULE
+from sparkwright.core.git_store import Objects
 
 #: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
 _FLAGS = (

@@ -7,14 +7,14 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.cherry_picks import diff, fit, series, upstream
-from sparkwright.cherry_picks.fit import Outcome
+from sparkwright.cherry_picks import already_upstream, apply_check, diff, series
+from sparkwright.cherry_picks.already_upstream import Base, Evidence
+from sparkwright.cherry_picks.apply_check import Outcome
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Base, Evidence
+from sparkwright.core import digest
+from sparkwright.forks.context import Session
 from sparkwright.forks.mirror import Mirror
-from sparkwright.forks.session import Session
 
 #: Share of a patch's added lines that stand in a base on which it conflicts, from which on the base most likely has it.
 LIKELY = 0.8
@@ -91,14 +91,14 @@ class Document(msgspec.Struct, frozen=True):
 
 def trials(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], base: Base) -> list[Trial]:
     """Return what becomes of every patch on *base*; those that do not apply are left out for the ones after them."""
-    records = [upstream.record_of(book, one) for one in patches]
+    records = [already_upstream.record_of(book, one) for one in patches]
     pins = [(one.name, one.sha256, record.merge if record else "") for one, record in zip(patches, records, strict=True)]
     key = digest.key("trial", {"fork": fork, "base": base, "patches": pins})
     known = session.store.get("trial", key, _Trials)
     if known:
         return list(known.trials)
     mirror = session.mirror(book.url) if book else None
-    taken = fit.taken_away(session.objects, base.tree, patches)
+    taken = apply_check.taken_away(session.objects, base.tree, patches)
     outcomes = series.evaluate(session.objects, base.tree, patches)
     made = [_trial(session, mirror, base, *one, taken) for one in zip(patches, records, outcomes, strict=True)]
     # What could not be read today may be readable tomorrow.
@@ -118,7 +118,7 @@ def _trial(
     if outcome.status == "applied":
         state: State = "moves" if outcome.moved and not one.pick else "applies"
         return Trial(one.name, one.sha256, base.name, state, outcome.moved, standing, ())
-    found = upstream.evidence(session, mirror, base, one, record, taken)
+    found = already_upstream.evidence(session, mirror, base, one, record, taken)
     if outcome.status == "already-upstream" or any(test.holds for test in found):
         state = "already-upstream"
     elif outcome.status == "empty":

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sparkwright import digest
-from sparkwright.cherry_picks import commits, ledger, patch, series, worktree
-from sparkwright.cherry_picks.commits import Exported
-from sparkwright.cherry_picks.upstream import Base
+from sparkwright.cherry_picks import ledger, patch, series, series_git, worktree
+from sparkwright.cherry_picks.already_upstream import Base
+from sparkwright.cherry_picks.series_git import Exported
 from sparkwright.cherry_picks.worktree import State
-from sparkwright.console import console
-from sparkwright.errors import ExportMismatch, NotProvided, PatchLost, RebaseUnfinished
-from sparkwright.forks.session import Session
-from sparkwright.objects import Objects
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import ExportMismatch, NotProvided, PatchLost, RebaseUnfinished
+from sparkwright.core.git_store import Objects
+from sparkwright.forks.context import Session
 
 #: Stands in a series while an export writes: a patch that is not there, so that every reader refuses the half of it.
 UNFINISHED = "this-export-was-killed-run-it-again"
@@ -52,7 +52,7 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
         raise RebaseUnfinished(f"The worktree of {fork} is not ready.", details=[str(folder), *waiting])
     objects = session.objects
     base, tip = worktree.brought(objects, folder)
-    files = commits.export(objects, base, tip, made_for.said)
+    files = series_git.export(objects, base, tip, made_for.said)
     _account(session, fork, made_for, files, drop)
     for one in files:
         if one.pick and objects.resolve(f"{one.commit}^{{tree}}") != made_for.picks.get(one.pick):
@@ -162,13 +162,13 @@ def line(session: Session, fork: str, base: Base) -> tuple[str, str]:
     """Return the series of *fork* as commits on *base*: their root and their tip."""
     patches = series.of(session, fork)
     applied = series.apply_to(session.objects, fork, base.tree, patches)
-    root = commits.root(session.objects, base.tree, f"{fork} {base.name}")
-    return root, commits.build(session.objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)])
+    root = series_git.root(session.objects, base.tree, f"{fork} {base.name}")
+    return root, series_git.build(session.objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)])
 
 
 def rendered(session: Session, fork: str, base: Base) -> list[Exported]:
     """Return the series of *fork* imported and exported again, without a worktree; the same bytes, unless somebody edited a file."""
-    return commits.export(session.objects, *line(session, fork, base))
+    return series_git.export(session.objects, *line(session, fork, base))
 
 
 def check(session: Session, fork: str, base: Base) -> int:

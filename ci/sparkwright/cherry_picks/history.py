@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from sparkwright.cherry_picks import diff
-from sparkwright.github import one_line
-from sparkwright.objects import Objects
+from sparkwright.core.git_store import Objects
+from sparkwright.core.github import one_line
 
 _FORMAT = "--format=%H%x00%an%x00%cd%x00%s"
 #: The id of an empty tree, which git knows without having it.

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid, NotProvided
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, NotProvided
 from sparkwright.forks.lock import UNRESOLVED
 
 State = Literal["open", "merged", "closed", "unresolved"]
@@ -160,7 +160,7 @@ def load(root: Path, fork: str) -> Ledger | None:
         FileInvalid: It is damaged, lists a pull request twice, or lets a stack carry one that is not pinned.
     """
     path = path_of(root, fork)
-    return yamlfile.load(path, Ledger) if path.exists() else None
+    return strict_yaml.load(path, Ledger) if path.exists() else None
 
 
 def require(root: Path, fork: str) -> Ledger:
@@ -182,9 +182,9 @@ def render(ledger: Ledger) -> str:
     """Return the text of the file: records as blocks, defaults left out."""
     data = msgspec.to_builtins(ledger)
     head = {key: data[key] for key in ("url", "branch")}
-    body = yamlfile.dump({"records": data["records"]}).replace("\n- ", "\n\n- ") if data["records"] else "records: []\n"
+    body = strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ") if data["records"] else "records: []\n"
     return (
-        f"# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, people write reasons.\n{yamlfile.dump(head)}{body}"
+        f"# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, people write reasons.\n{strict_yaml.dump(head)}{body}"
     )
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Section
-from sparkwright.digest import sha256_bytes
-from sparkwright.errors import PatchInvalid
+from sparkwright.core.digest import sha256_bytes
+from sparkwright.core.errors import PatchInvalid
 
 #: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")

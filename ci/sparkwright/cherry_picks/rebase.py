@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.cherry_picks import bases, commits, export, fit, series, worktree
-from sparkwright.cherry_picks.fit import Outcome
+from sparkwright.cherry_picks import apply_check, export, series, series_git, upstream_revisions, worktree
+from sparkwright.cherry_picks.already_upstream import Base
+from sparkwright.cherry_picks.apply_check import Outcome
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Base
 from sparkwright.cherry_picks.worktree import State
-from sparkwright.console import console
-from sparkwright.errors import PatchConflict, RebaseUnfinished, SparkwrightError
-from sparkwright.forks.session import Session
-from sparkwright.objects import Objects
+from sparkwright.core.console import console
+from sparkwright.core.errors import PatchConflict, RebaseUnfinished, SparkwrightError
+from sparkwright.core.git_store import Objects
+from sparkwright.forks.context import Session
 
 
 class Rebased(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def start(
     dropped = {**(gone or {}), **{name: "; ".join(one.says) for name, one in done.items() if one.status in ("already-upstream", "empty")}}
     picks = {one.pick: done[one.name].tree for one in patches if one.pick and one.name in done}
     rest = patches[[one.name for one in patches].index(stopped) :] if stopped else []
-    said = {commits.carried(session.objects, one): commits.message(one) for one in rest}
+    said = {series_git.carried(session.objects, one): series_git.message(one) for one in rest}
     state = State(fork, session.project.stack, base, dropped, picks, dict(files or {}), pins, said)
     worktree.make(session.objects, folder, root, tip, state)
     if rest:
@@ -74,11 +74,11 @@ def start(
 
 def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) -> tuple[dict[str, Outcome], tuple[str, str], str]:
     """Return what came of the patches, the base and the last commit, and the patch of ours that conflicts first."""
-    root = tip = commits.root(objects, base.tree, f"{fork} {base.name}")
+    root = tip = series_git.root(objects, base.tree, f"{fork} {base.name}")
     done, tree = dict[str, Outcome](), base.tree
     with objects.index(base.tree) as index:
         for one in patches:
-            outcome = fit.attempt(objects, index, tree, one, movable=True)
+            outcome = apply_check.attempt(objects, index, tree, one, movable=True)
             if outcome.status == "conflict" and not one.pick:
                 return done, (root, tip), one.name
             if outcome.status == "conflict":
@@ -87,7 +87,7 @@ def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) 
                     todo=f"Leave the files out that conflict, or all of it: `sparkwright pick {fork}{one.name} --exclude …` or `--drop`.",
                 )  # fmt: skip
             if outcome.status == "applied":
-                tip = commits.add(objects, tip, outcome.tree, one)
+                tip = series_git.add(objects, tip, outcome.tree, one)
             tree, done[one.name] = outcome.tree, outcome
     return done, (root, tip), ""
 
@@ -95,14 +95,14 @@ def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) 
 def _with_blobs(session: Session, fork: str) -> None:
     """Bring what the patches were made for, as far as the series applies to the locked source: a merge of three states needs it."""
     try:
-        series.apply_to(session.objects, fork, bases.of_source(session, fork).tree, series.of(session, fork))
+        series.apply_to(session.objects, fork, upstream_revisions.of_source(session, fork).tree, series.of(session, fork))
     except SparkwrightError as error:
         console.detail(f"git am may lack what a patch was made for: {error.what}")
 
 
 def _placed(objects: Objects, base: str, tip: str, rest: Sequence[Patch], stopped: str) -> dict[str, Outcome]:
     """Return what git am made of *rest*, up to the patch at which it stopped."""
-    commit = {one.name: one.commit for one in commits.read(objects, base, tip)}
+    commit = {one.name: one.commit for one in series_git.read(objects, base, tip)}
     found: dict[str, Outcome] = {}
     for one in rest:
         if one.name == stopped:

@@ -13,18 +13,19 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.cherry_picks import conflict, fit, ledger, patch, pick, together, upstream
+from sparkwright.cherry_picks import already_upstream, apply_check, conflict, ledger, patch, together
+from sparkwright.cherry_picks import pull_requests as pick
+from sparkwright.cherry_picks.already_upstream import Base
+from sparkwright.cherry_picks.apply_check import Outcome
 from sparkwright.cherry_picks.conflict import ConflictReport
-from sparkwright.cherry_picks.fit import Outcome
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Base
-from sparkwright.console import console
-from sparkwright.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
-from sparkwright.forks.session import Session
-from sparkwright.forks.sources import FetchedSource
-from sparkwright.objects import Objects
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
+from sparkwright.core.git_store import Objects
+from sparkwright.forks.context import Session
+from sparkwright.forks.fetch import FetchedSource
 
 
 class AppliedPatch(msgspec.Struct, frozen=True):
@@ -197,7 +198,7 @@ def apply_to(
             return PatchedTree(fork, base, known[-1] if known else tree, tuple(steps))
     with objects.index(tree) as index:
         for one in rest:
-            tried = fit.attempt(objects, index, tree, one)
+            tried = apply_check.attempt(objects, index, tree, one)
             if tried.status != "applied":
                 report = explain(tree, one, patches[: len(steps)]) if explain and tried.status == "conflict" else None
                 _refuse(fork, tree, one, tried, report)
@@ -212,7 +213,7 @@ def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outc
     tree, done = base, []
     with objects.index(base) as index:
         for one in patches:
-            done.append(fit.attempt(objects, index, tree, one, movable=True))
+            done.append(apply_check.attempt(objects, index, tree, one, movable=True))
             tree = done[-1].tree
     return done
 
@@ -235,13 +236,13 @@ def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> E
     def explain(tree: str, one: Patch, earlier: Sequence[Patch]) -> ConflictReport:
         mirror = session.mirror(book.url) if book else None
         came = Base("the base", source.tree, source.pin if source.kind == "git" else "")
-        taken = fit.taken_away(session.objects, source.tree, [one])
+        taken = apply_check.taken_away(session.objects, source.tree, [one])
         verb = f"--stack {session.project.stack} --fork {source.fork}"
         aside = f"sparkwright pick {one.pick} {verb} --exclude PATH=REASON    (leave a file out, and carry it as a patch of ours)"
         return conflict.explain(
             session.objects, tree, one, fork=source.fork, base=source.origin, earlier=earlier, mirror=mirror,
             tip=(mirror.known(book.branch) or "") if mirror and book else "", page=book.page(one.pick) if book and one.pick else "",
-            origin=source.tree, evidence=upstream.evidence(session, mirror, came, one, upstream.record_of(book, one), taken),
+            origin=source.tree, evidence=already_upstream.evidence(session, mirror, came, one, already_upstream.record_of(book, one), taken),
             commands=(aside, f"sparkwright rebase {verb}") if one.pick else (f"sparkwright rebase {verb}", f"sparkwright export {verb}"),
         )  # fmt: skip
 

@@ -8,15 +8,15 @@ import email.utils
 
 import msgspec
 
-from sparkwright import digest
 from sparkwright.cherry_picks import diff, drift, ledger, series
 from sparkwright.cherry_picks.drift import Drift
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.errors import SparkwrightError
-from sparkwright.forks import sources
+from sparkwright.core import digest
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.forks import fetch
+from sparkwright.forks.context import Session
 from sparkwright.forks.lock import ForkLock
-from sparkwright.forks.session import Session
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ def _git_tree(session: Session, fork: str, locked: ForkLock) -> str:
         return locked.git.tree
     try:
         tree = session.objects.without_paths(locked.git.tree, locked.git.without)
-        return sources.with_submodules(dataclasses.replace(session, offline=True), fork, tree, locked.vendored)
+        return fetch.with_submodules(dataclasses.replace(session, offline=True), fork, tree, locked.vendored)
     except SparkwrightError:
         return ""
 

@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Hunk, Section
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.errors import PatchInvalid
-from sparkwright.git import EXECUTABLE, REGULAR
-from sparkwright.objects import Objects, blob_id, quoted
+from sparkwright.core.errors import PatchInvalid
+from sparkwright.core.git import EXECUTABLE, REGULAR
+from sparkwright.core.git_store import Objects, blob_id, quoted
 
 _MODE = re.compile(rb"^new file mode (\d{6})$", re.MULTILINE)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import git
-from sparkwright.cherry_picks import commits
+from sparkwright.cherry_picks import series_git
+from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Base
-from sparkwright.errors import NotProvided
-from sparkwright.forks.session import Session
-from sparkwright.objects import Objects
+from sparkwright.core import git
+from sparkwright.core.errors import NotProvided
+from sparkwright.core.git_store import Objects
+from sparkwright.forks.context import Session
 
 #: The worktree's branch, and the ref of the base below it.
 BRANCH, BASE = "series", "refs/sparkwright/base"
@@ -95,9 +95,9 @@ def am(folder: Path, rest: Sequence[Patch]) -> str:
     names = []
     for number, one in enumerate(rest):
         names.append(str(box / f"{number:04}.mail"))
-        Path(names[-1]).write_bytes(commits.mail(one))
+        Path(names[-1]).write_bytes(series_git.mail(one))
     words = ["am", "--quiet", "--3way", "--keep", "--keep-cr", "--committer-date-is-author-date", *names]
-    if not git.run(words, cwd=folder, env=commits.COMMITTER, check=False)[0]:
+    if not git.run(words, cwd=folder, env=series_git.COMMITTER, check=False)[0]:
         return ""
     at = folder / ".git" / "rebase-apply" / "next"
     return rest[int(at.read_text()) - 1 if at.exists() else 0].name

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.build import sourcetree
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.builder import source_tree
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Show each fork's way from the locked tree to the tree that is built."""
-    trees = [sourcetree.make(session, fork) for fork in session.forks]
+    trees = [source_tree.make(session, fork) for fork in session.forks]
     for tree in trees:
         rows = [[tree.source.tree, "source", tree.source.origin]]
         rows += [[step.tree, "patch", step.subject] for step in tree.steps]

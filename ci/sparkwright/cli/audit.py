@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
-from sparkwright import digest
-from sparkwright.audit import members, policy, report, sidebyside, wheel
+from sparkwright.audit import compare, policy, report, wheel, wheel_reader
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.sass import CudaTools
-from sparkwright.build import aot, jitcache, toolchain
-from sparkwright.build import wheel as building
-from sparkwright.console import console
-from sparkwright.errors import NotProvided
-from sparkwright.forks.session import Session
+from sparkwright.builder import pipeline as building
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.wheel import flashinfer_aot, jit_cache
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import NotProvided
+from sparkwright.forks.context import Session
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for it.
 FORM = 3
@@ -27,7 +28,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         raise NotProvided("There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
     reports = [audited(session, path, judged_as(path, arguments.judge)) for path in wheels]
     if arguments.compare:
-        sidebyside.show(reports)
+        compare.show(reports)
     else:
         for one in reports:
             report.show(one, result=True)
@@ -41,7 +42,7 @@ def judged_as(path: Path, asked: Literal["auto", "stack", "any"]) -> Literal["st
     """Return by what the wheel at *path* is judged; where nobody says, the stack's policy is for wheels with our record in them."""
     if asked != "auto":
         return asked
-    return "stack" if members.contents(path, members.subject(path)).ours else "any"
+    return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
 
 
 def audited(session: Session, path: Path, judged: Literal["stack", "any"] = "stack") -> AuditReport:
@@ -61,6 +62,6 @@ def audited(session: Session, path: Path, judged: Literal["stack", "any"] = "sta
 
 
 def _last(session: Session, fork: str) -> list[Path]:
-    spec = aot.load(session.project, fork)
-    made = (building.known(session, fork), jitcache.known(session, spec) if spec else None)
+    spec = flashinfer_aot.load(session.project, fork)
+    made = (building.known(session, fork), jit_cache.known(session, spec) if spec else None)
     return [path for built in made if built and (path := building.path_of(session, built)).exists()]

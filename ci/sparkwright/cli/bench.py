@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from sparkwright.cli import measuring
-from sparkwright.console import console
-from sparkwright.errors import MeasurementInvalid, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import MeasurementInvalid, UsageError
+from sparkwright.forks.context import Session
 from sparkwright.gates.load import benchy, vllmrs
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Generator

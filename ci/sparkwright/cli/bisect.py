@@ -10,17 +10,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from sparkwright.build import axes
-from sparkwright.build.axes import Cause
-from sparkwright.build.predicate import Predicate
-from sparkwright.cherry_picks import bases, bisect, ledger, series
+from sparkwright.builder import bisect_axes
+from sparkwright.builder.bisect_axes import Cause
+from sparkwright.builder.bisect_command import Predicate
+from sparkwright.cherry_picks import bisect, ledger, series, upstream_revisions
 from sparkwright.cherry_picks.bisect import Turn
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cli.drift import MARKS
 from sparkwright.cli.rebase import only_fork
-from sparkwright.console import console
-from sparkwright.errors import NotProvided, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import NotProvided, UsageError
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -66,15 +66,15 @@ def _measured(session: Session, fork: str, arguments: argparse.Namespace) -> int
 
 def _cause(session: Session, fork: str, predicate: Predicate, arguments: argparse.Namespace) -> Cause:
     if arguments.over == "patches":
-        return axes.over_patches(session, fork, predicate)
+        return bisect_axes.over_patches(session, fork, predicate)
     if arguments.over == "locks":
         if not (arguments.start and arguments.end):
             raise UsageError("--over locks wants two stacks or revisions of this checkout: --from and --to.")
-        sides = [axes.side(session, fork, name) for name in (arguments.start, arguments.end)]
-        return axes.over_locks(sides[0], sides[1], (arguments.start, arguments.end), predicate)
+        sides = [bisect_axes.side(session, fork, name) for name in (arguments.start, arguments.end)]
+        return bisect_axes.over_locks(sides[0], sides[1], (arguments.start, arguments.end), predicate)
     book = ledger.require(session.project.root, fork)
     ends = bisect.ends(session, session.mirror(book.url), book, None, arguments.start, arguments.end)
-    return axes.over_commits(session, fork, book, ends, predicate, bare=arguments.alone)
+    return bisect_axes.over_commits(session, fork, book, ends, predicate, bare=arguments.alone)
 
 
 def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:
@@ -96,5 +96,5 @@ def _over_releases(session: Session, fork: str, patches: list[Patch], arguments:
     sdist = session.lock.forks[fork].sdist
     if sdist is None:
         raise NotProvided(f"{fork} has no releases on the package index.")
-    found = bases.between(session, sdist.name, arguments.start or sdist.version, arguments.end)
+    found = upstream_revisions.between(session, sdist.name, arguments.start or sdist.version, arguments.end)
     return bisect.over_releases(session, fork, ledger.load(session.project.root, fork), patches, found)

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 
 from sparkwright.audit import report
 from sparkwright.audit.report import AuditReport
-from sparkwright.build import aot, contained, jitcache, only, wheel
-from sparkwright.build import estimate as estimating
-from sparkwright.build.wheel import BuiltWheel
+from sparkwright.builder import container_run, pipeline
+from sparkwright.builder.compile import estimate as estimating
+from sparkwright.builder.compile import single_unit
+from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.builder.wheel import flashinfer_aot, jit_cache
 from sparkwright.cli import audit
-from sparkwright.console import console, duration, size
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console, duration, size
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Session
 
 _HOW = {
     "headers": "pack its headers",
@@ -28,7 +30,7 @@ _HOW = {
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
     if arguments.container:
-        status, document = contained.build(session, arguments.words, base=arguments.base, platform=arguments.platform)
+        status, document = container_run.build(session, arguments.words, base=arguments.base, platform=arguments.platform)
         console.document(document)
         return status
     if arguments.base or arguments.platform:
@@ -39,12 +41,12 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     pairs = []
     for fork in session.forks:
         for built in _built(session, fork, ahead=arguments.aot):
-            made = audit.audited(session, wheel.path_of(session, built))
+            made = audit.audited(session, pipeline.path_of(session, built))
             pairs.append((built, made))
             if not made.passed:
                 report.show(made, result=True)
     _show(session, pairs)
-    console.document({"wheels": [{"wheel": built, "path": str(wheel.path_of(session, built)), "audit": made} for built, made in pairs]})
+    console.document({"wheels": [{"wheel": built, "path": str(pipeline.path_of(session, built)), "audit": made} for built, made in pairs]})
     for _, made in pairs:
         report.raise_for_findings(made)
     return 0
@@ -55,30 +57,30 @@ def _only(session: Session, unit: str) -> int:
     forks = [fork for fork in session.forks if session.kind(fork) == "graft"]
     if len(forks) != 1:
         raise UsageError("--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out.")
-    made = only.compile_unit(session, forks[0], unit)
-    only.show(made)
+    made = single_unit.compile_unit(session, forks[0], unit)
+    single_unit.show(made)
     console.document({"unit": made})
     return 0
 
 
 def _built(session: Session, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
     """Yield the wheel of *fork*, and that of its modules which are compiled ahead of time."""
-    built = wheel.build(session, fork)
+    built = pipeline.build(session, fork)
     yield built
-    if ahead and (spec := aot.load(session.project, fork)):
-        yield jitcache.build(session, spec, built)
+    if ahead and (spec := flashinfer_aot.load(session.project, fork)):
+        yield jit_cache.build(session, spec, built)
 
 
 def announce(session: Session, *, ahead: bool = False) -> None:
     """Say what will be done for each fork, and how long it should take here."""
     console.note(f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; cache: {session.store.root}")
     for fork in session.forks:
-        if not wheel.is_built(session, fork):
+        if not pipeline.is_built(session, fork):
             expected = estimate(session, fork)
             about = f"about {duration(expected)}" if expected else "for which this machine has no estimate yet"
             console.note(f"  {fork}: {_HOW[session.kind(fork)]}, {about}")
-        if ahead and (spec := aot.load(session.project, fork)) and not jitcache.known(session, spec):
-            last = session.store.get("duration", wheel.called(session, spec.distribution), float)
+        if ahead and (spec := flashinfer_aot.load(session.project, fork)) and not jit_cache.known(session, spec):
+            last = session.store.get("duration", pipeline.called(session, spec.distribution), float)
             about = f"about {duration(last)}" if last else "for which this machine has no estimate yet"
             console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}")
 
@@ -90,7 +92,7 @@ def estimate(session: Session, fork: str) -> float:
     This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores. Nobody has measured a full
     build: 0.
     """
-    last = session.store.get("duration", wheel.called(session, fork), float)
+    last = session.store.get("duration", pipeline.called(session, fork), float)
     if not last and session.kind(fork) == "full":
         return 0
     return last or estimating.seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
@@ -103,7 +105,7 @@ def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None
         verdict = "pass" if made.passed else f"{len(made.findings)} findings"
         rows.append([built.filename, size(built.size), units, verdict, built.sha256[:16], made.device_code[:16] or "–"])
     console.table("wheels", ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"], rows, result=True)
-    names = " ".join(str(wheel.path_of(session, built)) for built, _ in pairs)
+    names = " ".join(str(pipeline.path_of(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
     if not any(tag in platform.machine() for tag in ("aarch64", "arm64")):
         console.note("no GB10 here: that the kernels run, and how fast, is not shown (gates: not-run)")

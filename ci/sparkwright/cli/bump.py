@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from sparkwright.cherry_picks import bases, bump, export, history, rebase
+from sparkwright.cherry_picks import bump, export, history, rebase, upstream_revisions
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import proof
 from sparkwright.cli import drift
 from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
-from sparkwright.console import console
-from sparkwright.errors import NotProvided, PatchConflict
-from sparkwright.forks import sources
-from sparkwright.forks.session import Session
-from sparkwright.github import ADDRESS, GitHub
+from sparkwright.core.console import console
+from sparkwright.core.errors import NotProvided, PatchConflict
+from sparkwright.core.github import ADDRESS, GitHub
+from sparkwright.core.github_repository import Repository
+from sparkwright.forks import fetch
+from sparkwright.forks.context import Session
 from sparkwright.operate.upkeep import bumped, foreseen, proposal
 from sparkwright.operate.upkeep.foreseen import Foreseen
 from sparkwright.operate.upkeep.proposal import Proposed
-from sparkwright.repository import Repository
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             console.result(f"{fork} is at its newest release already.")
             console.document({"bump": None})
             return 0
-    old = sources.fetch(session, fork).tree
+    old = fetch.fetch(session, fork).tree
     made = bump.plan(session, fork, version)
     _tell(made)
     if stuck := [one for one in made.trials if one.patch.startswith("#") and one.state in ("conflict", "likely-upstream")]:
@@ -45,7 +45,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
             todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",
         )
-    before = export.line(session, fork, bases.of_source(session, fork))
+    before = export.line(session, fork, upstream_revisions.of_source(session, fork))
     done = rebase.start(session, fork, made.base, files=made.files, gone=made.gone)
     if done.stopped:
         console.document({"bump": made, "rebase": done})
@@ -63,7 +63,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 def _newest(session: Session, fork: str) -> str:
     """Return the newest release of *fork*; empty where it is the locked one, or where it has none."""
     locked = session.lock.forks[fork].sdist
-    later = bases.releases_after(bases.listed(session, locked.name), locked.version) if locked else []
+    later = upstream_revisions.releases_after(upstream_revisions.listed(session, locked.name), locked.version) if locked else []
     return later[-1].version if later else ""
 
 

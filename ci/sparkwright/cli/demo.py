@@ -18,19 +18,22 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import demo, process
+from sparkwright import demo
 from sparkwright.audit import report
-from sparkwright.build import plan, planning, pylock, sourcetree, target, toolchain, wheel
-from sparkwright.build.toolchain import Toolchain
+from sparkwright.builder import pipeline, source_tree
+from sparkwright.builder.arch import plan, planning
+from sparkwright.builder.environment import cross, pylock, toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import audit
 from sparkwright.cli.main import find_root
-from sparkwright.console import console
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import ArchMismatch, AuditFailed, CommandFailed, SparkwrightError, VerifiedRefused
+from sparkwright.core.store import Store
 from sparkwright.demo import base, released, upstreams
-from sparkwright.errors import ArchMismatch, AuditFailed, CommandFailed, SparkwrightError, VerifiedRefused
-from sparkwright.forks import lock, resolve, sources
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.forks import fetch, lock, resolve
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 #: Parts of the store that hold only what the package index gave; a demo shares them, so that it needs no second download.
 SHARED = ("downloads", "environments", "cache")
@@ -106,7 +109,7 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
             mirror = session.mirror(f"{upstreams.HOST}{fork}.git")
             released = mirror.history(upstreams.TAGS[fork])
             session.objects.archive(mirror.tree(session.objects.resolve(f"{released}^{{tree}}")), tree)
-        against = target.of(session, tools)
+        against = cross.of(session, tools)
         made = base.write_base_wheel(
             folder / "files",
             trees["vllm"],
@@ -142,28 +145,28 @@ def _lock(session: Session) -> str:
 
 
 def _fetch(session: Session) -> str:
-    return ", ".join(f"{fork} {sources.fetch(session, fork).tree[:10]}" for fork in session.forks)
+    return ", ".join(f"{fork} {fetch.fetch(session, fork).tree[:10]}" for fork in session.forks)
 
 
 def _apply(session: Session) -> str:
-    trees = [sourcetree.make(session, fork) for fork in session.forks]
+    trees = [source_tree.make(session, fork) for fork in session.forks]
     return f"{sum(len(tree.steps) for tree in trees)} patches, {sum(len(tree.sites) for tree in trees)} rule sites"
 
 
 def _plan_without(session: Session) -> str:
     bare = dataclasses.replace(session, without=("supported-12.1",))
-    return _must_fail(ArchMismatch, lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), sourcetree.make(bare, "vllm")).after))
+    return _must_fail(ArchMismatch, lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after))
 
 
 def _plan(session: Session) -> str:
-    made = planning.planned(session, toolchain.obtain(session), sourcetree.make(session, "vllm"))
+    made = planning.planned(session, toolchain.obtain(session), source_tree.make(session, "vllm"))
     plan.show(made.after, made.before)
     plan.check(made.after, made.before)
     return ", ".join(f"{count} {verdict}" for verdict, count in made.after.counts.items() if count)
 
 
 def _build(session: Session) -> str:
-    return ", ".join(wheel.build(session, fork).filename.split("-")[0] for fork in session.forks)
+    return ", ".join(pipeline.build(session, fork).filename.split("-")[0] for fork in session.forks)
 
 
 def _audit_official(session: Session, path: Path) -> str:
@@ -172,7 +175,7 @@ def _audit_official(session: Session, path: Path) -> str:
 
 def _audit(session: Session) -> str:
     for fork in session.forks:
-        made = audit.audited(session, wheel.path_of(session, wheel.build(session, fork)))
+        made = audit.audited(session, pipeline.path_of(session, pipeline.build(session, fork)))
         report.show(made)
         report.raise_for_findings(made)
     return f"{len(session.forks)} wheels hold what was asked for"
@@ -210,7 +213,7 @@ def _install(session: Session, tools: Toolchain) -> str:
 
     folder, log = session.project.root.parent / "environment", session.store.folder("logs") / "install.log"
     env = process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(session.project.root.parent / "uv"))
-    wheels = [str(wheel.path_of(session, wheel.build(session, fork))) for fork in session.forks]
+    wheels = [str(pipeline.path_of(session, pipeline.build(session, fork))) for fork in session.forks]
     process.run([find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder], log=log, env=env)
     process.run(
         [find_uv_bin(), "pip", "install", "--quiet", "--no-index", "--no-deps", "--python", folder / "bin" / "python", *wheels],

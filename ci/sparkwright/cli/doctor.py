@@ -12,12 +12,12 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.build import estimate as estimating
-from sparkwright.build import target, toolchain
-from sparkwright.build.machine import Machine, facts
-from sparkwright.console import console, duration, size
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.builder.compile import estimate as estimating
+from sparkwright.builder.environment import cross, toolchain
+from sparkwright.builder.host_info import Machine, facts
+from sparkwright.core.console import console, duration, size
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 #: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``: ends with an error here.
 #: ``not-run``: cannot be shown on this machine (DESIGN §7.5).
@@ -47,7 +47,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         from sparkwright.cli import environments
 
         return environments.doctor(arguments.into, deep=arguments.deep)
-    from sparkwright.forks.packageindex import index_url
+    from sparkwright.forks.package_index import index_url
 
     machine = facts(session.store.root, index_url(), session.mirrored(upstream_url(session.project)), offline=session.offline)
     found = advice(machine, session.project)
@@ -151,11 +151,11 @@ def _crossing(machine: Machine, project: Project) -> Iterator[Advice]:
     other = "aarch64"
     if machine.architecture == other or not any(other in fork.bases for fork in project.spec.forks.values()):
         return
-    if version := machine.tools.get(f"{target.triple(other)}-g++"):
+    if version := machine.tools.get(f"{cross.triple(other)}-g++"):
         says = f"with --target {other}: the wheels of a Spark, by g++ {version} for {other} (4.5 GB more on first use)"
         yield Advice("build", "ready", says)
     else:
-        yield Advice("build", "look", f"--target {other} needs a cross compiler", _apt(machine, target.package(other)))
+        yield Advice("build", "look", f"--target {other} needs a cross compiler", _apt(machine, cross.package(other)))
 
 
 def _blocker(machine: Machine, project: Project) -> Advice | None:

@@ -7,16 +7,16 @@ import datetime
 import itertools
 from collections.abc import Iterable, Sequence
 
-from sparkwright import summary
-from sparkwright.cherry_picks import bases, drift, ledger, needed, series
+from sparkwright.cherry_picks import absorption, drift, ledger, series, upstream_revisions
+from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.drift import Drift, Trial
-from sparkwright.cherry_picks.upstream import Base
-from sparkwright.console import console
-from sparkwright.forks.session import Session
-from sparkwright.github import ADDRESS, GitHub
+from sparkwright.core import github_summary
+from sparkwright.core.console import console
+from sparkwright.core.github import ADDRESS, GitHub
+from sparkwright.core.github_repository import Repository
+from sparkwright.forks.context import Session
 from sparkwright.operate.upkeep import driftreport, issue
 from sparkwright.operate.upkeep.issue import Kept
-from sparkwright.repository import Repository
 
 #: How a state is written in the table.
 MARKS = {
@@ -62,14 +62,14 @@ def _keep(made: Sequence[Drift], session: Session, arguments: argparse.Namespace
     stacks = ", ".join(dict.fromkeys(one.stack for one, _ in asking))
     count = f"{len(asking)} patches of {stacks} ask" if len(asking) != 1 else f"a patch of {stacks} asks"
     title = f"Drift: {count} for a person" if asking else "Drift"
-    text = driftreport.body(made, run=summary.run_url())
+    text = driftreport.body(made, run=github_summary.run_url())
     kept = issue.keep(repository, "drift", title, text, author=arguments.author, wanted=bool(asking))
     console.result(f"issue {kept.done}{f': {kept.url}' if kept.url else ''}")
     return kept
 
 
 def _ideas(session: Session) -> int:
-    rows = needed.derive(session)
+    rows = absorption.derive(session)
     told = [[row.idea.idea, row.package, row.verdict, *(["\n".join(row.idea.evidence)] if console.verbose else [])] for row in rows]
     columns = ["idea", "package", "verdict", *(["because"] if console.verbose else [])]
     console.table("which release took which idea (-v shows the evidence)", columns, told, result=True)
@@ -88,9 +88,9 @@ def _drift(session: Session, fork: str, arguments: argparse.Namespace) -> Drift:
         if not patches:
             console.note("there is nothing to try")
         elif arguments.to:
-            candidates = [bases.named(session, fork, mirror, name, patches) for name in arguments.to]
+            candidates = [upstream_revisions.named(session, fork, mirror, name, patches) for name in arguments.to]
         else:
-            candidates = bases.later(session, fork, mirror, book.branch if book else "", patches, every=arguments.releases)
+            candidates = upstream_revisions.later(session, fork, mirror, book.branch if book else "", patches, every=arguments.releases)
         for base in candidates:
             tried = drift.trials(session, fork, book, patches, base)
             found += tried

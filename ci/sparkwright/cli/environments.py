@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import EnvironmentBroken, UsageError
+from sparkwright.core.console import console
+from sparkwright.core.errors import EnvironmentBroken, UsageError
 from sparkwright.release import environment
 from sparkwright.release.client import caches, health, state
 from sparkwright.release.client.install import Done

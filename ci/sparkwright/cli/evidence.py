@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import EvidenceInvalid, SparkwrightError, UsageError
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console
+from sparkwright.core.errors import EvidenceInvalid, SparkwrightError, UsageError
+from sparkwright.forks.context import Outside
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.release.evidence import check, inside
 from sparkwright.release.evidence.check import Checked

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, export, ledger, series, worktree
+from sparkwright.cherry_picks import export, ledger, series, upstream_revisions, worktree
 from sparkwright.cli.rebase import command, only_fork
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Write the series of one fork from its worktree; with --check, see that every series is in the exported form."""
     if arguments.check:
-        checked = {fork: export.check(session, fork, bases.of_source(session, fork)) for fork in session.forks}
+        checked = {fork: export.check(session, fork, upstream_revisions.of_source(session, fork)) for fork in session.forks}
         console.document({"checked": checked})
         return 0
     fork = only_fork(session, made=True)
@@ -41,4 +41,4 @@ def from_worktree(session: Session, fork: str, drop: list[str]) -> list[str]:
 def _again(session: Session, fork: str) -> list[str]:
     """Write the series anew from its own patches: the same bytes, unless somebody edited a file."""
     series.names(session.project.series_folder(fork))
-    return export.write(session, fork, export.rendered(session, fork, bases.of_source(session, fork)))
+    return export.write(session, fork, export.rendered(session, fork, upstream_revisions.of_source(session, fork)))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.build import toolchain
-from sparkwright.console import console
-from sparkwright.forks import download, sources
-from sparkwright.forks.session import Session
+from sparkwright.builder.environment import toolchain
+from sparkwright.core.console import console
+from sparkwright.forks import download, fetch
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Bring the sources and the bases for this machine into the store, and install the tools."""
-    fetched = [sources.fetch(session, fork) for fork in session.forks]
+    fetched = [fetch.fetch(session, fork) for fork in session.forks]
     bases = []
     for fork in session.forks:
         if base := session.lock.forks[fork].bases.get(session.machine):

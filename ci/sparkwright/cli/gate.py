@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import members
-from sparkwright.build import wheel as building
+from sparkwright.audit import wheel_reader
+from sparkwright.builder import pipeline as building
 from sparkwright.cli import audit, measuring
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 from sparkwright.gates import host, ladder, recording, show
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ladder import RUNGS, Ladder
@@ -33,7 +33,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         result = ladder.climb(
             [ready.rung(name) for name in asked],
             stack=session.project.stack,
-            wheel=members.subject(inputs.wheel) if inputs.wheel else None,
+            wheel=wheel_reader.subject(inputs.wheel) if inputs.wheel else None,
             device_code=ready.device_code if "G0" in asked else str,
             host={**facts, **_companions(arguments.python)},
             keep_going=arguments.keep_going,

@@ -7,8 +7,8 @@ import os
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console
+from sparkwright.forks.context import Outside
 from sparkwright.operate.serving import health, held
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sparkwright.build import image
+from sparkwright.builder import container_image
 from sparkwright.cli import publishing
-from sparkwright.console import console, size
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Session
 from sparkwright.operate.image import made, picked, recorded, registry
 from sparkwright.operate.image.made import Asked, Made
 from sparkwright.operate.image.picked import PLATFORMS, Picked
@@ -24,7 +24,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     asked, publisher = _asked(arguments), _publisher(session, arguments)
     repository = registry.checked(arguments.push) if arguments.push else ""
     tag = registry.split(arguments.tag) if arguments.tag else None
-    base = image.pinned(session, asked.base)
+    base = container_image.pinned(session, asked.base)
     found = picked.pick(session, asked.wish, PLATFORMS[asked.platform])
     if publisher:
         recorded.check(publisher, found.entry.release)

@@ -6,14 +6,14 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.cli import environments
-from sparkwright.console import console, size
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Outside
 from sparkwright.release.client import install, listing
 from sparkwright.release.client.install import Wish
 
 if TYPE_CHECKING:
-    from sparkwright.forks.session import Session
+    from sparkwright.forks.context import Session
 
 #: The rest of an installation is a matter of uv or pip.
 SCOPE = "this covers only what may not be shipped as a wheel; install the wheels themselves from dist/ with uv or pip"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.build import pylock
-from sparkwright.console import console
-from sparkwright.errors import Offline
+from sparkwright.builder.environment import pylock
+from sparkwright.core.console import console
+from sparkwright.core.errors import Offline
 from sparkwright.forks import lock, resolve
-from sparkwright.forks.session import Session
+from sparkwright.forks.context import Session
 from sparkwright.gates.load import benchy
 from sparkwright.gates.tasks import harness
 

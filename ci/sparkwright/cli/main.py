@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright import __version__, reviewed
+from sparkwright import __version__
 from sparkwright.cli import (
     clientoptions,
     evidenceoptions,
@@ -32,11 +32,12 @@ from sparkwright.cli import (
     siteoptions,
     upkeepoptions,
 )
-from sparkwright.console import console
-from sparkwright.errors import NotProvided, SparkwrightError, UsageError
-from sparkwright.forks.session import Outside, Session, mirror_map
-from sparkwright.forks.spec import MACHINES, Project
-from sparkwright.store import Store, room_guard
+from sparkwright.core import project_data
+from sparkwright.core.console import console
+from sparkwright.core.errors import NotProvided, SparkwrightError, UsageError
+from sparkwright.core.store import Store, room_guard
+from sparkwright.forks.context import Outside, Session, mirror_map
+from sparkwright.forks.stack import MACHINES, Project
 
 #: Verb → what it does; each is a module of this package with a function ``run(session, arguments) -> int``.
 VERBS = {
@@ -88,7 +89,7 @@ OUTSIDE = frozenset(("evidence", "health", "key", "night", "serve", "uninstall")
 
 def find_root() -> Path:
     """Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this program lies in."""
-    if found := reviewed.checkout():
+    if found := project_data.checkout():
         return found
     raise NotProvided(
         f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root."

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Session
 from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.throughput.question import Environment, Question
 from sparkwright.gates.throughput.records import Kind, Result

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.console import console, size
-from sparkwright.errors import ModulesUnexpected
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import ModulesUnexpected
+from sparkwright.forks.context import Session
 from sparkwright.gates.model import checkpoint, loaded, modules, roofline
 from sparkwright.gates.model.modules import Audit, Row
 from sparkwright.gates.model.roofline import GB10, Bandwidth

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from sparkwright.build import contained
+from sparkwright.builder import container_run
 from sparkwright.cli import main
-from sparkwright.console import console
-from sparkwright.errors import SparkwrightError
+from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError
 
 
 def answer(words: list[str]) -> int:
     """Print what the ``build`` with the command line *words* reads, or why that cannot be said, as one JSON document."""
     console.json = True
     try:
-        console.document({"files": contained.needed(main.session_of(main.parser().parse_args(words)))})
+        console.document({"files": container_run.needed(main.session_of(main.parser().parse_args(words)))})
     except SparkwrightError as error:
         console.finish(error.document())
         return error.exit_code

@@ -8,9 +8,9 @@ import re
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Outside
 from sparkwright.operate.site import night
 from sparkwright.operate.site.records import Night, Stage
 from sparkwright.release.manifest import times

@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.console import console
-from sparkwright.errors import UsageError
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
 from sparkwright.release.client.install import Wish
 from sparkwright.release.notes import published, rendered, whole
 from sparkwright.release.notes.published import Published
 from sparkwright.release.notes.stock import Stock
 
 if TYPE_CHECKING:
-    from sparkwright.forks.session import Session
+    from sparkwright.forks.context import Session
 
 
 def run(session: Any, arguments: argparse.Namespace) -> int:

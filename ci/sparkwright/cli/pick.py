@@ -7,17 +7,17 @@ import re
 
 import msgspec
 
-from sparkwright.cherry_picks import conflict, ledger, pick, series
+from sparkwright.cherry_picks import conflict, ledger, pull_requests, series
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.console import console
-from sparkwright.errors import PatchNoEffect, PatchUpstream, UsageError
-from sparkwright.forks import sources
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import PatchNoEffect, PatchUpstream, UsageError
+from sparkwright.forks import fetch
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Look at each pull request, pin it, and write the ledger."""
-    excluded = pick.left_out(arguments.exclude)
+    excluded = pull_requests.left_out(arguments.exclude)
     _agree(arguments)
     made = []
     for word in arguments.pulls:
@@ -70,13 +70,13 @@ def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: in
             f"{fork}#{number} needs a reason and a condition for dropping it.", todo="Give both: --reason TEXT --drop-when TEXT."
         )
     if arguments.unseen:
-        made = pick.unseen(book, number, reason, drop_when)
+        made = pull_requests.unseen(book, number, reason, drop_when)
         ledger.write(session.project.root, fork, book.with_record(made))
         return made
-    seen = pick.see(session, book, number)
+    seen = pull_requests.see(session, book, number)
     if known and not arguments.accept:
-        pick.check_head(session, book, known, seen)
-    made = _carried(pick.record(session, book, seen, number, reason, drop_when), session.project.stack, arguments, excluded)
+        pull_requests.check_head(session, book, known, seen)
+    made = _carried(pull_requests.record(session, book, seen, number, reason, drop_when), session.project.stack, arguments, excluded)
     if session.project.stack in made.stacks:
         _try(session, book.with_record(made), fork, made)
     ledger.write(session.project.root, fork, book.with_record(made))
@@ -95,9 +95,9 @@ def _carried(record: Record, stack: str, arguments: argparse.Namespace, excluded
 
 def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
     """See that the stack can carry the record before the ledger says so; the picks before it count."""
-    source = sources.fetch(session, fork)
+    source = fetch.fetch(session, fork)
     carried = book.carried(session.project.stack)
-    patches = [pick.patch_of(session, book, one, session.project.stack) for one in carried[: carried.index(record) + 1]]
+    patches = [pull_requests.patch_of(session, book, one, session.project.stack) for one in carried[: carried.index(record) + 1]]
     done = series.evaluate(session.objects, source.tree, patches)[-1]
     if done.status == "conflict":
         raise conflict.error(series.explainer(session, source, book)(done.tree, patches[-1], patches[:-1]), done.says)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.build import early, handover, plan, planning, recompile, sourcetree, toolchain
-from sparkwright.build.recompile import Recompiling
-from sparkwright.build.workspace import Workspace
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.builder import handover, preflight, source_tree
+from sparkwright.builder.arch import plan, planning
+from sparkwright.builder.compile import predict_rebuild
+from sparkwright.builder.compile.predict_rebuild import Recompiling
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.workspace import Workspace
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -19,16 +22,16 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     for fork in compiled:
         assert tools is not None
         with session.store.lock(Workspace.name(session, fork)):
-            source = sourcetree.make(session, fork)
-            early.check(session, source, building=False)
+            source = source_tree.make(session, fork)
+            preflight.check(session, source, building=False)
             whole = handover.fetch(session, fork) if session.kind(fork) == "full" else None
             made.append(planning.planned(session, tools, source, whole=whole))
             if whole is None:
                 settings = toolchain.spec(session.project).forks[fork]
-                recompiled[fork] = recompile.predicted(session, tools, settings, source)
+                recompiled[fork] = predict_rebuild.predicted(session, tools, settings, source)
         plan.show(made[-1].after, made[-1].before, result=True)
         if fork in recompiled:
-            recompile.show(recompiled[fork], fork)
+            predict_rebuild.show(recompiled[fork], fork)
     for fork in session.forks:
         if fork not in compiled:
             console.note(f"{fork}: nothing is compiled")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.cli import publishing
-from sparkwright.console import console, size
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Session
 from sparkwright.release.publish import sequence
 from sparkwright.release.publish.sequence import Asked, Published
 

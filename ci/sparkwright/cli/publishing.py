@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright.console import console
-from sparkwright.errors import SignerUnknown, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import SignerUnknown, UsageError
+from sparkwright.forks.context import Session
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy
 from sparkwright.release.publish import changes

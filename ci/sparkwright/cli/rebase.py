@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.cherry_picks import bases, conflict, fit, ledger, rebase, series, upstream, worktree
+from sparkwright.cherry_picks import already_upstream, apply_check, conflict, ledger, rebase, series, upstream_revisions, worktree
+from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.rebase import Rebased
-from sparkwright.cherry_picks.upstream import Base
-from sparkwright.console import console
-from sparkwright.errors import Offline, PatchConflict, SourceUnreachable, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import Offline, PatchConflict, SourceUnreachable, UsageError
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -50,8 +50,8 @@ def base_of(session: Session, fork: str, name: str) -> Base:
     book = ledger.load(session.project.root, fork)
     mirror = session.mirror(book.url) if book else None
     if not name:
-        return bases.of_source(session, fork)
-    base = bases.named(session, fork, mirror, name, series.of(session, fork))
+        return upstream_revisions.of_source(session, fork)
+    base = upstream_revisions.named(session, fork, mirror, name, series.of(session, fork))
     if mirror is not None and base.commit:
         mirror.tree(base.tree)
     return base
@@ -76,11 +76,11 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
     at = next(number for number, one in enumerate(patches) if one.name == made.stopped)
     book = ledger.load(session.project.root, fork)
     mirror = session.mirror(book.url) if book else None
-    taken = fit.taken_away(session.objects, base.tree, [patches[at]])
+    taken = apply_check.taken_away(session.objects, base.tree, [patches[at]])
     error = conflict.error(conflict.explain(
         session.objects, session.objects.resolve(f"{made.tip}^{{tree}}"), patches[at], fork=fork, base=base.name, earlier=patches[:at],
         mirror=mirror, tip=(mirror.known(book.branch) or "") if mirror and book else "", origin=base.tree,
-        evidence=upstream.evidence(session, mirror, base, patches[at], None, taken),
+        evidence=already_upstream.evidence(session, mirror, base, patches[at], None, taken),
         commands=(f"resolve it in {made.folder}: git add FILE…, git am --continue", command(session, fork, "export")),
     ))  # fmt: skip
     raise PatchConflict(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparkwright.audit import again, policy
-from sparkwright.audit.again import Rebuild
-from sparkwright.build import rebuild
-from sparkwright.build import wheel as building
-from sparkwright.build.wheel import BuiltWheel
-from sparkwright.console import console
-from sparkwright.digest import key
-from sparkwright.errors import NotProvided, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.audit import policy, reproduce_report
+from sparkwright.audit.reproduce_report import Rebuild
+from sparkwright.builder import pipeline as building
+from sparkwright.builder import reproduce
+from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.core.console import console
+from sparkwright.core.digest import key
+from sparkwright.core.errors import NotProvided, UsageError
+from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -25,14 +25,14 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.elsewhere and len(wheels) > 1:
         raise UsageError("--elsewhere holds one rebuild; name one wheel or fork.")
     # What cannot be built again is found out before an hour goes into what can.
-    records = [(path, rebuild.record_of(path)) for path in wheels]
-    sessions = [rebuild.session_for(session, path, record) for path, record in records]
+    records = [(path, reproduce.record_of(path)) for path in wheels]
+    sessions = [reproduce.session_for(session, path, record) for path, record in records]
     made = [_again(one, path, arguments) for one, path in zip(sessions, wheels, strict=True)]
     for one in made:
-        again.show(one)
+        reproduce_report.show(one)
     console.document({"rebuilds": made})
     for one in made if arguments.check else ():
-        again.raise_for_difference(one)
+        reproduce_report.raise_for_difference(one)
     return 0
 
 
@@ -54,10 +54,10 @@ def _wheel(session: Session, name: str, *, named: bool) -> Path | None:
 
 
 def _again(session: Session, path: Path, arguments: argparse.Namespace) -> Rebuild:
-    record = rebuild.record_of(path)
+    record = reproduce.record_of(path)
     rules = policy.load(session.project.audit_file, session.project.spec.arch)
-    place = rebuild.elsewhere(session, arguments.elsewhere, cached=arguments.cached)
+    place = reproduce.elsewhere(session, arguments.elsewhere, cached=arguments.cached)
     with console.step(f"build {path.name} again, elsewhere"), place as other:
-        made = rebuild.build(other, record)
-        compilers = rebuild.compilers(other, record)
-        return again.compare(path, made, rules, other.store.folder("work"), compiler=compilers, cached=arguments.cached)
+        made = reproduce.build(other, record)
+        compilers = reproduce.compilers(other, record)
+        return reproduce_report.compare(path, made, rules, other.store.folder("work"), compiler=compilers, cached=arguments.cached)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.cli import publishing
-from sparkwright.forks.session import Session
+from sparkwright.forks.context import Session
 from sparkwright.release.publish import changes
 
 

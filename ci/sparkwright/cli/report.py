@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparkwright.console import console
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Session
 from sparkwright.release.report import markdown, page, read, terminal, words
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.cli import publishing
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Session
 from sparkwright.release.publish import changes
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from sparkwright.cli import environments
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.release.client import back
 
 

@@ -14,10 +14,10 @@ from types import FrameType
 import msgspec
 
 from sparkwright.cli.runneroptions import REVIEWED
-from sparkwright.console import console
-from sparkwright.errors import RunnerExposed, RunnerSetup, RunnerUnfit, RunnerUnready, UsageError
-from sparkwright.forks.session import Session
-from sparkwright.github import GitHub
+from sparkwright.core.console import console
+from sparkwright.core.errors import RunnerExposed, RunnerSetup, RunnerUnfit, RunnerUnready, UsageError
+from sparkwright.core.github import GitHub
+from sparkwright.forks.context import Session
 from sparkwright.operate.runner import admit, condition, egress, fitness, holding, labels, lease, once, perform, plan, registration
 from sparkwright.operate.runner import policy as policies
 from sparkwright.operate.runner.exposure import exposed

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sparkwright import reviewed
 from sparkwright.cli import environments
 from sparkwright.cli.measuring import pair
-from sparkwright.console import console
-from sparkwright.errors import UsageError
-from sparkwright.forks.session import Outside
+from sparkwright.core import project_data
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import Outside
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.operate.serving import cluster, held, ports, resolve, room, shown, together, variables
 from sparkwright.operate.serving import place as places
@@ -31,7 +31,7 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
         return 0
     with Asked() as asked:
         wish = wished(arguments)
-        where = Where(python(arguments), reviewed.root(arguments.root), arguments.log)
+        where = Where(python(arguments), project_data.root(arguments.root), arguments.log)
         if wish.role == "worker":
             return _follow(session, wish, where, asked, dry=arguments.dry_run)
         return _serve(session, wish, where, asked, dry=arguments.dry_run)

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.console import console, size
-from sparkwright.errors import SitePartial, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import SitePartial, UsageError
+from sparkwright.forks.context import Session
 from sparkwright.operate.site import making
 from sparkwright.operate.site.making import Asked
 from sparkwright.release.client.install import Wish

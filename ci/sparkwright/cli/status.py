@@ -8,9 +8,9 @@ import datetime
 
 from sparkwright.cherry_picks import status
 from sparkwright.cherry_picks.status import Line
-from sparkwright.console import console
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:

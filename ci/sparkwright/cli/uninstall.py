@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.cli import environments
-from sparkwright.console import console
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console
+from sparkwright.forks.context import Outside
 from sparkwright.release.client import back
 
 

@@ -7,9 +7,9 @@ import argparse
 import msgspec
 
 from sparkwright.cli import measuring
-from sparkwright.console import console
-from sparkwright.errors import GateFailed, GateInconclusive, GateNotRun, MeasurementInvalid
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import GateFailed, GateInconclusive, GateNotRun, MeasurementInvalid
+from sparkwright.forks.context import Session
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer

@@ -19,9 +19,9 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sparkwright import digest, process
+from sparkwright.core import digest, process
+from sparkwright.core.errors import CompileFailed
 from sparkwright.demo.upstreams import SOURCES
-from sparkwright.errors import CompileFailed
 
 NAME, VERSION = "mini-vllm", "0.33.0"
 PACKAGE = "mini_vllm"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sparkwright import process
-from sparkwright.audit import members
-from sparkwright.build import wheel
-from sparkwright.build.toolchain import Toolchain
+from sparkwright.audit import wheel_reader
+from sparkwright.builder import pipeline
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import audit, gate
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, NothingInstalled
 from sparkwright.demo import base, toy
-from sparkwright.errors import CommandFailed, NothingInstalled
-from sparkwright.forks.session import Outside, Session
+from sparkwright.forks.context import Outside, Session
 from sparkwright.gates import host, ladder
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ready import Ready
@@ -48,7 +48,7 @@ def write_policy(session: Session) -> None:
 
 def wheels(session: Session) -> tuple[Path, ...]:
     """Return the wheels in ``dist``, beside which verdicts lie."""
-    return tuple(session.output / wheel.path_of(session, wheel.build(session, fork)).name for fork in session.forks)
+    return tuple(session.output / pipeline.path_of(session, pipeline.build(session, fork)).name for fork in session.forks)
 
 
 def gated(session: Session) -> str:
@@ -58,7 +58,7 @@ def gated(session: Session) -> str:
         inputs = Inputs(wheel=path)
         with Ready(session, inputs, lambda one: audit.audited(session, one), facts) as ready:
             made = ladder.climb(
-                [ready.rung(name) for name in ("G0", "G2")], stack=session.project.stack, wheel=members.subject(path),
+                [ready.rung(name) for name in ("G0", "G2")], stack=session.project.stack, wheel=wheel_reader.subject(path),
                 device_code=ready.device_code, host=facts,
             )  # fmt: skip
         gate.keep(session, made)

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed, SourceUnreachable
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, SourceUnreachable
 
 TEXT = "a wheel is only as good as its proof . so every patch says why it exists , each kernel shows what it does and the reader decides ."
 PROMPT, ANSWER = "A wheel", TEXT.removeprefix("a wheel ")

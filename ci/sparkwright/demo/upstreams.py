@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from sparkwright import git
-from sparkwright.errors import FileInvalid
+from sparkwright.core import git
+from sparkwright.core.errors import FileInvalid
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import ArchiveUnsafe, SparkwrightError
-from sparkwright.git import EXECUTABLE, LINK, REGULAR
+from sparkwright.core.errors import ArchiveUnsafe, SparkwrightError
+from sparkwright.core.git import EXECUTABLE, LINK, REGULAR
 
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
 MOST_FILES = 200_000

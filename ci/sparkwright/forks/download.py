@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright import __version__
-from sparkwright.console import console
-from sparkwright.errors import Offline, SourceMismatch, SourceUnreachable
-from sparkwright.forks import packageindex
-from sparkwright.store import Store, room_guard
+from sparkwright.core.console import console
+from sparkwright.core.errors import Offline, SourceMismatch, SourceUnreachable
+from sparkwright.core.store import Store, room_guard
+from sparkwright.forks import package_index
 
 if TYPE_CHECKING:
     import requests
@@ -65,7 +65,7 @@ def obtain(store: Store, project: str, filename: str, sha256: str, *, offline: b
     with store.lock(f"download-{sha256[:16]}"):
         if path.exists():
             return path
-        offer = packageindex.find(project, filename)
+        offer = package_index.find(project, filename)
         if offer.sha256 and offer.sha256 != sha256:
             raise SourceMismatch(f"{filename} is not the file that the lock names.", details=[f"lock:  {sha256}", f"index: {offer.sha256}"])
         partial = store.folder("downloads", sha256) / f"{filename}.part"
@@ -99,13 +99,13 @@ def _resume(url: str, partial: Path) -> None:
                     return
                 broke = "the connection closed before the end"
             except requests.HTTPError as error:
-                raise SourceUnreachable(f"{packageindex.shown(url)} cannot be had.", details=[packageindex.shown(str(error))]) from error
+                raise SourceUnreachable(f"{package_index.shown(url)} cannot be had.", details=[package_index.shown(str(error))]) from error
             except requests.RequestException as error:
-                broke = packageindex.shown(str(error))
+                broke = package_index.shown(str(error))
             after = partial.stat().st_size if partial.exists() else 0
             console.detail(f"{partial.name}: {broke}; {after - before} bytes came, trying again")
     raise SourceUnreachable(
-        f"{packageindex.shown(url)} broke off {ATTEMPTS} times.",
+        f"{package_index.shown(url)} broke off {ATTEMPTS} times.",
         details=[broke, f"kept: {partial.stat().st_size if partial.exists() else 0} bytes in {partial}"],
     )
 

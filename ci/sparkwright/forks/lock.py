@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
-from sparkwright.forks.spec import Project
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
+from sparkwright.forks.stack import Project
 
 UNRESOLVED: Final = "unresolved"
 
@@ -123,7 +123,7 @@ def read(project: Project) -> Lock:
     Raises:
         FileInvalid: It is missing, damaged, or belongs to another stack or to another list of forks.
     """
-    lock = yamlfile.load(project.lock_file, Lock)
+    lock = strict_yaml.load(project.lock_file, Lock)
     if lock.stack != project.stack or set(lock.forks) != set(project.spec.forks):
         raise FileInvalid(
             f"{project.lock_file} does not belong to {project.stack_file}.",
@@ -145,4 +145,4 @@ def render(lock: Lock) -> str:
         for entry in [*fork.values(), *fork.get("bases", {}).values(), *fork.get("vendored", {}).values()]:
             for field in [field for field, value in entry.items() if value in ("", [], ())]:
                 del entry[field]
-    return "# Written by `sparkwright lock`; review it, do not edit it.\n" + yamlfile.dump(data)
+    return "# Written by `sparkwright lock`; review it, do not edit it.\n" + strict_yaml.dump(data)

@@ -13,15 +13,15 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkwright import git
-from sparkwright.console import console
-from sparkwright.digest import sha256_bytes
-from sparkwright.errors import MirrorDamaged, Offline, SourceUnreachable
-from sparkwright.forks.packageindex import shown
-from sparkwright.git import GitFailed
+from sparkwright.core import git
+from sparkwright.core.console import console
+from sparkwright.core.digest import sha256_bytes
+from sparkwright.core.errors import MirrorDamaged, Offline, SourceUnreachable
+from sparkwright.core.git import GitFailed
+from sparkwright.forks.package_index import shown
 
 if TYPE_CHECKING:
-    from sparkwright.forks.session import Session
+    from sparkwright.forks.context import Session
 
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import SourceUnreachable
-from sparkwright.forks import download, packageindex, sources, vendored
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import SourceUnreachable
+from sparkwright.forks import download, fetch, package_index, vendored
+from sparkwright.forks.context import Session
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import ForkSpec, GitSpec, SdistSpec, WheelSpec
+from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
 from sparkwright.forks.vendored.declared import Vendored
 
 
@@ -107,7 +107,7 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
 
 def _git(session: Session, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
-    where = packageindex.shown(session.mirrored(spec.url))
+    where = package_index.shown(session.mirrored(spec.url))
     host = urlsplit(session.mirrored(spec.url)).netloc
     if host in session.silent:
         console.warn(f"{spec.ref} of {where}: the host did not answer before: left unresolved")
@@ -122,7 +122,7 @@ def _git(session: Session, spec: GitSpec) -> GitLock:
         mirror.commit(named)
     except SourceUnreachable as error:
         session.silent.update({host} - {""})
-        console.warn(f"{where} does not answer ({packageindex.shown(error.details[-1] if error.details else error.what)}): left unresolved")
+        console.warn(f"{where} does not answer ({package_index.shown(error.details[-1] if error.details else error.what)}): left unresolved")
         return unresolved
     tree = session.objects.resolve(f"{named}^{{tree}}")
     console.note(f"{spec.ref}: commit {named}, tree {tree}")
@@ -133,7 +133,7 @@ def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
     offers = [
-        file for file in packageindex.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
+        file for file in package_index.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
     ]
     if not offers or not offers[0].sha256:
         raise SourceUnreachable(f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.")
@@ -141,6 +141,6 @@ def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
     file = FileLock(spec.name, spec.version, offers[0].name, digest.sha256_file(path), path.stat().st_size, folder)
     is_base = isinstance(spec, WheelSpec) and not folder
-    tree = "" if is_base else sources.import_file(session, file)
+    tree = "" if is_base else fetch.import_file(session, file)
     console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{f', tree {tree}' if tree else ''}")
     return FileLock(file.name, file.version, file.filename, file.sha256, file.size, folder, tree)

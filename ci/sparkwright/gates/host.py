@@ -9,7 +9,7 @@ import platform
 
 import psutil
 
-from sparkwright.build import probes
+from sparkwright.builder import probes
 
 
 def facts() -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from sparkwright.errors import FileInvalid
-from sparkwright.store import room_guard
+from sparkwright.core.errors import FileInvalid
+from sparkwright.core.store import room_guard
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.audit.members import Subject
-from sparkwright.console import console, duration
+from sparkwright.audit.wheel_reader import Subject
+from sparkwright.core.console import console, duration
 from sparkwright.gates.verdict import Check, State, Verdict, not_run, worst
 
 #: The rungs by name, and what each looks at.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.errors import ToolMissing
+from sparkwright.core import process
+from sparkwright.core.errors import ToolMissing
 
 #: Bytes kept of what a child says; compilers repeat themselves.
 TAIL = 4096

@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from sparkwright import digest
-from sparkwright.build import pylock, toolchain
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 
 
 def obtain(session: Session, name: str, title: str, lock: Path) -> Path:
@@ -16,7 +16,7 @@ def obtain(session: Session, name: str, title: str, lock: Path) -> Path:
     Return the Python of the environment *name*, installed from the file *lock*; *title* is what people call it.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.build.toolchain.download`.
+        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.builder.environment.toolchain.download`.
         CommandFailed: The installer failed.
     """
     wheels = pylock.select(lock)

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sparkwright import yamlfile
 from sparkwright.audit.report import AuditReport
-from sparkwright.build import toolchain
-from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
-from sparkwright.forks.session import Session
+from sparkwright.builder.environment import toolchain
+from sparkwright.core import strict_yaml
+from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
+from sparkwright.forks.context import Session
 from sparkwright.gates import athand, audited
 from sparkwright.gates.athand import AtHand, Inputs, patient
 from sparkwright.gates.device import rung as device
@@ -96,7 +96,7 @@ class Ready:
         }[name]()  # fmt: skip
 
     def _policy(self, name: str, record: type[Policy]) -> tuple[Policy, str]:
-        policy = yamlfile.load(self._session.project.root / "ci" / "gates" / f"{name}.yaml", record)
+        policy = strict_yaml.load(self._session.project.root / "ci" / "gates" / f"{name}.yaml", record)
         return policy, sha256_bytes(canonical(policy))
 
     def _folder(self, name: str) -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkwright import yamlfile
-from sparkwright.console import console
-from sparkwright.errors import MeasurementInvalid
-from sparkwright.forks.session import Session
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
+from sparkwright.core.errors import MeasurementInvalid
+from sparkwright.forks.context import Session
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.distributions import reference
 from sparkwright.gates.distributions import rung as distributions
@@ -34,11 +34,11 @@ def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tupl
     scored, asked = folder / "distributions.json", folder / f"{inputs.task}.json"
     try:
         with console.step("record the distributions"):
-            policy = yamlfile.load(gates / "distributions.yaml", DistributionsPolicy)
+            policy = strict_yaml.load(gates / "distributions.yaml", DistributionsPolicy)
             reference.save(distributions.record(policy, ready.paragraphs(), ready.server.client(), ready.server.served), scored)
         with console.step(f"record the answers to {inputs.task}"):
             python = harness.obtain(session)
-            wanted = yamlfile.load(gates / "tasks.yaml", TasksPolicy)
+            wanted = strict_yaml.load(gates / "tasks.yaml", TasksPolicy)
             here = ready.server
             outcome.save(tasks.answer(wanted, inputs.task, session, python, here.url, here.served, here.name), asked)
     except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:

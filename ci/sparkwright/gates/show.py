@@ -4,8 +4,8 @@ Verdicts for people: a line per check, what a failure saw, and the error that a 
 
 from __future__ import annotations
 
-from sparkwright.console import console, duration
-from sparkwright.errors import GateFailed, GateInconclusive, GateNotRun, MeasurementInvalid, SparkwrightError
+from sparkwright.core.console import console, duration
+from sparkwright.core.errors import GateFailed, GateInconclusive, GateNotRun, MeasurementInvalid, SparkwrightError
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.verdict import Check, State, Verdict
 

@@ -12,11 +12,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from sparkwright import process
-from sparkwright.console import console
-from sparkwright.errors import NotProvided, UsageError
-from sparkwright.forks import download, packageindex
-from sparkwright.forks.session import Outside, Session
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import NotProvided, UsageError
+from sparkwright.forks import download, package_index
+from sparkwright.forks.context import Outside, Session
 from sparkwright.release.client import install
 from sparkwright.release.client.install import Done, Wish
 from sparkwright.release.decide import policy as policies
@@ -67,7 +67,7 @@ def stock(session: Session, into: Path) -> Path:
     if len(found) != 1:
         raise NotProvided(f"Stack {session.project.stack} has no official wheel for {session.machine}.")
     path = download.obtain(session.store, found[0].name, found[0].filename, found[0].sha256, offline=session.offline)
-    env = process.clean_environment(UV_NO_CONFIG="1", UV_INDEX_URL=packageindex.index_url(), HOME=os.environ.get("HOME", ""))
+    env = process.clean_environment(UV_NO_CONFIG="1", UV_INDEX_URL=package_index.index_url(), HOME=os.environ.get("HOME", ""))
     log = session.store.folder("logs") / "stock.log"
     with console.step(f"the stock {found[0].filename.split('-')[0]} {found[0].version} in {into}"):
         process.run([find_uv_bin(), "pip", "install", "--quiet", "--python", into / "bin" / "python", path], log=log, env=env)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 
 
 class _Component(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sparkwright.audit import zipped
-from sparkwright.errors import WheelInvalid
+from sparkwright.audit import zip_limits
+from sparkwright.core.errors import WheelInvalid
 
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 NOTED = frozenset(("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"))
@@ -37,12 +37,12 @@ def of_wheel(path: Path) -> str:
         ArchiveUnsafe: A member's name leaves its folder.
     """
     try:
-        with zipped.errors(path), zipfile.ZipFile(path) as archive:
-            members = zipped.checked(archive, path.name)
+        with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+            members = zip_limits.checked(archive, path.name)
             records = [name for name in members if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
             if len(records) != 1:
                 raise WheelInvalid(f"{path.name} has {len(records)} RECORDs instead of one.")
-            text = zipped.text(archive, members, records[0], path.name).decode("utf-8")
+            text = zip_limits.text(archive, members, records[0], path.name).decode("utf-8")
     except OSError as error:
         raise WheelInvalid(f"{path.name} cannot be read.", details=[str(error)]) from error
     rows = list(_kept(_rows(text), records[0].partition("/")[0], ".data/"))
@@ -62,7 +62,7 @@ def of_installed(info: Path, *, deep: bool = False) -> str:
     """
     try:
         record = info / "RECORD"
-        if record.stat().st_size > zipped.MOST_BYTES_TEXT:
+        if record.stat().st_size > zip_limits.MOST_BYTES_TEXT:
             return ""
         rows = list(_kept(_rows(record.read_text("utf-8")), info.name))
         return _digest((name, _hashed(info.parent / name)) for name, _ in rows) if deep else _digest(rows)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright import digest, process
-from sparkwright.console import console
-from sparkwright.errors import CommandFailed, EnvironmentUnusable, ToolMissing, WheelInvalid
+from sparkwright.core import digest, process
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandFailed, EnvironmentUnusable, ToolMissing, WheelInvalid
+from sparkwright.core.store import room_guard
 from sparkwright.release.layout import File, Layout
-from sparkwright.store import room_guard
 
 if TYPE_CHECKING:
     from packaging.tags import Tag

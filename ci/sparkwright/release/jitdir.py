@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest, process
-from sparkwright.errors import CommandFailed, ToolMissing
+from sparkwright.core import digest, process
+from sparkwright.core.errors import CommandFailed, ToolMissing
 from sparkwright.release.environment import Environment, access_guard
 
 #: How much of the key names the folder, in hex digits.

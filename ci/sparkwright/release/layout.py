@@ -20,10 +20,10 @@ from typing import IO
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import OnsiteMismatch, WheelInvalid
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest
+from sparkwright.core.errors import OnsiteMismatch, WheelInvalid
 from sparkwright.forks.archive import damage_guard
 from sparkwright.release.spec import Edit, Package
 
@@ -119,8 +119,8 @@ def _files(package: Package, path: Path) -> dict[str, File]:
     """Return the files of a wheel, less its RECORD."""
     info = WheelName.of(path.name).info
     with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as zipped:
-        members = wheelfile.members(zipped, path.name)
-        record = wheelfile.records(zipped, info, path.name)
+        members = archive.members(zipped, path.name)
+        record = archive.records(zipped, info, path.name)
     members.pop(f"{info}/RECORD", None)
     folder = info.removesuffix(".dist-info") + ".data/"
     if any(name.startswith(folder) or name == f"{info}/entry_points.txt" for name in members):

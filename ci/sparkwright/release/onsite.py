@@ -13,13 +13,13 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import OnsiteMismatch
+from sparkwright.core.console import console
+from sparkwright.core.errors import OnsiteMismatch
+from sparkwright.core.store import Store
 from sparkwright.forks import download
 from sparkwright.release import environment, layout
 from sparkwright.release.layout import Shared
 from sparkwright.release.spec import Edit, OnsiteSpec
-from sparkwright.store import Store
 
 #: What became of an edit: made now, found there, or not wanted.
 State = Literal["made", "there already", "taken back"]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.build.archs import Prose
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import ArchiveUnsafe, FileInvalid, NotProvided, WheelInvalid
+from sparkwright.builder.arch.rules import Prose
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import ArchiveUnsafe, FileInvalid, NotProvided, WheelInvalid
 from sparkwright.forks.archive import safe_path
-from sparkwright.forks.spec import Project
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from packaging.tags import Tag
@@ -115,7 +115,7 @@ def load(project: Project) -> OnsiteSpec | None:
     path = project.root / "forks" / project.stack / "onsite.yaml"
     if not path.exists():
         return None
-    return checked(yamlfile.load(path, OnsiteSpec), str(path))
+    return checked(strict_yaml.load(path, OnsiteSpec), str(path))
 
 
 def checked(spec: OnsiteSpec, what: str) -> OnsiteSpec:

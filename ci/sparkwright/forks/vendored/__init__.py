@@ -12,13 +12,13 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 
-from sparkwright.errors import SourceUnlocked
+from sparkwright.core.errors import SourceUnlocked
+from sparkwright.core.git import EXECUTABLE, REGULAR
+from sparkwright.core.git_store import Objects
 from sparkwright.forks.lock import VendoredLock
-from sparkwright.forks.packageindex import shown
+from sparkwright.forks.package_index import shown
 from sparkwright.forks.vendored import fetchcontent, gitmodules
 from sparkwright.forks.vendored.declared import Vendored, plain
-from sparkwright.git import EXECUTABLE, REGULAR
-from sparkwright.objects import Objects
 
 _CMAKE = re.compile(r"(?:.*/)?(?:CMakeLists\.txt|[^/]+\.cmake)(?:\.in)?")
 _CARGO = re.compile(r"(?:.*/)?Cargo\.lock")

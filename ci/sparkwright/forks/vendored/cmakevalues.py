@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.cmakefile import Argument, Command, Scope
+from sparkwright.core.cmake_file import Argument, Command, Scope
 
 #: An argument whose value is not known.
 UNKNOWN = None

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.errors import DeclarationUnsafe
+from sparkwright.core.errors import DeclarationUnsafe
 
 #: ``submodule`` and ``fetchcontent`` are git repositories and can be locked; the others are reported, so that nothing is silent.
 Kind = Literal["submodule", "fetchcontent", "externalproject", "download", "cargo"]

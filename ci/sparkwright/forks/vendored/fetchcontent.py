@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from sparkwright import cmakefile
-from sparkwright.cmakefile import Command
-from sparkwright.errors import RuleMismatch
+from sparkwright.core import cmake_file
+from sparkwright.core.cmake_file import Command
+from sparkwright.core.errors import RuleMismatch
 from sparkwright.forks.vendored.cmakevalues import UNKNOWN, Reading
 from sparkwright.forks.vendored.declared import Kind, Vendored, plain
 
@@ -51,7 +51,7 @@ def read(file: str, text: bytes, foreign: Callable[[str], bool]) -> tuple[Vendor
         DeclarationUnsafe: An address or a ref is none.
     """
     try:
-        commands = cmakefile.parse(text, file)
+        commands = cmake_file.parse(text, file)
     except RuleMismatch as error:
         return (Vendored(file, "download", "", "", file, condition=error.what),)
     reading, folders = Reading(commands, foreign), _folders(commands)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from sparkwright.errors import DeclarationUnsafe
+from sparkwright.core.errors import DeclarationUnsafe
+from sparkwright.core.git import EXECUTABLE, REGULAR, SUBMODULE
+from sparkwright.core.git_store import Objects
 from sparkwright.forks.vendored.declared import Vendored, plain
-from sparkwright.git import EXECUTABLE, REGULAR, SUBMODULE
-from sparkwright.objects import Objects
 
 FILE = ".gitmodules"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import elf, fatbin, members, sections, spark
+from sparkwright.audit import elf, elf_sections, fatbin, gpu_compat, wheel_reader
+from sparkwright.audit.elf_sections import Buffer, ElfUnreadable
 from sparkwright.audit.fatbin import FatbinUnreadable
-from sparkwright.audit.sections import Buffer, ElfUnreadable
 from sparkwright.gates import limited
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
@@ -66,7 +66,7 @@ def entries(cubin: Buffer) -> tuple[str, ...]:
     Raises:
         ElfUnreadable: It is no ELF file, or its tables lead out of it.
     """
-    listed = sections.sections(cubin)
+    listed = elf_sections.sections(cubin)
     found = set()
     for table in (one for one in listed if one.kind == _SYMBOLS):
         if table.link >= len(listed):
@@ -86,14 +86,14 @@ def fitting(library: Path, gpu: Gpu, folder: Path) -> tuple[Cubin, ...] | None:
     Raises:
         ElfUnreadable, FatbinUnreadable: The library, or a cubin in it, is damaged.
     """
-    with sections.mapped(library) as data:
+    with elf_sections.mapped(library) as data:
         host = elf.host(data)
         if not host.fatbins:
             return None
         found: list[Cubin] = []
         for offset, size in host.fatbins:
             for entry in fatbin.entries(data, offset, size):
-                if entry.kind == "cubin" and spark.loads(entry.arch, (gpu.major, gpu.minor)):
+                if entry.kind == "cubin" and gpu_compat.loads(entry.arch, (gpu.major, gpu.minor)):
                     found.append(_written(fatbin.unpack(data, entry), entry.arch, folder / f"{len(found):05}.{entry.arch}.cubin"))
         return tuple(found)
 
@@ -168,17 +168,17 @@ def checks(wheel: Path, gpu: Gpu, seconds: float, scratch: Path) -> tuple[Check,
         seconds: For the kernels of one library.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe: See `sparkwright.audit.members`.
+        WheelInvalid, ArchiveUnsafe: See `sparkwright.audit.wheel_reader`.
     """
     made: list[Check] = []
 
-    def visit(binary: members.Binary) -> None:
+    def visit(binary: wheel_reader.Binary) -> None:
         with tempfile.TemporaryDirectory(prefix="kernels-", dir=scratch) as folder:
             if check := library(binary.path, binary.name, gpu, seconds, Path(folder)):
                 made.append(check)
 
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder:
-        members.walk(wheel, members.subject(wheel), Path(folder), visit, lambda *_: None)
+        wheel_reader.walk(wheel, wheel_reader.subject(wheel), Path(folder), visit, lambda *_: None)
     return tuple(sorted(made, key=lambda check: check.name))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed, ToolMissing
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, ToolMissing
 from sparkwright.gates import limited
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
 from sparkwright.gates.limited import Limits

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.gates import limited
 from sparkwright.gates.device import fuzz, kernels, ops, probe
 from sparkwright.gates.device import gpu as gpus

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparkwright import digest, yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import digest, strict_yaml
+from sparkwright.core.errors import FileInvalid
 
 #: Characters of a text: enough for 512 tokens of any tokenizer whose tokens have less than 12 characters on average.
 LENGTH = 6000
@@ -74,7 +74,7 @@ def load(path: Path) -> Mapping[str, tuple[str, ...]]:
     Raises:
         FileInvalid: It is not such a file, or has a genre without a paragraph.
     """
-    read = yamlfile.load(path, dict[str, tuple[str, ...]])
+    read = strict_yaml.load(path, dict[str, tuple[str, ...]])
     if not read or any(not paragraphs or not all(map(str.strip, paragraphs)) for paragraphs in read.values()):
         raise FileInvalid(f"{path} has a genre without a paragraph.")
     return read

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.gates.distributions.divergence import Floats, Scores
 from sparkwright.gates.served import Served
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparkwright.console import console
-from sparkwright.errors import FileInvalid
+from sparkwright.core.console import console
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.distributions import corpus, divergence
 from sparkwright.gates.distributions.distances import DistributionsPolicy, by_text, columns, place
 from sparkwright.gates.distributions.divergence import Scores

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.build import pylock
-from sparkwright.errors import ToolMissing
-from sparkwright.forks.session import Session
+from sparkwright.builder.environment import pylock
+from sparkwright.core import digest
+from sparkwright.core.errors import ToolMissing
+from sparkwright.core.github import one_line
+from sparkwright.forks.context import Session
 from sparkwright.gates import limited, locked
 from sparkwright.gates.load import progress, prompts
 from sparkwright.gates.load.order import LoadInvalid, Order, Run
-from sparkwright.github import one_line
 
 #: What it asks for and does not need: an old copy of a module of Python, and what reads tokenizers that have no ``tokenizer.json``.
 WITHOUT = ("asyncio", "transformers", "safetensors")

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from sparkwright import __version__, digest
-from sparkwright.errors import UsageError
+from sparkwright import __version__
+from sparkwright.core import digest
+from sparkwright.core.errors import UsageError
 from sparkwright.gates.load import flight, prompts, recorded
 from sparkwright.gates.load.flight import Flight
 from sparkwright.gates.load.order import LoadInvalid, Order, Request, Run

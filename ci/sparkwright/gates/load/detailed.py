@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.core.github import one_line
 from sparkwright.gates.load.order import LoadInvalid, Order, Request
-from sparkwright.github import one_line
 
 #: Bytes of such a file beside those of its tokens, and for each token: its time, its text and what an error repeats.
 BESIDE, PER_TOKEN = 4 << 20, 200

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.console import console
-from sparkwright.forks.session import Session
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.gates.load.reference.behaviour import Behaviour, Lateness
 from sparkwright.gates.load.reference.running import Running, started
@@ -94,7 +94,7 @@ class MetrologyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def policy(session: Session) -> MetrologyPolicy:
     """Return ``ci/gates/metrology.yaml``; raise `FileInvalid` where it is none."""
-    return yamlfile.load(session.project.root / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
+    return strict_yaml.load(session.project.root / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
 
 
 def qualify(generator: Generator, wanted: MetrologyPolicy, *, tokenizer: Path | None = None) -> tuple[Check, ...]:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sparkwright.core.github import one_line
 from sparkwright.gates.load.order import LoadInvalid, Request
-from sparkwright.github import one_line
 
 #: Bytes of one line; a line holds the text of a few tokens.
 LINE = 1 << 20

@@ -25,11 +25,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright import digest
-from sparkwright.errors import NotProvided, Offline, ToolMissing, WheelInvalid
+from sparkwright.core import digest
+from sparkwright.core.errors import NotProvided, Offline, ToolMissing, WheelInvalid
 from sparkwright.forks import download, lock
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
 from sparkwright.gates import limited
 from sparkwright.gates.load import detailed
 from sparkwright.gates.load.metrology import policy

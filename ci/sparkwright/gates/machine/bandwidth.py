@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sparkwright.build import probes
+from sparkwright.builder import probes
+from sparkwright.core.store import Store
 from sparkwright.gates.machine.sentinel import Sentinel
 from sparkwright.gates.model import roofline
 from sparkwright.gates.model.roofline import Bandwidth
-from sparkwright.store import Store
 
 
 def measure(sentinel: Sentinel, store: Store) -> Bandwidth:

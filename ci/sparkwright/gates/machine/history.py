@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright import digest
+from sparkwright.core import digest
+from sparkwright.core.store import Store
 from sparkwright.gates.machine.conditions import Normal
 from sparkwright.gates.machine.policy import SentinelPolicy
 from sparkwright.gates.throughput.records import Reason
-from sparkwright.store import Store
 
 #: Sessions that are kept, the newest.
 MOST = 30

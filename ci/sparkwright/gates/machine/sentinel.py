@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from sparkwright import process
+from sparkwright.core import process
 from sparkwright.gates.machine.policy import SentinelPolicy
 from sparkwright.gates.server.serve import last_line
 

@@ -11,7 +11,8 @@ from typing import Self
 
 import psutil
 
-from sparkwright.console import console
+from sparkwright.core.console import console
+from sparkwright.core.store import Store
 from sparkwright.gates.machine import bandwidth, conditions
 from sparkwright.gates.machine.conditions import Normal
 from sparkwright.gates.machine.history import Kept
@@ -23,7 +24,6 @@ from sparkwright.gates.machine.watch import MemoryWatch
 from sparkwright.gates.model.roofline import Bandwidth
 from sparkwright.gates.server.serve import Server
 from sparkwright.gates.throughput.records import Reason
-from sparkwright.store import Store
 
 #: Seconds of one order while the machine is heated.
 ROUND = 2.0

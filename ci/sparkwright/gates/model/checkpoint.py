@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import CheckpointInvalid, NotProvided
+from sparkwright.core.console import console
+from sparkwright.core.errors import CheckpointInvalid, NotProvided
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
 HEADER = 100_000_000

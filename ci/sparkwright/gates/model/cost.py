@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from sparkwright.errors import CheckpointInvalid
+from sparkwright.core.errors import CheckpointInvalid
 from sparkwright.gates.model import names as modulenames
 from sparkwright.gates.model import roofline, schemes
 from sparkwright.gates.model.checkpoint import Checkpoint, Tensor

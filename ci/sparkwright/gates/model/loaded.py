@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.console import console, size
-from sparkwright.errors import CheckpointInvalid, ToolMissing
-from sparkwright.forks.session import Session
+from sparkwright.core import process
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import CheckpointInvalid, ToolMissing
+from sparkwright.forks.context import Session
 from sparkwright.gates.model import checkpoint
 from sparkwright.gates.model import names as modulenames
 from sparkwright.gates.model.modules import Audit

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.errors import CheckpointInvalid
+from sparkwright.core.errors import CheckpointInvalid
 from sparkwright.gates.model import config as modelconfig
 from sparkwright.gates.model import cost as modulecost
 from sparkwright.gates.model import names as modulenames

@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
+from sparkwright.core.store import Store
 from sparkwright.gates import verdict
 from sparkwright.gates.verdict import Check, Figure
-from sparkwright.store import Store
 
 Origin = Literal["measured", "given", "nominal"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.errors import CheckpointInvalid
+from sparkwright.core.errors import CheckpointInvalid
 from sparkwright.gates import limited
 from sparkwright.gates.model.checkpoint import Tensor
 

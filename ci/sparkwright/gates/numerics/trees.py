@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from sparkwright.build import sourcetree
-from sparkwright.build.toolchain import Toolchain
-from sparkwright.forks.session import Session
+from sparkwright.builder import source_tree
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.forks.context import Session
 
 
 def made(session: Session, forks: Iterable[str]) -> dict[str, Path]:
@@ -21,7 +21,7 @@ def made(session: Session, forks: Iterable[str]) -> dict[str, Path]:
 
 
 def _made(session: Session, fork: str) -> Path:
-    tree = sourcetree.make(session, fork).tree
+    tree = source_tree.make(session, fork).tree
     # A folder of its own: the one that is built belongs to the build, and may hold another tree when it has begun.
     folder = session.store.folder("work", session.project.stack, fork, "gate")
     with session.store.lock(f"gate-{session.project.stack}-{fork}"):

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.errors import UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.gates.load.order import Prompts
 from sparkwright.gates.throughput.records import Metric
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkwright import yamlfile
-from sparkwright.errors import RecipeUnfit
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import RecipeUnfit
 from sparkwright.gates.recipes import lint, memory, workloads
 from sparkwright.gates.recipes.memory import Finding
 from sparkwright.gates.recipes.recipe import Recipe
@@ -42,7 +42,7 @@ def check(
         NotProvided, CheckpointInvalid: As `sparkwright.gates.recipes.memory.held`.
     """
     total = machine() if total is None else total
-    contract = yamlfile.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
+    contract = strict_yaml.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
     plain = lint.findings(recipe, workloads.load(root), contract, total=total)
     # The checkpoint's own size decides where it is known.
     found = [one for one in plain if model is None or one.reference not in SIZES]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 from packaging.version import Version
 
-from sparkwright.errors import UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.gates.recipes import flags, memory
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.recipes.memory import SPARK_MB, Finding, Held

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid, RecipeUnfit, UsageError
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, RecipeUnfit, UsageError
 from sparkwright.gates.recipes.expected import Expected, Report
 from sparkwright.gates.recipes.memory import Plan
 from sparkwright.gates.recipes.ways import Model, Speculation, Way
@@ -122,7 +122,7 @@ def read(path: Path) -> Recipe:
     Raises:
         FileInvalid: It is not what it should be, or is named otherwise than it says.
     """
-    found = yamlfile.load(path, Recipe)
+    found = strict_yaml.load(path, Recipe)
     if found.name != path.stem:
         raise FileInvalid(f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."])
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import FileInvalid
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.recipes.workloads import Texts
 
 #: Bytes of a file and of a line: a few thousand prompts of any length that a Spark can take.

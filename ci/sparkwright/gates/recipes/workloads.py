@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright import yamlfile
-from sparkwright.errors import UsageError
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import UsageError
 from sparkwright.gates.recipes.cells import Cell, Rule, is_cell, parse, seconds
 
 __all__ = ["Cell", "Rule", "Texts", "Workload", "Workloads", "load", "parse", "seconds"]
@@ -82,6 +82,6 @@ def load(root: Path) -> Workloads:
     Return the workloads of the repository at *root*.
 
     Raises:
-        FileInvalid: As `sparkwright.yamlfile.load`.
+        FileInvalid: As `sparkwright.core.strict_yaml.load`.
     """
-    return yamlfile.load(root / "ci" / "gates" / "workloads.yaml", Workloads)
+    return strict_yaml.load(root / "ci" / "gates" / "workloads.yaml", Workloads)

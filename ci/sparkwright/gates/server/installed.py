@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.build import wheelfile
-from sparkwright.console import console
-from sparkwright.errors import CommandFailed, EnvironmentUnusable, WheelInvalid
+from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandFailed, EnvironmentUnusable, WheelInvalid
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50

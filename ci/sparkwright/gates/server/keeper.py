@@ -21,7 +21,7 @@ import time
 import msgspec
 import psutil
 
-from sparkwright.process import leashed
+from sparkwright.core.process import leashed
 
 #: prctl(2): orphaned descendants become children of this process.
 PR_SET_CHILD_SUBREAPER = 36

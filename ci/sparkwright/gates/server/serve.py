@@ -16,8 +16,8 @@ from typing import Self
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import ToolMissing
+from sparkwright.core.console import console
+from sparkwright.core.errors import ToolMissing
 from sparkwright.gates.server.client import Client, ServerInvalid
 from sparkwright.gates.server.keeper import Order
 from sparkwright.gates.server.kept import Kept

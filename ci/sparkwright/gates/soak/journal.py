@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.errors import FileInvalid
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates import jsonlines
 from sparkwright.gates.soak.kernellog import Finding
 from sparkwright.gates.soak.load import Stretch

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.console import Progress, console
+from sparkwright.core.console import Progress, console
 from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.server.client import Client

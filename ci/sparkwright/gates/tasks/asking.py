@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import FileInvalid
-from sparkwright.forks.session import Session
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import FileInvalid
+from sparkwright.forks.context import Session
 from sparkwright.gates.served import Served
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.tasks import harness

@@ -17,11 +17,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright import process
-from sparkwright.build import pylock
-from sparkwright.console import console
-from sparkwright.errors import CommandFailed
-from sparkwright.forks.session import Session
+from sparkwright.builder.environment import pylock
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandFailed
+from sparkwright.forks.context import Session
 from sparkwright.gates import locked
 
 #: Bytes of memory that the harness may map, and that one of its files may have.
@@ -95,7 +95,7 @@ def obtain(session: Session) -> Path:
     Return the Python of the harness, installed.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.build.toolchain.download`.
+        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.builder.environment.toolchain.download`.
         CommandFailed: The installer failed.
     """
     return locked.obtain(session, "harness", "lm-evaluation-harness", folder(session) / "pylock.toml")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.gates.served import Served
 
 #: Bytes; 1319 questions take 30 kB.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import FileInvalid, Offline, SourceUnreachable
-from sparkwright.forks.session import Session
+from sparkwright.core.errors import FileInvalid, Offline, SourceUnreachable
+from sparkwright.forks.context import Session
 from sparkwright.gates.served import Served, same_model
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import ServerInvalid

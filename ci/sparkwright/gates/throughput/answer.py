@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.console import console
-from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.forks.session import Session
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
+from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.forks.context import Session
 from sparkwright.gates import athand, host
 from sparkwright.gates.load import metrology, vllmrs
 from sparkwright.gates.load.metrology import MetrologyPolicy
@@ -56,9 +56,9 @@ class Answer:
     def __init__(self, session: Session, question: Question, generator: Generator | None = None) -> None:
         self._session, self._question = session, question
         gates = session.project.root / "ci" / "gates"
-        self.policy = yamlfile.load(gates / "throughput.yaml", ThroughputPolicy)
-        self._machine_policy = yamlfile.load(gates / "machine.yaml", MachinePolicy)
-        self._metrology = yamlfile.load(gates / "metrology.yaml", MetrologyPolicy)
+        self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
+        self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
+        self._metrology = strict_yaml.load(gates / "metrology.yaml", MetrologyPolicy)
         self._workloads = workloads.load(session.project.root)
         named = question.workloads or (question.recipe.workloads if question.recipe else (self.policy.workloads,))
         cells = self._workloads.cells(*named)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.digest import canonical, sha256_bytes
+from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.store import Store
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics import calibration as aa
 from sparkwright.gates.statistics.decision import Rule
@@ -17,7 +18,6 @@ from sparkwright.gates.throughput import tracks
 from sparkwright.gates.throughput.places import Resident
 from sparkwright.gates.throughput.records import Calibrated, Leg, Metric
 from sparkwright.gates.throughput.tracks import Known
-from sparkwright.store import Store
 
 #: Series beyond the calibration's own blocks that are looked at as the newest ones.
 NEWEST = 5

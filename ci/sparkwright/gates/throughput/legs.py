@@ -12,7 +12,7 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.gates.machine.snapshot import Snapshot
 from sparkwright.gates.model import roofline

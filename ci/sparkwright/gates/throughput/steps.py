@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import CheckpointInvalid, NotProvided
+from sparkwright.core.console import console
+from sparkwright.core.errors import CheckpointInvalid, NotProvided
 from sparkwright.gates.model import checkpoint, modules, roofline
 from sparkwright.gates.model.roofline import Bandwidth
 from sparkwright.gates.recipes.cells import Cell

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.gates.load.order import LoadInvalid
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.server.client import Client

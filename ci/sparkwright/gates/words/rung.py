@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.console import Progress, console
+from sparkwright.core.console import Progress, console
 from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.server.answers import Answer
 from sparkwright.gates.server.client import Client

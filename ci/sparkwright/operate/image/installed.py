@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.build import container, image
-from sparkwright.build.container import Ended
-from sparkwright.build.engine import Engine
-from sparkwright.console import console
-from sparkwright.errors import ALL, ContainerKilled, ImageBuildFailed, SparkwrightError
-from sparkwright.forks.session import Session
+from sparkwright.builder import container, container_image
+from sparkwright.builder.container import Ended
+from sparkwright.builder.container_engine import Engine
+from sparkwright.core.console import console
+from sparkwright.core.errors import ALL, ContainerKilled, ImageBuildFailed, SparkwrightError
+from sparkwright.forks.context import Session
 from sparkwright.operate.image import lent
 from sparkwright.operate.image.picked import Picked
 
@@ -62,7 +62,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
         ImageBuildFailed, ContainerKilled, EmulationMissing, DiskFull: See there. Others: what `install` inside refused.
     """
     tag = f"{REPOSITORY}:{key[:16]}"
-    if found := image.known(engine, tag):
+    if found := container_image.known(engine, tag):
         return found.id
     said: list[str] = []
     heard: list[str] = []
@@ -70,7 +70,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
     def keep(made: Container, status: int) -> None:
         if status == 0:
             with console.step("write the layer"), patient(engine):
-                made.commit(REPOSITORY, key[:16], changes=[f"LABEL {image.LABEL}={key}"])
+                made.commit(REPOSITORY, key[:16], changes=[f"LABEL {container_image.LABEL}={key}"])
 
     with console.step(f"install {picked.entry.name} in a container"), lent.folders(session, picked, installer) as folders:
         words = ["-c", SCRIPT, "sh", picked.index.manifest.url, picked.entry.channel, picked.entry.name]
@@ -80,7 +80,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
         )  # fmt: skip
     if ended.status:
         raise _failure(engine, ended, said, heard)
-    made = image.known(engine, tag)
+    made = container_image.known(engine, tag)
     if made is None:
         raise ImageBuildFailed("The engine did not keep what was installed.", details=[tag])
     return made.id

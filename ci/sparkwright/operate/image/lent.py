@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.build.container import Folder
-from sparkwright.errors import FileInvalid
-from sparkwright.forks.session import Session
+from sparkwright.builder.container import Folder
+from sparkwright.core.errors import FileInvalid
+from sparkwright.forks.context import Session
 from sparkwright.operate.image import selected
 from sparkwright.operate.image.picked import Picked
 from sparkwright.release.manifest import places

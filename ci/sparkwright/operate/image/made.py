@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.build import container, engine, image
-from sparkwright.build.engine import Engine
-from sparkwright.build.program import Interpreter
-from sparkwright.console import console
-from sparkwright.errors import ImageMismatch
-from sparkwright.forks.session import Session
+from sparkwright.builder import container, container_engine, container_image
+from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.self_wheel import Interpreter
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import ImageMismatch
+from sparkwright.forks.context import Session
 from sparkwright.operate.image import installed, picked, selected
 from sparkwright.operate.image.labels import SERIAL, labels
 from sparkwright.operate.image.picked import PLATFORMS, Picked
@@ -77,8 +77,8 @@ def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
         EngineMissing, EngineForbidden, EngineUnreachable, ImageMismatch, EmulationMissing, ImageBuildFailed, DiskFull, InstallerUnfit,
         Offline, SourceUnreachable, DownloadInvalid, EnvironmentUnusable, SetMixed: See there.
     """
-    with engine.termination_interrupts():
-        reached = engine.connect()
+    with container_engine.termination_interrupts():
+        reached = container_engine.connect()
         installed.sweep(reached)
         container.sweep(reached)
         with reached.answering(), console.step(f"serving image of {found.entry.name} for {asked.platform}"):
@@ -86,11 +86,11 @@ def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
 
 
 def _make(session: Session, reached: Engine, platform: str, found: Picked, base: str) -> Made:
-    brought = image.bring(session, reached, base, platform)
+    brought = container_image.bring(session, reached, base, platform)
     stages = _stages(session, brought, platform)
     files_of = {"Dockerfile": stages.dockerfile, ENTRYPOINT: stages.entrypoint}
-    system = image.make(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
-    python = image.python_of(session, reached, system)
+    system = container_image.make(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
+    python = container_image.python_of(session, reached, system)
     if python.machine != PLATFORMS[platform]:
         raise ImageMismatch(f"{base} says that it is for {platform}, but its programs are for {python.machine}.")
     program = selected.installer(session, found, python)
@@ -98,23 +98,23 @@ def _make(session: Session, reached: Engine, platform: str, found: Picked, base:
     labelled = labels(found, base)
     key = stages.key(set_key, labelled)
     name = f"sparkwright-serve:{key[:16]}"
-    already = image.known(reached, name)
+    already = container_image.known(reached, name)
     if already is None:
         _bring_set(session, reached, set_key, found, python)
         held = installed.obtain(session, reached, system, set_key, found, program)
-        image.make(session, reached, "serve", key, {"BASE": base, "SET": held}, platform, files_of, labelled)
+        container_image.make(session, reached, "serve", key, {"BASE": base, "SET": held}, platform, files_of, labelled)
     return _read(reached, name, platform, base, already=already is not None)
 
 
 def _stages(session: Session, base: str, platform: str) -> _Stages:
-    text, entrypoint = image.recipe(session, DOCKERFILE), image.recipe(session, ENTRYPOINT)
+    text, entrypoint = container_image.recipe(session, DOCKERFILE), container_image.recipe(session, ENTRYPOINT)
     key = digest.key("image", {"base": base, "dockerfile": digest.sha256_bytes(text), "platform": platform})
     return _Stages(text, entrypoint, platform, key)
 
 
 def _bring_set(session: Session, reached: Engine, set_key: str, found: Picked, python: Interpreter) -> None:
     """Bring the files of the set into the store, where the engine does not have them installed."""
-    if image.known(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
+    if container_image.known(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
         packages = selected.packages(found, python, installed.VENV).packages
         selected.check_room(session, reached, packages)
         files.obtain(picked.outside(session), packages)

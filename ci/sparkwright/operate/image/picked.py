@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.errors import InstallerUnfit, ManifestInvalid
-from sparkwright.forks.session import Outside, Session
+from sparkwright.core.errors import InstallerUnfit, ManifestInvalid
+from sparkwright.forks.context import Outside, Session
 from sparkwright.release.client import address, choice, install, target
 from sparkwright.release.client.catalogue import MOST_MANIFEST, Catalogue
 from sparkwright.release.client.install import Wish

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import FileInvalid, ReleaseUnknown, StateUnusable
+from sparkwright.core import digest
+from sparkwright.core.errors import FileInvalid, ReleaseUnknown, StateUnusable
 from sparkwright.operate.image.made import Made
 from sparkwright.operate.image.picked import Picked
 from sparkwright.release.manifest import places

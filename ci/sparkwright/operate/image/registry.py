@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sparkwright.build import engine
-from sparkwright.build.engine import Engine
-from sparkwright.console import console
-from sparkwright.errors import ImageDigestDiffers, ImageTagTaken, RegistryRefused, RegistryUnreachable, SparkwrightError, UsageError
+from sparkwright.builder import container_engine
+from sparkwright.builder.container_engine import Engine
+from sparkwright.core.console import console
+from sparkwright.core.errors import ImageDigestDiffers, ImageTagTaken, RegistryRefused, RegistryUnreachable, SparkwrightError, UsageError
 from sparkwright.operate.image.installed import patient
 from sparkwright.operate.image.made import Made
 
@@ -44,7 +44,7 @@ def split(name: str) -> tuple[str, str]:
 
 def tagged(made: Made, repository: str, tag: str) -> None:
     """Give *made* a further name in this machine's engine, which takes it from whatever had it."""
-    reached = engine.connect()
+    reached = container_engine.connect()
     with reached.answering():
         reached.client.images.get(made.id).tag(repository, tag)
 
@@ -62,8 +62,8 @@ def push(made: Made, repository: str, tag: str) -> str:
         RegistryUnreachable, RegistryRefused: The registry did not take it. ImageTagTaken: The tag is another image's there.
         ImageDigestDiffers: Afterwards the registry names other bytes. EngineUnreachable, EngineRefused, DiskFull: See there.
     """
-    with engine.termination_interrupts():
-        reached = engine.connect()
+    with container_engine.termination_interrupts():
+        reached = container_engine.connect()
         name = f"{repository}:{tag}"
         with reached.answering(), patient(reached), console.step(f"push {name}"):
             image = reached.client.images.get(made.id)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.build import platforms, program
-from sparkwright.build.engine import Engine
-from sparkwright.build.program import Interpreter
-from sparkwright.console import size
-from sparkwright.errors import DiskFull, InstallerUnfit, WheelInvalid
+from sparkwright.builder import self_wheel
+from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.environment import platforms
+from sparkwright.builder.self_wheel import Interpreter
+from sparkwright.core import digest
+from sparkwright.core.console import size
+from sparkwright.core.errors import DiskFull, InstallerUnfit, WheelInvalid
 from sparkwright.forks.archive import damage_guard
-from sparkwright.forks.session import Session
+from sparkwright.forks.context import Session
 from sparkwright.operate.image.picked import Picked, outside
 from sparkwright.release.client import change, files, placing, target
 from sparkwright.release.client.placing import MOST_METADATA
@@ -86,7 +87,7 @@ def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Pa
     url = picked.index.address.of(wheel.url or places.wheel(wheel.sha256, wheel.filename))
     pinned = Pinned(wheel.project, wheel.version, wheel.filename, wheel.sha256, url, wheel.size)
     path = files.obtain(outside(session), [pinned])[wheel.filename]
-    return (path, *program.required(session, python, _requires(path, picked)))
+    return (path, *self_wheel.required(session, python, _requires(path, picked)))
 
 
 def _requires(path: Path, picked: Picked) -> list[str]:

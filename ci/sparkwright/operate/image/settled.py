@@ -15,8 +15,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed
 from sparkwright.release import environment
 from sparkwright.release.client import packages, state
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.errors import LeaseRefused, RunnerRefused
-from sparkwright.github import one_line
+from sparkwright.core.errors import LeaseRefused, RunnerRefused
+from sparkwright.core.github import one_line
 from sparkwright.operate.runner.policy import Policy, Settings, allowed
 
 #: What GitHub says of a job ("Default environment variables").

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.build import probes, resident
-from sparkwright.console import console, size
-from sparkwright.errors import RunnerDied, RunnerUnclean
+from sparkwright.builder import probes
+from sparkwright.builder.compile import procfs
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import RunnerDied, RunnerUnclean
 from sparkwright.operate.runner import emptied, holding, processes
 from sparkwright.operate.runner.emptied import Emptied
 from sparkwright.operate.runner.ground import Ground
@@ -55,7 +56,7 @@ def unready(ground: Ground) -> Iterator[str]:
     models = ground.models.stat()
     if ground.root and (models.st_uid != 0 or models.st_mode & 0o022):
         yield f"others than root can write to {ground.models}"
-    if (free := resident.available_megabytes()) < room.memory_start:
+    if (free := procfs.available_megabytes()) < room.memory_start:
         yield f"{free} MB of memory are available, and {room.memory_start} are asked for"
     for line in probes.ask("nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader").splitlines():
         yield f"the GPU is used by {line.strip()}"

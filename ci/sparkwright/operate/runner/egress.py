@@ -31,7 +31,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 def index() -> str | None:
     """Return the host of the package index that this user has configured."""
-    from sparkwright.forks.packageindex import index_url
+    from sparkwright.forks.package_index import index_url
 
     return urlsplit(index_url()).hostname
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 
 #: Events that only somebody with write access to the repository causes (GitHub: "Events that trigger workflows").
 TRUSTED = frozenset(("push", "schedule", "workflow_dispatch", "repository_dispatch", "release"))
@@ -75,7 +75,7 @@ def exposed(workflow_folder: Path, labels: Collection[str]) -> tuple[Exposure, .
 
 def _read(file: Path) -> Workflow:
     """Return *file* as a workflow; YAML 1.1 reads the key ``on`` as a truth value."""
-    data = yamlfile.load(file, dict[Any, Any])
+    data = strict_yaml.load(file, dict[Any, Any])
     events = data.get("on", data.get(True))
     match events:
         case str():

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.errors import RunnerBusy
+from sparkwright.core.errors import RunnerBusy
 from sparkwright.operate.runner import condition, egress, holding, labels, perform, processes, unit
 from sparkwright.operate.runner.exposure import exposed
 from sparkwright.operate.runner.ground import Ground
@@ -198,7 +198,7 @@ def _labels(ground: Ground) -> Iterator[Finding]:
 
 
 def _machine(place: Place) -> Iterator[Finding]:
-    from sparkwright.build import probes
+    from sparkwright.builder import probes
 
     gpus = probes.gpus()
     said = ", ".join(f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}" for gpu in gpus)

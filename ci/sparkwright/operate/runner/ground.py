@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import RunnerSetup
+from sparkwright.core.errors import RunnerSetup
 from sparkwright.operate.runner import policy as policies
 from sparkwright.operate.runner import processes
 from sparkwright.operate.runner.journal import Journal

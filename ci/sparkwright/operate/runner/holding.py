@@ -11,7 +11,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator
 
-from sparkwright.errors import RunnerBusy
+from sparkwright.core.errors import RunnerBusy
 from sparkwright.operate.runner.ground import Ground
 
 MACHINE, WANTED = "machine.lock", "wanted.lock"

@@ -10,9 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from sparkwright import process
-from sparkwright.errors import RunnerUnclean, RunnerUnfit
-from sparkwright.github import one_line
+from sparkwright.core import process
+from sparkwright.core.errors import RunnerUnclean, RunnerUnfit
+from sparkwright.core.github import one_line
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.lines import Lines
 from sparkwright.operate.runner.plan import HOOK

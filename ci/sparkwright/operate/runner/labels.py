@@ -20,7 +20,7 @@ class Machine(msgspec.Struct, frozen=True):
     def here(cls) -> Machine:
         import psutil
 
-        from sparkwright.build import probes
+        from sparkwright.builder import probes
 
         return cls(tuple(gpu.capability for gpu in probes.gpus()), psutil.virtual_memory().total // 1_000_000)
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from sparkwright import process
-from sparkwright.errors import LeaseRefused, RunnerBusy
+from sparkwright.core import process
+from sparkwright.core.errors import LeaseRefused, RunnerBusy
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.holding import machine, wanting
 from sparkwright.operate.runner.journal import Entry, now

@@ -12,9 +12,9 @@ import time
 
 import msgspec
 
-from sparkwright.build import resident
-from sparkwright.console import console, size
-from sparkwright.errors import (
+from sparkwright.builder.compile import procfs
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import (
     LeaseLost,
     RunnerDied,
     RunnerDisk,
@@ -24,7 +24,7 @@ from sparkwright.errors import (
     RunnerUnready,
     SparkwrightError,
 )
-from sparkwright.github import GitHub
+from sparkwright.core.github import GitHub
 from sparkwright.operate.runner import holding, lease, processes, registration
 from sparkwright.operate.runner import job as jobs
 from sparkwright.operate.runner.admit import Partner
@@ -127,7 +127,7 @@ class _One:
         for folder, least in ((ground.work, room.work_floor), (ground.state, room.disk_floor)):
             if (free := shutil.disk_usage(folder).free // 1_000_000) < least:
                 return RunnerDisk(f"{free} MB are free in {folder}, and {least} must stay.")
-        if (free := resident.available_megabytes()) < room.memory_floor:
+        if (free := procfs.available_megabytes()) < room.memory_floor:
             return RunnerMemory(f"{free} MB of memory are available, and {room.memory_floor} must stay.")
         if running.job and time.monotonic() - running.began > 60 * ground.policy.limits.job:
             return RunnerOvertime(f"The job ran longer than {ground.policy.limits.job:g} min.")

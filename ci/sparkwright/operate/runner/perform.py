@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparkwright.console import console
-from sparkwright.errors import RunnerSetup, ToolMissing
+from sparkwright.core.console import console
+from sparkwright.core.errors import RunnerSetup, ToolMissing
 from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.steps import Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Stand, State, Step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 from sparkwright.operate.runner import admit, egress, unit, users
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Step
@@ -106,8 +106,8 @@ def _brought(policy: Policy) -> tuple[Step, ...]:
 
 def _settings(policy: Policy, settings: Settings) -> Step:
     files = (
-        File(f"{policy.folders.config}/{POLICY}", yamlfile.dump(policy)),
-        File(f"{policy.folders.config}/{SETTINGS}", yamlfile.dump(settings)),
+        File(f"{policy.folders.config}/{POLICY}", strict_yaml.dump(policy)),
+        File(f"{policy.folders.config}/{SETTINGS}", strict_yaml.dump(settings)),
     )
     return Step(
         name="settings",

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid
 
 # These become parts of units, rules and command lines: nothing that any of them could read as more than a name.
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z_][a-z0-9_-]{0,30}\Z")]
@@ -169,7 +169,7 @@ def load(path: Path) -> Policy:
     Raises:
         FileInvalid: It does not read, or contradicts itself: a partner that is free before its leader stops, a folder in another.
     """
-    policy = yamlfile.load(path, Policy)
+    policy = strict_yaml.load(path, Policy)
     if wrong := _wrong(policy):
         raise FileInvalid(f"{path} contradicts itself.", details=[wrong])
     return policy
@@ -206,7 +206,7 @@ def settings(path: Path) -> Settings:
     Raises:
         FileInvalid: It does not read, or contradicts itself (`mispaired`).
     """
-    found = yamlfile.load(path, Settings)
+    found = strict_yaml.load(path, Settings)
     if wrong := mispaired(found):
         raise FileInvalid(f"{path} contradicts itself.", details=[wrong])
     return found

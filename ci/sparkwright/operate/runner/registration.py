@@ -15,9 +15,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from sparkwright.console import console, duration
-from sparkwright.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, RunnerExposed, RunnerUnfit, RunnerUnregistered
-from sparkwright.github import GitHub, Reply
+from sparkwright.core.console import console, duration
+from sparkwright.core.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, RunnerExposed, RunnerUnfit, RunnerUnregistered
+from sparkwright.core.github import GitHub, Reply
 from sparkwright.operate.runner.policy import Policy, Settings
 from sparkwright.operate.runner.unit import CREDENTIAL
 

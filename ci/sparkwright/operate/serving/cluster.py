@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed, RayFailed, RayMissing, ToolMissing, UsageError
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, RayFailed, RayMissing, ToolMissing, UsageError
 from sparkwright.gates.server.keeper import Order
 from sparkwright.gates.server.kept import Kept
 from sparkwright.gates.server.serve import ALWAYS, PASSED

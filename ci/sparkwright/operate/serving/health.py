@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.errors import NodeLost, RayFailed, ServerDead, ServerStuck, SparkwrightError
+from sparkwright.core.errors import NodeLost, RayFailed, ServerDead, ServerStuck, SparkwrightError
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.wire import Address, ServerInvalid
 from sparkwright.operate.serving import cluster

@@ -17,12 +17,12 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import ServeRunning, StateUnusable
+from sparkwright.core.console import console
+from sparkwright.core.errors import ServeRunning, StateUnusable
+from sparkwright.core.store import room_guard
 from sparkwright.gates.server.keeper import PATIENCE
 from sparkwright.operate.serving.wish import Role
 from sparkwright.release.manifest import seen
-from sparkwright.store import room_guard
 
 Phase = Literal["waiting", "loading", "serving", "stopping", "joined"]
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparkwright.errors import FlagUnknown
+from sparkwright.core.errors import FlagUnknown
 from sparkwright.gates.recipes import flags as released
 
 #: ``engine/arg_utils.py`` of vLLM 0.33.0 has 120,000 bytes.

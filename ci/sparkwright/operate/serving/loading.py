@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.store import Store
+from sparkwright.core import digest
+from sparkwright.core.store import Store
 
 #: Bytes of a line that are looked at, and read at once.
 LONGEST, BLOCK = 16 * 1024, 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import ModelMissing, NotProvided
+from sparkwright.core.errors import ModelMissing, NotProvided
 from sparkwright.gates.model import checkpoint
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")

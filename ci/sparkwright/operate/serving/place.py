@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.errors import CommandFailed, EnvironmentUnusable, ToolMissing
+from sparkwright.core import process
+from sparkwright.core.errors import CommandFailed, EnvironmentUnusable, ToolMissing
 from sparkwright.release.client import state
 from sparkwright.release.client.state import Installed, Pinned
 from sparkwright.release.environment import Environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from sparkwright.errors import PortTaken
+from sparkwright.core.errors import PortTaken
 
 
 def check(host: str, port: int) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright import yamlfile
-from sparkwright.errors import RecipeUnfit, UsageError
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import RecipeUnfit, UsageError
 from sparkwright.gates.recipes import fitting
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.recipes.recipe import Recipe
@@ -111,7 +111,7 @@ def _variables(wish: Wish, recipe: Recipe | None, place: Place, root: Path) -> t
         settings["VLLM_HOST_IP"] = wish.address
     if wish.download:
         settings["HF_HUB_OFFLINE"] = "0"
-    policy = yamlfile.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
+    policy = strict_yaml.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
     return settings, variables.check(settings, place.package, place.vllm, policy.replaced)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from sparkwright.build import resident
-from sparkwright.errors import MemoryHeld
+from sparkwright.builder.compile import procfs
+from sparkwright.core.errors import MemoryHeld
 
 #: Megabytes from which on a program is worth naming. *MOST*: how many are.
 LEAST, MOST = 200, 6
@@ -21,7 +21,7 @@ def check(needs: int, floor: int) -> None:
     Raises:
         MemoryHeld: There is less.
     """
-    free = resident.available_megabytes()
+    free = procfs.available_megabytes()
     if needs + floor > free:
         says = f"{needs:,} MB for the server and {floor:,} MB that stay free are {needs + floor:,} MB; {free:,} MB are free now"
         raise MemoryHeld("There is not enough free memory for the server.", details=[says, *holders()], data={"needs": needs, "free": free})

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright import errors
-from sparkwright.console import console, duration
+from sparkwright.core import errors
+from sparkwright.core.console import console, duration
+from sparkwright.core.store import Store
 from sparkwright.gates.server.keeper import PATIENCE, Order
 from sparkwright.gates.server.kept import Kept
 from sparkwright.gates.server.log import Line, LogInvalid, scan
@@ -24,7 +25,6 @@ from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.held import Held, Running
 from sparkwright.operate.serving.place import Place, changed
 from sparkwright.operate.serving.resolve import Ready
-from sparkwright.store import Store
 
 #: Seconds between two looks at the log and the memory; a Spark's memory is gone within seconds (vllm #56824).
 LOOK = 0.25

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkwright.console import console, size
+from sparkwright.core.console import console, size
 from sparkwright.operate.serving.resolve import GIB, Ready
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkwright.console import console, duration
-from sparkwright.errors import RayFailed, WorkersMissing
+from sparkwright.core.console import console, duration
+from sparkwright.core.errors import RayFailed, WorkersMissing
+from sparkwright.core.store import Store
 from sparkwright.gates.server.kept import Kept
 from sparkwright.operate.serving import cluster, held, ports, room, run
 from sparkwright.operate.serving.asked import Asked
@@ -18,7 +19,6 @@ from sparkwright.operate.serving.held import Held, Running
 from sparkwright.operate.serving.place import Place
 from sparkwright.operate.serving.resolve import Ready
 from sparkwright.operate.serving.wish import Wish
-from sparkwright.store import Store
 
 #: Seconds between two questions who is there; each starts a Python that imports Ray.
 LOOK = 2.0

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.errors import VariableRefused
+from sparkwright.core.errors import VariableRefused
 from sparkwright.gates.server import envvars
 from sparkwright.gates.server.envvars import Replaced
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import git, yamlfile
-from sparkwright.errors import FileInvalid, SparkwrightError
+from sparkwright.core import git, strict_yaml
+from sparkwright.core.errors import FileInvalid, SparkwrightError
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 
@@ -165,7 +165,7 @@ class _Blobs:
 
     def ledger(self, blob: str, path: str) -> _Ledger:
         if blob not in self._ledgers:
-            self._ledgers[blob] = yamlfile.parse(self.data(blob, path).decode("utf-8", "replace"), _Ledger, path)
+            self._ledgers[blob] = strict_yaml.parse(self.data(blob, path).decode("utf-8", "replace"), _Ledger, path)
         return self._ledgers[blob]
 
 

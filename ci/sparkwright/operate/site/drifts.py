@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.cherry_picks import drift
 from sparkwright.cherry_picks.drift import Document, Drift
 from sparkwright.cherry_picks.status import Line
-from sparkwright.errors import RecordDamaged
+from sparkwright.core.errors import RecordDamaged
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.release.manifest.records import line

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import status
-from sparkwright.console import console
-from sparkwright.errors import IndexMissing, RecordDamaged, SparkwrightError
-from sparkwright.forks.session import Outside, Session
-from sparkwright.forks.spec import Project
+from sparkwright.core.console import console
+from sparkwright.core.errors import IndexMissing, RecordDamaged, SparkwrightError
+from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.stack import Project
 from sparkwright.operate.site import debt, drifts, history, nights, pages, policy, problems, releases, trends, writing
 from sparkwright.operate.site.drifts import Carried
 from sparkwright.operate.site.found import Found

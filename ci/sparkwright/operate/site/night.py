@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import NightTaken, SparkwrightError, UsageError
+from sparkwright.core import digest
+from sparkwright.core.errors import NightTaken, SparkwrightError, UsageError
+from sparkwright.core.store import flush, room_guard
 from sparkwright.gates import ladder
 from sparkwright.gates.verdict import State
 from sparkwright.operate.site.records import File, Measured, Night, Stage
 from sparkwright.release.manifest.records import line
 from sparkwright.release.report import read
-from sparkwright.store import flush, room_guard
 
 #: Bytes of a file that is looked into; the largest measurements have some 20 MB.
 LARGEST = 128 << 20

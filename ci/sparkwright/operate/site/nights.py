@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import RecordDamaged
+from sparkwright.core.errors import RecordDamaged
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.operate.site.records import FORMAT, Night

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparkwright import __version__, console
+from sparkwright import __version__
+from sparkwright.core import console
 from sparkwright.gates.throughput.records import METRICS
 from sparkwright.gates.verdict import ORDER, State
 from sparkwright.operate.site import nights as calendars

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from sparkwright import yamlfile
+from sparkwright.core import strict_yaml
 
 
 class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,4 +42,4 @@ class SitePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(root: Path) -> SitePolicy:
     """Return the policy of the checkout *root*; raises `FileInvalid` as `yamlfile.load`."""
-    return yamlfile.load(root / "ci" / "site.yaml", SitePolicy)
+    return strict_yaml.load(root / "ci" / "site.yaml", SitePolicy)

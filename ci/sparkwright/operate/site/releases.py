@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import EvidenceInvalid, IndexDamaged, SetMixed, SparkwrightError, VerdictForeign, VerifiedRefused
-from sparkwright.forks.session import Outside
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import EvidenceInvalid, IndexDamaged, SetMixed, SparkwrightError, VerdictForeign, VerifiedRefused
+from sparkwright.forks.context import Outside
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.operate.site.records import Measured

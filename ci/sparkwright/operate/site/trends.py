@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.operate.site import charts
 from sparkwright.operate.site import nights as calendars
 from sparkwright.operate.site.drifts import Report

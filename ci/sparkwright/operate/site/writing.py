@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import UsageError
-from sparkwright.store import Store, room_guard
+from sparkwright.core.errors import UsageError
+from sparkwright.core.store import Store, room_guard
 
 #: In the folder: what the last run made, so that another one knows what is ours.
 LISTING = "site.json"

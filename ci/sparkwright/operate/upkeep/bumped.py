@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright import git
 from sparkwright.cherry_picks.bump import Bump
-from sparkwright.errors import UsageError
+from sparkwright.core import git
+from sparkwright.core.errors import UsageError
+from sparkwright.core.github_summary import block, plain, table
 from sparkwright.operate.upkeep import foreseen
 from sparkwright.operate.upkeep.foreseen import Foreseen
-from sparkwright.summary import block, plain, table
 
 #: Folders whose files a bump writes.
 FOLDERS = ("forks", "cherry_picks")

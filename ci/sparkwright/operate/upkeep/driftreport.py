@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks.drift import Document, Drift, Trial, proof
-from sparkwright.errors import FileInvalid
-from sparkwright.summary import block, plain, table
+from sparkwright.core.errors import FileInvalid
+from sparkwright.core.github_summary import block, plain, table
 
 #: Bytes of the largest report that is read; one of every release of vLLM since the lock has some hundred thousand.
 LARGEST = 16 * 1024 * 1024

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright.errors import GitHubUnreachable
-from sparkwright.repository import Repository
+from sparkwright.core.errors import GitHubUnreachable
+from sparkwright.core.github_repository import Repository
 
 Done = Literal["filed", "updated", "unchanged", "closed", "nothing to tell"]
 

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.errors import GitHubRefused
-from sparkwright.repository import Repository
+from sparkwright.core.errors import GitHubRefused
+from sparkwright.core.github_repository import Repository
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}\Z")]
 _Text = Annotated[str, msgspec.Meta(max_length=300_000)]

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
-from sparkwright.errors import IndexMissing, Offline, SourceUnreachable, SparkwrightError
-from sparkwright.forks.packageindex import shown
-from sparkwright.forks.session import Outside, config
+from sparkwright.core.errors import IndexMissing, Offline, SourceUnreachable, SparkwrightError
+from sparkwright.forks.context import Outside, config
+from sparkwright.forks.package_index import shown
 from sparkwright.release.signing import trust
 
 if TYPE_CHECKING:

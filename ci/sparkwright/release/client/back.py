@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import NothingInstalled
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console
+from sparkwright.core.errors import NothingInstalled
+from sparkwright.forks.context import Outside
 from sparkwright.release import environment
 from sparkwright.release.client import caches, change, packages, plan, state
 from sparkwright.release.client.install import Done

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import (
+from sparkwright.core import digest
+from sparkwright.core.errors import (
     DownloadInvalid,
     EvidenceInvalid,
     FileInvalid,
@@ -21,7 +21,7 @@ from sparkwright.errors import (
     SetMixed,
     SparkwrightError,
 )
-from sparkwright.forks.session import Outside
+from sparkwright.forks.context import Outside
 from sparkwright.release import spec
 from sparkwright.release.client import address
 from sparkwright.release.client.address import Address

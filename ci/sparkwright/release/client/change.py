@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.console import console, size
-from sparkwright.errors import DiskFull, EnvironmentBroken
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import DiskFull, EnvironmentBroken
+from sparkwright.forks.context import Outside
 from sparkwright.forks.download import path_of
-from sparkwright.forks.session import Outside
 from sparkwright.release import onsite
 from sparkwright.release.client import caches, files, packages, placing, state
 from sparkwright.release.client.placing import Looked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from sparkwright.errors import ReleaseUnknown, ReleaseUnproved, ReleaseYanked
+from sparkwright.core.errors import ReleaseUnknown, ReleaseUnproved, ReleaseYanked
 from sparkwright.release.manifest.records import Channel, Entry, Manifest
 
 

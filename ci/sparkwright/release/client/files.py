@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from sparkwright import digest
-from sparkwright.console import Progress, console
-from sparkwright.errors import DownloadInvalid, IndexDamaged, Offline, SourceUnreachable
+from sparkwright.core import digest
+from sparkwright.core.console import Progress, console
+from sparkwright.core.errors import DownloadInvalid, IndexDamaged, Offline, SourceUnreachable
+from sparkwright.core.store import room_guard
+from sparkwright.forks.context import Outside
 from sparkwright.forks.download import ATTEMPTS, CHUNK, http, path_of
-from sparkwright.forks.packageindex import shown
-from sparkwright.forks.session import Outside
+from sparkwright.forks.package_index import shown
 from sparkwright.release.client.state import Pinned
-from sparkwright.store import room_guard
 
 if TYPE_CHECKING:
     import requests

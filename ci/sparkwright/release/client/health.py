@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.release import content
 from sparkwright.release.client import caches, packages
 from sparkwright.release.client.state import Installed, Pinned, Placed

@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.console import console
-from sparkwright.errors import EnvironmentBroken
-from sparkwright.forks.session import Outside
+from sparkwright.core.console import console
+from sparkwright.core.errors import EnvironmentBroken
+from sparkwright.forks.context import Outside
 from sparkwright.release import environment
 from sparkwright.release.client import address, catalogue, change, choice, plan, state, target
 from sparkwright.release.client.catalogue import Catalogue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.release import environment
 from sparkwright.release.client import state, target
 from sparkwright.release.client.catalogue import Catalogue

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.release import content
 from sparkwright.release.client.state import Placed
 from sparkwright.release.environment import Environment, access_guard

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import process
-from sparkwright.build import wheelfile
-from sparkwright.build.wheelfile import WheelName
-from sparkwright.errors import EnvironmentBroken, WheelInvalid, WheelMismatch
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import process
+from sparkwright.core.errors import EnvironmentBroken, WheelInvalid, WheelMismatch
+from sparkwright.core.store import Store
 from sparkwright.forks.archive import damage_guard
 from sparkwright.release import content
 from sparkwright.release.client import packages, state
 from sparkwright.release.client.state import Pinned
 from sparkwright.release.environment import Environment, access_guard
-from sparkwright.store import Store
 
 #: METADATA is a few kilobytes; a readme in it may be more.
 MOST_METADATA = 16 << 20
@@ -44,7 +44,7 @@ def look(one: Pinned, path: Path) -> Looked:
     """
     name = WheelName.of(path.name)
     with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as wheel:
-        members = wheelfile.members(wheel, path.name)
+        members = archive.members(wheel, path.name)
         infos = {member.partition("/")[0] for member in members if re.match(r"[^/]+\.dist-info/", member)}
         if len(infos) != 1 or packages.of_info(min(infos)) != (one.project, name.version):
             raise WheelMismatch(f"{path.name} holds the description of something else.", details=sorted(infos))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.errors import EnvironmentForeign
+from sparkwright.core.errors import EnvironmentForeign
 from sparkwright.release import content
 from sparkwright.release.client import catalogue, health, packages, state
 from sparkwright.release.client.placing import Looked

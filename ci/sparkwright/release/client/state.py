@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.errors import EnvironmentBroken, NothingInstalled
+from sparkwright.core.errors import EnvironmentBroken, NothingInstalled
+from sparkwright.core.store import flush
 from sparkwright.release import environment
 from sparkwright.release.environment import Environment, access_guard
 from sparkwright.release.manifest.records import Name, Sha256
-from sparkwright.store import flush
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from sparkwright import digest
-from sparkwright.errors import EnvironmentUnusable, EvidenceInvalid, NotProvided, ReleaseUnknown, ReleaseUnproved, SetMixed
+from sparkwright.core import digest
+from sparkwright.core.errors import EnvironmentUnusable, EvidenceInvalid, NotProvided, ReleaseUnknown, ReleaseUnproved, SetMixed
 from sparkwright.release import sets
 from sparkwright.release.client import packages
 from sparkwright.release.client.catalogue import Catalogue

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import members, zipped
+from sparkwright.audit import wheel_reader, zip_limits
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.build.wheel import BuildRecord
-from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
-from sparkwright.console import console
-from sparkwright.digest import sha256_bytes
-from sparkwright.errors import ArchiveUnsafe, WheelInvalid, WheelMismatch, WheelUnsafe
+from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
+from sparkwright.core.console import console
+from sparkwright.core.digest import sha256_bytes
+from sparkwright.core.errors import ArchiveUnsafe, WheelInvalid, WheelMismatch, WheelUnsafe
+from sparkwright.core.store import room_guard
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
 from sparkwright.release.manifest.records import Fork, Machine, Wheel, line
-from sparkwright.store import room_guard
 
 #: Platform tag's end → the machine.
 MACHINES: Mapping[str, Machine] = {"any": "any", "x86_64": "x86_64", "aarch64": "aarch64"}
@@ -77,14 +77,14 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
     """
     name = WheelName.of(path.name)
     _check_archive(path)
-    about = members.subject(path)
+    about = wheel_reader.subject(path)
     found = libraries.Found(about, audit)
     place = scratch or Path(tempfile.gettempdir())
     with room_guard(place), tempfile.TemporaryDirectory(prefix="inspect-", dir=place) as folder:
         texts = _texts(path, name)
         _check_metadata(name, texts)
         with console.progress(f"reading {path.name}", 0, "bytes") as progress:
-            mismatches = members.walk(path, about, Path(folder), found.visit, progress.update)
+            mismatches = wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
     if mismatches:
         raise WheelMismatch(
             f"RECORD of {path.name} is not what it holds.", details=[f"{one.member}: {one.message}" for one in mismatches[:20]]
@@ -106,9 +106,9 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
 def _check_archive(path: Path) -> None:
     """Raise `WheelUnsafe` for what a sound archive would not have, `WheelInvalid` for one that cannot be read."""
     try:
-        with zipped.errors(path), zipfile.ZipFile(path) as archive:
+        with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
             try:
-                zipped.checked(archive, path.name)
+                zip_limits.checked(archive, path.name)
             except (ArchiveUnsafe, WheelInvalid) as error:
                 raise WheelUnsafe(error.what, details=error.details) from error
     except OSError as error:
@@ -117,13 +117,13 @@ def _check_archive(path: Path) -> None:
 
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
     """Return the members of the ``.dist-info`` folder that say what the wheel is, by their names in it."""
-    with zipped.errors(path), zipfile.ZipFile(path) as archive:
-        found = zipped.checked(archive, path.name)
+    with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+        found = zip_limits.checked(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:
             raise WheelMismatch(f"{path.name} has folders of another wheel.", details=strange)
         wanted = ("METADATA", "WHEEL", "RECORD", *(one for one in (BUILD_RECORD, SBOM) if f"{name.info}/{one}" in found))
-        return {one: zipped.text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
+        return {one: zip_limits.text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
 
 
 def _headers(text: bytes) -> Message:
@@ -147,7 +147,7 @@ def _check_metadata(name: WheelName, texts: Mapping[str, bytes]) -> None:
         raise WheelMismatch(f"{name.filename} says inside that it is another wheel.", details=faults)
 
 
-def _machine(filename: str, about: members.Subject) -> Machine:
+def _machine(filename: str, about: wheel_reader.Subject) -> Machine:
     found = {next((MACHINES[end] for end in MACHINES if tag.endswith(end)), None) for tag in about.platforms}
     machine = found.pop()
     if found or machine is None:

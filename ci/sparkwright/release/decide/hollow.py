@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from sparkwright.errors import VerdictHollow
+from sparkwright.core.errors import VerdictHollow
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.verdict import Check, Verdict
 from sparkwright.release.decide.policy import ReleasePolicy, RungRule

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.audit import zipped
-from sparkwright.build.jitcache import JitCacheRecord
-from sparkwright.build.wheel import BuildRecord
-from sparkwright.build.wheelfile import BUILD_RECORD, WheelName
-from sparkwright.digest import sha256_file
-from sparkwright.errors import WheelMismatch
+from sparkwright.audit import zip_limits
+from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
+from sparkwright.builder.wheel.jit_cache import JitCacheRecord
+from sparkwright.core.digest import sha256_file
+from sparkwright.core.errors import WheelMismatch
 from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _built(path: Path, record: BuildRecord) -> str:
     if record.plan:
         return "graft" if record.base else "full"
     # `build.headers` puts the folder there, at the top of the package; no upstream backend does.
-    with zipped.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
         package = f"{WheelName.of(path.name).distribution}/include/"
         return "headers" if any(one.startswith(package) for one in archive.namelist()) else "backend"
 
@@ -116,9 +116,9 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
         todo = "Put the wheel of FlashInfer that they were compiled from beside them."
         raise WheelMismatch(f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo)
     own = WheelName.of(sources.name)
-    with zipped.errors(sources), zipfile.ZipFile(sources) as archive:
-        members = zipped.checked(archive, sources.name)
-        whole = of(sources, own, zipped.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
+    with zip_limits.errors(sources), zipfile.ZipFile(sources) as archive:
+        members = zip_limits.checked(archive, sources.name)
+        whole = of(sources, own, zip_limits.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"
     compiled = {f"{folder}/{module}/{module}.so": one.sha256 for module, one in record.modules.items()}
     return Origin(whole.fork, None, record.stack, compiled)

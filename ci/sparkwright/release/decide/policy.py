@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.errors import FileInvalid
+from sparkwright.core import strict_yaml
+from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.gates.recipes.cells import Cell
 
@@ -165,7 +165,7 @@ def load(root: Path) -> ReleasePolicy:
         FileInvalid: A file is missing or not valid.
     """
     path = root / "ci" / "release.yaml"
-    read = yamlfile.load(path, ReleasePolicy)
+    read = strict_yaml.load(path, ReleasePolicy)
     if read.gates or read.speeds:
         raise FileInvalid(f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
     asked = {rung for rule in read.forks.values() for rung in rule.rungs}
@@ -188,12 +188,12 @@ def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
         "G7": ("soak", SoakPolicy),
     }  # fmt: skip
     files = {rung: (folder / f"{name}.yaml", kind) for rung, (name, kind) in kinds.items() if rung in asked}
-    return {rung: sha256_bytes(canonical(yamlfile.load(path, kind))) for rung, (path, kind) in files.items()}
+    return {rung: sha256_bytes(canonical(strict_yaml.load(path, kind))) for rung, (path, kind) in files.items()}
 
 
 def _audits(root: Path) -> dict[str, str]:
     from sparkwright.audit import policy
-    from sparkwright.forks.spec import Project
+    from sparkwright.forks.stack import Project
 
     stacks = sorted(path.stem for path in (root / "ci" / "audit").glob("*.yaml"))
     loaded = {stack: policy.load(root / "ci" / "audit" / f"{stack}.yaml", Project(root, stack).spec.arch) for stack in stacks}
@@ -204,7 +204,7 @@ def _speeds(root: Path) -> Speeds:
     from sparkwright.gates.recipes import workloads
     from sparkwright.gates.throughput.policy import ThroughputPolicy
 
-    read = yamlfile.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
+    read = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
     cells = tuple(cell for cell in workloads.load(root).cells(read.workloads) if cell.primary)
     return Speeds(read.margin, read.alpha, read.least, read.calibration, cells)
 

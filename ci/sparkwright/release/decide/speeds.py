@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sparkwright.errors import VerdictHollow
+from sparkwright.core.errors import VerdictHollow
 from sparkwright.gates.recipes import cells as shapes
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics.decision import Decision, Rule, decide

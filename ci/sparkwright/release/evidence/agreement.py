@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import EvidenceInvalid
+from sparkwright.core import digest
+from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.gates.ladder import Ladder
 from sparkwright.release.evidence import judged, predicates
 from sparkwright.release.evidence.predicates import BUILD_TYPE, LEVEL, VERIFIER, Input, Provenance, Resource, Summary, TestResult

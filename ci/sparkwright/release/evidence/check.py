@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import EvidenceInvalid
+from sparkwright.core import digest
+from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.gates.verdict import State
 from sparkwright.release import bill
 from sparkwright.release.evidence import agreement

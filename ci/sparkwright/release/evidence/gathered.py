@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown, SparkwrightError
+from sparkwright.core import digest
+from sparkwright.core.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown, SparkwrightError
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.agreement import LARGEST

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.audit import zipped
-from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
-from sparkwright.digest import sha256_file
-from sparkwright.errors import EvidenceInvalid, WheelInvalid, WheelMismatch
+from sparkwright.audit import zip_limits
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
+from sparkwright.core.digest import sha256_file
+from sparkwright.core.errors import EvidenceInvalid, WheelInvalid, WheelMismatch
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.predicates import Provenance, read
@@ -76,10 +76,10 @@ def check(path: Path, found: Checked) -> None:
         WheelMismatch: It does not. WheelInvalid, ArchiveUnsafe: It cannot be read safely.
     """
     info = WheelName.of(path.name).info
-    with zipped.errors(path), zipfile.ZipFile(path) as archive:
-        members = zipped.checked(archive, path.name)
+    with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+        members = zip_limits.checked(archive, path.name)
         there = [one for one in (SBOM, BUILD_RECORD) if f"{info}/{one}" in members]
-        texts = {one: zipped.text(archive, members, f"{info}/{one}", path.name) for one in there}
+        texts = {one: zip_limits.text(archive, members, f"{info}/{one}", path.name) for one in there}
     if texts.get(SBOM) != found.raw.get("sbom"):
         raise WheelMismatch(f"The SBOM in {path.name} is not the one that is published of it.")
     record = _record(texts.get(BUILD_RECORD, b""))

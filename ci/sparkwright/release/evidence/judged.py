@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sparkwright.errors import EvidenceInvalid, VerdictForeign, VerdictHollow
+from sparkwright.core.errors import EvidenceInvalid, VerdictForeign, VerdictHollow
 from sparkwright.gates import ladder
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.throughput.records import CellResult, Result, Series

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright import __version__, digest
+from sparkwright import __version__
+from sparkwright.core import digest
 from sparkwright.gates.ladder import Ladder
 from sparkwright.release.evidence import agreement, judged
 from sparkwright.release.evidence.predicates import (
@@ -36,7 +37,7 @@ from sparkwright.release.manifest.records import Evidence, Fork, Proved, Wheel
 from sparkwright.release.signing.statement import Signer, Statement, Subject
 
 if TYPE_CHECKING:
-    from sparkwright.build.wheel import BuildRecord
+    from sparkwright.builder.pipeline import BuildRecord
 
 _HERE = "The wheel was built on a machine that its publisher runs; nobody else vouches for what that machine did."
 _HOSTED = "The build ran under this workflow; the statement was made by its own steps, which the platform does not vouch for."

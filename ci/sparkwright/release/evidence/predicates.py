@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from sparkwright.errors import EvidenceInvalid
+from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.gates.verdict import State
 from sparkwright.release.manifest.records import Missing, Speed
 

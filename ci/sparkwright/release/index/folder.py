@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sparkwright import store
+from sparkwright.core import store
 
 #: With more files than this, flushing all that the machine has not written yet is quicker than flushing them one by one.
 MANY = 1000

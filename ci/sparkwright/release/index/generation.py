@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import IndexMoved, WheelNameTaken
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import IndexMoved, WheelNameTaken
+from sparkwright.core.store import room_guard
 from sparkwright.release.index import entries, live, pages, simple, state
 from sparkwright.release.index.entries import Skimmed
 from sparkwright.release.index.folder import Draft, flush, sync
@@ -25,7 +26,6 @@ from sparkwright.release.index.simple import Line
 from sparkwright.release.index.state import Known, Row, State
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release
-from sparkwright.store import room_guard
 
 CHANNELS: tuple[Channel, ...] = ("candidate", "verified")
 

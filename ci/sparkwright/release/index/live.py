@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import IndexDamaged
+from sparkwright.core.errors import IndexDamaged
 from sparkwright.release.index.folder import sync
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Sha256

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright import __version__, console
+from sparkwright import __version__
+from sparkwright.core import console
 from sparkwright.release import frame
 from sparkwright.release.index.entries import Whole
 from sparkwright.release.index.simple import addressed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.release.manifest.records import Channel, Entry
 
 NAME = "state.json"

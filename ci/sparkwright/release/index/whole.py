@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import IndexDamaged, IndexMissing, ManifestInvalid, SparkwrightError
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import IndexDamaged, IndexMissing, ManifestInvalid, SparkwrightError
 from sparkwright.release.index import entries, live
 from sparkwright.release.index.entries import Skimmed
 from sparkwright.release.index.generation import Making, same

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.errors import ReleaseNameTaken, ReleaseUnknown, ReleaseYanked, UsageError, WheelNameTaken
+from sparkwright.core.errors import ReleaseNameTaken, ReleaseUnknown, ReleaseYanked, UsageError, WheelNameTaken
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import Action, Channel, Entry, Line, Manifest, Record, Release, Time
 from sparkwright.release.signing.urls import normalised

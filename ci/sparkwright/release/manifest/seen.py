@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import ClockWrong, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
+from sparkwright.core import digest
+from sparkwright.core.errors import ClockWrong, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
+from sparkwright.core.store import room_guard
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import Manifest, Sha256, Time
 from sparkwright.release.signing.urls import normalised
-from sparkwright.store import room_guard
 
 #: By how many days this machine's clock may be behind the publisher's; more, and expiry means nothing.
 CLOCK_TOLERANCE = 1.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import EvidenceInvalid, ManifestElsewhere, ManifestInvalid, UsageError
+from sparkwright.core import digest
+from sparkwright.core.errors import EvidenceInvalid, ManifestElsewhere, ManifestInvalid, UsageError
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import FORMAT, Manifest
 from sparkwright.release.signing import envelope

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparkwright import digest
+from sparkwright.core import digest
 from sparkwright.release.manifest.records import Fork, Patch, Release
 from sparkwright.release.notes.blocks import Block, Code, Grid, Heading, Inline, Says, Words, short
 

@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import bases, drift, ledger, series
+from sparkwright.cherry_picks import drift, ledger, series, upstream_revisions
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Record
-from sparkwright.console import console
-from sparkwright.errors import SparkwrightError
-from sparkwright.forks.session import Session
+from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.forks.context import Session
 from sparkwright.release.manifest.records import Fork, Need
 from sparkwright.release.manifest.records import Patch as Carried
 from sparkwright.release.report.words import clean
@@ -85,10 +85,10 @@ def _asked(session: Session, fork: str) -> _Known:
     patches = series.of(session, fork)
     mirror = session.mirror(book.url) if book else None
     sdist = session.lock.forks[fork].sdist if fork in session.lock.forks else None
-    later = bases.releases_after(bases.listed(session, sdist.name), sdist.version) if sdist else []
+    later = upstream_revisions.releases_after(upstream_revisions.listed(session, sdist.name), sdist.version) if sdist else []
     newest = sdist.version if sdist and not later else ""
     found: list[Trial] = []
-    for base in bases.later(session, fork, mirror, book.branch if book else "", patches, every=False):
+    for base in upstream_revisions.later(session, fork, mirror, book.branch if book else "", patches, every=False):
         found += drift.trials(session, fork, book, patches, base)
     if not found:
         return _Known(drift.last(session, fork), newest, "upstream's branch was not tried" if newest else _NOTHING)

@@ -6,14 +6,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright import digest
-from sparkwright.audit import members, policy
-from sparkwright.console import console
-from sparkwright.errors import WheelMismatch
-from sparkwright.forks.session import Session
+from sparkwright.audit import policy, wheel_reader
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import WheelMismatch
+from sparkwright.core.store import room_guard
+from sparkwright.forks.context import Session
 from sparkwright.release.decide.libraries import Found
 from sparkwright.release.manifest.records import Fork, Library
-from sparkwright.store import room_guard
 
 
 def libraries(session: Session, path: Path) -> tuple[Library, ...]:
@@ -23,7 +23,7 @@ def libraries(session: Session, path: Path) -> tuple[Library, ...]:
     Raises:
         WheelInvalid, ArchiveUnsafe: It is no wheel, or a hostile one. DiskFull: There is no room for its largest library.
     """
-    about = members.subject(path)
+    about = wheel_reader.subject(path)
     found = Found(about, policy.load(session.project.audit_file, session.project.spec.arch))
     place = session.store.folder("work")
     with (
@@ -31,7 +31,7 @@ def libraries(session: Session, path: Path) -> tuple[Library, ...]:
         tempfile.TemporaryDirectory(prefix="stock-", dir=place) as folder,
         console.progress(f"reading {path.name}", 0, "bytes") as progress,
     ):
-        members.walk(path, about, Path(folder), found.visit, progress.update)
+        wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
     return tuple(Library(one.name, one.size, "base", found.counts.get(one.name, {})) for one in found.binaries)
 
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import EvidenceInvalid, IndexDamaged, IndexMissing, ManifestInvalid, ReleaseUnknown, TrustMissing
-from sparkwright.forks.session import Outside
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import EvidenceInvalid, IndexDamaged, IndexMissing, ManifestInvalid, ReleaseUnknown, TrustMissing
+from sparkwright.forks.context import Outside
 from sparkwright.release.client import address, catalogue, install
 from sparkwright.release.client.address import Address
 from sparkwright.release.client.catalogue import Catalogue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparkwright.console import size
+from sparkwright.core.console import size
 from sparkwright.release.manifest.records import Fork, Library, Need, Patch, Proof, Release, Speed, Wheel
 from sparkwright.release.notes import changes, shown, sizes
 from sparkwright.release.notes.blocks import MISSING, Block, Bullets, Code, Grid, Heading, Says, Strong, Words, short

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from sparkwright import digest
-from sparkwright.console import size
-from sparkwright.errors import IndexDamaged
+from sparkwright.core import digest
+from sparkwright.core.console import size
+from sparkwright.core.errors import IndexDamaged
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import changes, shown, sizes, stock

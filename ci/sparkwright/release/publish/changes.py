@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import IndexDamaged, IndexMissing, ReleaseUnknown
+from sparkwright.core import digest
+from sparkwright.core.errors import IndexDamaged, IndexMissing, ReleaseUnknown
+from sparkwright.core.store import room_guard
 from sparkwright.release.manifest import change, places, times
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
 from sparkwright.release.publish import ground, journal, judge, prepare, sequence, transfer
@@ -18,7 +19,6 @@ from sparkwright.release.publish.folder import Folder
 from sparkwright.release.publish.journal import Draft
 from sparkwright.release.publish.offers import INSTALLER, Offers
 from sparkwright.release.publish.prepare import Publisher
-from sparkwright.store import room_guard
 
 
 class Changed(msgspec.Struct, frozen=True):

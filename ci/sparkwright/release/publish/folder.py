@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sparkwright import digest
-from sparkwright.errors import PublishFailed, WheelNameTaken
+from sparkwright.core import digest
+from sparkwright.core.errors import PublishFailed, WheelNameTaken
+from sparkwright.core.store import flush, room_guard
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
-from sparkwright.store import flush, room_guard
 
 CHUNK = 1 << 20
 #: What a killed run may leave beside its place begins so; no published name does.

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import IndexBusy, IndexDamaged, IndexMissing, IndexMoved
+from sparkwright.core import digest
+from sparkwright.core.errors import IndexBusy, IndexDamaged, IndexMissing, IndexMoved
+from sparkwright.core.store import room_guard
 from sparkwright.release import index
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Entry, Manifest, Proof, Release
 from sparkwright.release.publish.hosts import Observe, unobserved
 from sparkwright.release.signing.statement import Signer
 from sparkwright.release.signing.trust import Trust
-from sparkwright.store import room_guard
 
 #: What the publisher keeps for itself; nothing in the index refers to it, and a copy of the index need not have it.
 WORK = ".publishing"

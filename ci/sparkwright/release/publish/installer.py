@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkwright import digest
-from sparkwright.build import program
+from sparkwright.builder import self_wheel
+from sparkwright.core import digest
 from sparkwright.release.manifest.records import Wheel
 
 #: Where it finds whom to trust (`release.signing.trust.PACKAGED`).
@@ -30,4 +30,4 @@ def wheel(folder: Path, trust: bytes, serial: int, last: Wheel | None) -> Path:
 
 def _made(folder: Path, trust: bytes, label: str) -> Path:
     """Equal code, trust and label give equal bytes, so a label that is used again shows whether the rest changed."""
-    return program.wheel(folder, extra="", label=label, further={TRUST: trust})
+    return self_wheel.wheel(folder, extra="", label=label, further={TRUST: trust})

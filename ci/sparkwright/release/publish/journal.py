@@ -15,15 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import SparkwrightError
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.store import flush
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Manifest, Sha256
 from sparkwright.release.publish import ground
 from sparkwright.release.publish.folder import Folder
 from sparkwright.release.publish.hosts import Host
-from sparkwright.store import flush
 
 NAME = "journal.json"
 LARGEST = 16 << 20

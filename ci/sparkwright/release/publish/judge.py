@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkwright.audit import policy as audit
-from sparkwright.errors import UsageError, VerifiedRefused
+from sparkwright.core.errors import UsageError, VerifiedRefused
 from sparkwright.release.decide import decision, facts, verdicts
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.manifest.records import Channel, Proved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sparkwright.errors import ReleaseNameTaken, ReleaseYanked, VersionOrder, WheelNameTaken
+from sparkwright.core.errors import ReleaseNameTaken, ReleaseYanked, VersionOrder, WheelNameTaken
 from sparkwright.release.manifest import change
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
 from sparkwright.release.publish import ground

@@ -9,9 +9,9 @@ from urllib.parse import urljoin
 
 from msgspec.structs import replace
 
-from sparkwright import digest
-from sparkwright.forks import packageindex
-from sparkwright.forks.session import Session
+from sparkwright.core import digest
+from sparkwright.forks import package_index
+from sparkwright.forks.context import Session
 from sparkwright.release import sets, spec
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.decide.policy import ReleasePolicy
@@ -123,7 +123,7 @@ def host_of(publisher: Publisher, name: str, *, prerelease: bool = False) -> Hos
     """Return the host of that name; raises `GitHubRefused` where it needs a token and there is none."""
     if name == Folder.name:
         return Folder(publisher.root, publisher.observe)
-    from sparkwright import github
+    from sparkwright.core import github
 
     repository, _, tag = name.removeprefix("github:").partition("@")
     mirrored = publisher.session.mirrored
@@ -149,7 +149,7 @@ def _placed(wheel: Wheel, offers: Offers, host: Host, at: Time) -> Wheel:
 def _locked(publisher: Publisher, decided: Decided, machine: Machine, urls: Mapping[str, str]) -> sets.Resolved:
     fitting = [one.path for one in decided.inspected if one.wheel.machine in (machine, "any") and one.wheel.fork != INSTALLER]
     project = publisher.session.project
-    return sets.of_stack(project, publisher.policy, fitting, machine, index_url=packageindex.index_url(), urls=urls)
+    return sets.of_stack(project, publisher.policy, fitting, machine, index_url=package_index.index_url(), urls=urls)
 
 
 def _release(

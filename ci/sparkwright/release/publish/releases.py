@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from sparkwright.console import console
-from sparkwright.errors import GitHubRefused, GitHubUnreachable, PublishFailed, ReleaseMutable, WheelNameTaken
-from sparkwright.github import ATTEMPTS, GitHub, host_of
+from sparkwright.core.console import console
+from sparkwright.core.errors import GitHubRefused, GitHubUnreachable, PublishFailed, ReleaseMutable, WheelNameTaken
+from sparkwright.core.github import ATTEMPTS, GitHub, host_of
 from sparkwright.release.publish import transfer
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
 from sparkwright.release.publish.remote import About, Asset, Releases, Remote

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.errors import GitHubUnreachable
-from sparkwright.repository import Repository
+from sparkwright.core.errors import GitHubUnreachable
+from sparkwright.core.github_repository import Repository
 
 _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 

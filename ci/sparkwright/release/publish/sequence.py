@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.console import console
-from sparkwright.errors import DiskFull, UsageError
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import DiskFull, UsageError
+from sparkwright.core.store import room_guard
 from sparkwright.release import index
 from sparkwright.release.manifest import change, times
 from sparkwright.release.manifest.records import Channel, Manifest, Missing
@@ -27,7 +28,6 @@ from sparkwright.release.publish.journal import Journal
 from sparkwright.release.publish.offers import Offers, check_candidate
 from sparkwright.release.publish.prepare import Decided, Publisher
 from sparkwright.release.signing.urls import normalised
-from sparkwright.store import room_guard
 
 
 class Asked(msgspec.Struct, frozen=True):

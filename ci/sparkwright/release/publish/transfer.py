@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urljoin, urlsplit
 
-from sparkwright.console import console
-from sparkwright.errors import DownloadInvalid, GitHubUnreachable
-from sparkwright.github import LARGEST, REDIRECTS, GitHub, Reply, host_of, one_line, replied
+from sparkwright.core.console import console
+from sparkwright.core.errors import DownloadInvalid, GitHubUnreachable
+from sparkwright.core.github import LARGEST, REDIRECTS, GitHub, Reply, host_of, one_line, replied
+from sparkwright.core.store import room_guard
 from sparkwright.release.publish.hosts import Moved
-from sparkwright.store import room_guard
 
 #: Bytes a second below which a transfer is given up; a slower line would need hours for one wheel.
 SLOWEST = 50_000

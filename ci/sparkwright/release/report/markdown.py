@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from sparkwright.core.github_summary import escaped
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.report import compare, pairs, rows, words
 from sparkwright.release.report.absent import absent
 from sparkwright.release.report.view import View
-from sparkwright.summary import escaped
 
 
 def render(results: Sequence[Result]) -> str:

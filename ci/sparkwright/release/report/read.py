@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.errors import FileInvalid
+from sparkwright.core.errors import FileInvalid
 from sparkwright.gates.throughput.records import FORMAT, Result
 
 #: Bytes of a file; twelve cells of 144 legs of 64 requests each are 17 MB.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sparkwright.console import duration, size
+from sparkwright.core.console import duration, size
 from sparkwright.gates.throughput.records import METRICS, CellResult, Series, Subject
 from sparkwright.gates.verdict import State
 from sparkwright.release.report import words

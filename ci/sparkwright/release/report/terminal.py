@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sparkwright.console import console
+from sparkwright.core.console import console
 from sparkwright.gates.throughput.records import METRICS, Result
 from sparkwright.release.report import compare, rows, words
 from sparkwright.release.report.absent import absent

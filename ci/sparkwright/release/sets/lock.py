@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.errors import LockInvalid, NotProvided
+from sparkwright.core.errors import LockInvalid, NotProvided
 
 if TYPE_CHECKING:
     from packaging.markers import Environment

@@ -17,17 +17,17 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from sparkwright import digest, process
-from sparkwright.build import platforms
-from sparkwright.console import console
-from sparkwright.errors import CommandFailed, SetMixed, SetUnresolved, WheelInvalid
+from sparkwright.builder.environment import platforms
+from sparkwright.core import digest, process
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandFailed, SetMixed, SetUnresolved, WheelInvalid
 from sparkwright.release.sets import lock
 from sparkwright.release.sets.lock import Pinned
 
 if TYPE_CHECKING:
     from packaging.tags import Tag
 
-    from sparkwright.forks.spec import Project
+    from sparkwright.forks.stack import Project
     from sparkwright.release.decide.policy import ReleasePolicy
 
 #: The oldest Python that the program itself runs on, and that of DGX OS 7 (Ubuntu 24.04).

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown, SparkwrightError, TrustMissing
+from sparkwright.core.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown, SparkwrightError, TrustMissing
 from sparkwright.release.signing.trust import Identity, Trust
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from sparkwright.errors import EvidenceInvalid
+from sparkwright.core.errors import EvidenceInvalid
 
 #: The payload is an in-toto statement.
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

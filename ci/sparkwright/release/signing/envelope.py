@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown
+from sparkwright.core.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
 from sparkwright.release.signing.trust import Trust

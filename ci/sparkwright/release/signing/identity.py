@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.errors import IdentityUnusable, SparkwrightError
+from sparkwright.core.errors import IdentityUnusable, SparkwrightError
 from sparkwright.release.signing import bundle
 from sparkwright.release.signing.statement import Statement
 

@@ -16,10 +16,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sparkwright.errors import KeyInvalid
+from sparkwright.core.errors import KeyInvalid
+from sparkwright.core.store import room_guard
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
-from sparkwright.store import room_guard
 
 #: The only place that a passphrase is taken from: command lines are seen by everybody on the machine.
 PASSPHRASE = "SPARKWRIGHT_KEY_PASSPHRASE"  # noqa: S105  the name of a variable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import EvidenceInvalid
+from sparkwright.core import digest
+from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.release.signing import bundle, dsse
 from sparkwright.release.signing.statement import Statement
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sparkwright import digest
-from sparkwright.errors import EvidenceInvalid
+from sparkwright.core import digest
+from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.release.manifest.records import Sha256
 
 #: The type of every statement (github.com/in-toto/attestation, spec/v1/statement.md).

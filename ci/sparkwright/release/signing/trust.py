@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright import yamlfile
-from sparkwright.errors import FileInvalid, TrustMissing
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileInvalid, TrustMissing
 from sparkwright.release.signing.keys import PublicKey
 from sparkwright.release.signing.urls import normalised
 
@@ -111,7 +111,7 @@ def _of_user(index_url: str, config: Path) -> Trust | None:
     path = config / USER_FILE
     if not path.exists():
         return None
-    for url, trusted in yamlfile.load(path, _UserFile).indexes.items():
+    for url, trusted in strict_yaml.load(path, _UserFile).indexes.items():
         if normalised(url) == normalised(index_url):
             found = trusted.trust(str(path))
             return msgspec.structs.replace(found, root=str(path.parent / found.root) if found.root else "")

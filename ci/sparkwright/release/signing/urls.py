@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
-from sparkwright.errors import UsageError
+from sparkwright.core.errors import UsageError
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sparkwright import process
+from sparkwright.core import process
 from sparkwright.gates.load.reference.behaviour import Behaviour, Lateness, Listening
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.wire import Address

@@ -1,0 +1,92 @@
+"""
+The plan verb's work: configure for real, before and after the rules, and keep the judgement under its key.
+
+Configuring takes seconds, compiling the better part of an hour; a folded arch is found out here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparkwright.builder import handover, source_tree
+from sparkwright.builder.arch import plan
+from sparkwright.builder.arch.plan import Plan
+from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.environment import cross, host_compiler, toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.handover import FullWorkspace, Whole
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.workspace import Workspace
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.forks.context import Session
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """The plan of a fork, and what the same tree would give without the rules."""
+
+    key: str
+    after: Plan
+    before: Plan
+
+
+def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False, whole: Whole | None = None) -> Planned:
+    """
+    Return the plan of *source*, made when the store has none; it is not checked yet (`plan.check`).
+
+    Args:
+        configured: The build folder must stand ready to compile, even if the plan is known.
+        whole: Plan a full build with these settings: every target, the vendored sources' units among them.
+
+    Raises:
+        ConfigureFailed, ToolMissing: See there.
+    """
+    key = digest.key("plan", _inputs(session, tools, source, whole))
+    known = session.store.get("plan", key, Planned)
+    if known and not configured:
+        return known
+    if known:
+        _examine(session, tools, source, whole=whole)
+        return known
+    after, before = examine_both(session, tools, source, whole)
+    made = Planned(key, after, before)
+    session.store.put("plan", key, made)
+    return made
+
+
+def examine_both(session: Session, tools: Toolchain, source: SourceTree, whole: Whole | None = None) -> tuple[Plan, Plan]:
+    """Configure *source* and return its plan, and that of the same tree without the rules; callers hold the workspace's lock."""
+    after = _examine(session, tools, source, whole=whole)
+    bare = msgspec.structs.replace(source, tree=source.patched, sites=())
+    return after, _examine(session, tools, bare, "before", whole=whole) if source.sites else after
+
+
+def _inputs(session: Session, tools: Toolchain, source: SourceTree, whole: Whole | None) -> dict[str, object]:
+    needs = {need: source_tree.make(session, need).tree for need in session.project.fork(source.fork).needs}
+    settings = whole.settings if whole else toolchain.spec(session.project).forks[source.fork]
+    return {
+        "tree": source.tree,
+        "patched": source.patched,
+        "needs": needs,
+        "tools": tools.key,
+        "rules": source_tree.rules_of(session).of(source.fork),
+        "settings": msgspec.structs.replace(settings.deciding(full=whole is not None), requires={}),
+        "vendored": whole.trees if whole else {},
+        "arch": session.project.spec.arch,
+        "target": cross.key(session, tools),
+        "compiler": (cross.compiler(session), host_compiler.identity()),
+    }
+
+
+def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "", whole: Whole | None = None) -> Plan:
+    settings = toolchain.spec(session.project).forks[source.fork]
+    workspace = (
+        FullWorkspace(session, tools, whole, source.fork, variant) if whole else Workspace(session, tools, settings, source.fork, variant)
+    )
+    with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
+        workspace.fill(source.tree)
+        configured = workspace.configure(compiling.launcher(workspace.folder))
+    return plan.examine(
+        configured, arch=session.project.spec.arch, rules=handover.judging(source_tree.all_rules(session), whole), fork=source.fork,
+        read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,
+    )  # fmt: skip

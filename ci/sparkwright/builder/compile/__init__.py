@@ -1,0 +1,1 @@
+"""Compiling translation units: ninja, their costs, and what their failures mean."""

@@ -1,0 +1,304 @@
+"""
+From the reviewed data to a wheel, once: the same inputs give the wheel that is in the store.
+
+The key of a build is made of reviewed files and of what this machine is, so that "nothing changed" is known without git, a
+network or a compiler; when something changed, the build says what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.builder import full, preflight, source_tree
+from sparkwright.builder.arch import plan, planning
+from sparkwright.builder.arch.planning import Planned
+from sparkwright.builder.compile import affected_units
+from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.environment import cross, host_compiler, toolchain
+from sparkwright.builder.environment import sandbox as isolation
+from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.wheel import cutlass, graft, materials, pep517, version_label
+from sparkwright.builder.wheel.graft import Transplant
+from sparkwright.builder.wheel.sbom import Papers
+from sparkwright.builder.workspace import Workspace
+from sparkwright.core import digest
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import NotProvided
+from sparkwright.core.store import room_guard
+from sparkwright.forks import download
+from sparkwright.forks.context import Session
+from sparkwright.forks.lock import FileLock
+
+#: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials.
+LAYOUT = 2
+
+
+class BuiltWheel(msgspec.Struct, frozen=True):
+    """
+    A finished wheel.
+
+    Attributes:
+        key: What it was built from.
+        counts: Where something was compiled, CUDA units by verdict of the plan.
+        transplant: For a graft, what was changed in the base; for a full build, its libraries.
+    """
+
+    fork: str
+    key: str
+    filename: str
+    sha256: str
+    size: int
+    tree: str
+    counts: dict[str, int] = {}
+    transplant: Transplant | None = None
+
+
+class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    What travels in the wheel as ``sparkwright.json``: what it was made of, and where every library came from. No path, date or job count.
+
+    The key of the build is not in it: that is made of how the build was asked for, too, and ``--source auto`` and ``git`` may be one wheel.
+
+    Attributes:
+        inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
+        plan, base, tools, compiler, counts, transplant: Only where something was compiled.
+        isolation: The same; what kept the build from the network (`isolation.Room.kind`), ``none`` where nothing did.
+    """
+
+    sparkwright: str
+    stack: str
+    arch: str
+    source: SourceTree
+    inputs: dict[str, str]
+    plan: str = ""
+    base: str = ""
+    tools: str = ""
+    compiler: str = ""
+    isolation: str = ""
+    counts: dict[str, int] = {}
+    transplant: Transplant | None = None
+
+
+def inputs(session: Session, fork: str) -> dict[str, str]:
+    """Return what a build of *fork* is determined by: name that people know → digest."""
+    project, stack = session.project, session.project.stack
+    concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
+    locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
+    series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned}
+    whole = session.kind(fork) == "full"
+    settings = toolchain.spec(project).forks[fork].deciding(full=whole)
+    tools = (project.build_folder / "pylock.toml").read_bytes()
+    parts: dict[str, object] = {
+        **locks,
+        **series,
+        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, version_label.LABELS, project.fork(fork)),
+        f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
+        f"build/{stack}/environment.yaml": settings,
+        f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
+        "--source": session.source,
+        "this machine": (platform.machine(), platform.python_version(), cross.compiler(session), host_compiler.identity()),
+        "--target": session.machine,
+        "--full": whole,
+        "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
+    }
+    return {name: digest.key("input", part) for name, part in parts.items()}
+
+
+def reviewed(parts: dict[str, str]) -> dict[str, str]:
+    """Return those of the inputs *parts* that are the same on every machine; a wheel for all machines is to be the same from each."""
+    return {name: part for name, part in parts.items() if "/" in name or name in ("sparkwright", "--full")}
+
+
+def papers(session: Session, source: SourceTree, base: FileLock | None = None, **compiled: Any) -> Papers:
+    """
+    Return what the wheel made of *source* says of itself: its build record, and what its bill of materials is made of.
+
+    Args:
+        base: The official wheel under a graft.
+        compiled: Fields of the record, of what was compiled.
+    """
+    project, made_of = session.project, reviewed(inputs(session, source.fork))
+    record = BuildRecord(
+        __version__, project.stack, project.spec.arch, source, made_of, base=base.sha256 if base else "", **compiled
+    )  # fmt: skip
+    bill = materials.bill(
+        session, source, base=base, done=record.transplant, toolchain=record.tools, compiler=record.compiler, isolation=record.isolation
+    )
+    return Papers(msgspec.json.format(msgspec.json.encode(record)), bill)
+
+
+def _folder(folder: Path) -> dict[str, str]:
+    return {path.name: digest.sha256_file(path) for path in sorted(folder.glob("*")) if path.is_file()}
+
+
+def build(session: Session, fork: str) -> BuiltWheel:
+    """
+    Return the wheel of *fork*, built when the store has none of the same inputs, and placed in the output folder.
+
+    Raises:
+        ArchMismatch, CompileFailed, BaseMismatch, and what the earlier stages raise.
+    """
+    with session.store.lock(Workspace.name(session, fork)):
+        return reused(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
+
+
+def reused(session: Session, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]) -> BuiltWheel:
+    """Return the wheel that the store has for *parts*, else the one that *make* gives for their key; callers hold the fork's lock."""
+    key = digest.key("wheel", parts)
+    built = kept(session, key)
+    if built:
+        console.note(f"{fork}: {built.filename}, reused: nothing changed")
+    else:
+        console.note(f"{fork}: {_why(session, fork, parts)}")
+        began = time.monotonic()
+        built = make(key)
+        session.store.put("duration", called(session, fork), time.monotonic() - began)
+        console.note(f"{fork}: {built.filename}, {size(built.size)}")
+        session.store.put("wheel", key, built)
+        session.store.put("inputs", called(session, fork), parts)
+    _place(session, built)
+    return built
+
+
+def called(session: Session, fork: str) -> str:
+    """Return the name of what is recorded of the last build of this kind."""
+    # What is compiled ahead of time is a wheel beside a fork's, and no fork.
+    whole = fork in session.project.spec.forks and session.kind(fork) == "full"
+    return session.named(f"{session.project.stack}-{fork}{'-full' if whole else ''}")
+
+
+def known(session: Session, fork: str) -> BuiltWheel | None:
+    """Return the wheel that a build of *fork* would take from the store now; None where it has to be made."""
+    return kept(session, digest.key("wheel", inputs(session, fork)))
+
+
+def kept(session: Session, key: str) -> BuiltWheel | None:
+    """Return the wheel of that *key*, if the store still holds it."""
+    built = session.store.get("wheel", key, BuiltWheel)
+    return built if built and _kept(session, built).exists() else None
+
+
+def is_built(session: Session, fork: str) -> bool:
+    """Does the store hold the wheel that a build of *fork* would make now?"""
+    return known(session, fork) is not None
+
+
+def path_of(session: Session, built: BuiltWheel) -> Path:
+    """Return where the wheel lies for people."""
+    return session.output / built.filename
+
+
+def _why(session: Session, fork: str, parts: dict[str, str]) -> str:
+    before = session.store.get("inputs", called(session, fork), dict[str, str])
+    changed = [name for name in parts if (before or {}).get(name) != parts[name]]
+    return (
+        "not built yet"
+        if before is None
+        else f"rebuilding: {', '.join(changed) or 'its wheel is gone from the store'}{' changed' if changed else ''}"
+    )
+
+
+def _kept(session: Session, built: BuiltWheel) -> Path:
+    return session.store.root / "wheels" / built.sha256 / built.filename
+
+
+def _place(session: Session, built: BuiltWheel) -> None:
+    """Make the store's wheel appear in the output folder; a hard link where that is possible, so that it costs no room."""
+    kept, shown = _kept(session, built), path_of(session, built)
+    session.output.mkdir(parents=True, exist_ok=True)
+    # The caller holds the fork's lock, so a temporary name there is a killed run's.
+    for left in session.output.glob(f".{built.filename}.*"):
+        left.unlink(missing_ok=True)
+    # `pip install dist/*.whl` must not meet two builds of one release. What goes is in the store still; what is not, stays.
+    for name in version_label.superseded(built.filename, [path.name for path in session.output.glob("*.whl")]):
+        if (session.store.root / "wheels" / digest.sha256_file(session.output / name) / name).exists():
+            (session.output / name).unlink()
+    if shown.exists() and (shown.samefile(kept) or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)):
+        return
+    with room_guard(session.output), session.store.replacing(shown) as temporary:
+        temporary.unlink()
+        try:
+            os.link(kept, temporary)
+        except OSError:
+            shutil.copyfile(kept, temporary)
+
+
+def _build(session: Session, fork: str, key: str) -> BuiltWheel:
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(session.store.building(session.store.root / "work" / session.project.stack / fork / "out"))
+        source = source_tree.make(session, fork)
+        label = version_label.label(session, source)
+        settings = toolchain.spec(session.project).forks[fork]
+        kind = session.kind(fork)
+        preflight.check(session, source)
+        counts: dict[str, int] = {}
+        done: Transplant | None = None
+        if kind == "headers":
+            path = cutlass.build(session, source.tree, settings.distribution, label, papers(session, source), scratch)
+        elif kind == "backend":
+            path = pep517.build(
+                session, toolchain.obtain(session), settings, fork, source.tree, label, papers(session, source), scratch
+            )
+        elif kind == "full":
+            path, counts, done = _full(session, toolchain.obtain(session), source, label, scratch)
+        else:
+            path, counts, done = _graft(session, toolchain.obtain(session), source, label, scratch)
+        built = BuiltWheel(fork, key, path.name, digest.sha256_file(path), path.stat().st_size, source.tree, counts, done)
+        shelve(session, built, path)
+    return built
+
+
+def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
+    """Move the wheel at *path* to its place in the store."""
+    with session.store.building(_kept(session, built).parent) as shelf:
+        os.rename(path, shelf / path.name)
+        # The output folder holds a hard link to this file: nobody should change it by accident.
+        (shelf / path.name).chmod(0o444)
+
+
+def _full(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
+    def told(made: Planned, done: Transplant) -> Papers:
+        return papers(
+            session, source, plan=made.key, tools=tools.key, compiler=host_compiler.identity(), counts=made.after.counts, transplant=done,
+            isolation=isolation.room({}, needed=True).kind,
+        )  # fmt: skip
+
+    return full.build(session, tools, source, label, folder, told)
+
+
+def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
+    fork = source.fork
+    settings = toolchain.spec(session.project).forks[fork]
+    locked = session.lock.forks[fork].bases.get(session.machine)
+    if locked is None:
+        raise NotProvided(f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.")
+    base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=session.offline)
+    with console.step(f"graft {fork} onto {locked.filename}"):
+        made = planning.planned(session, tools, source, configured=True)
+        plan.show(made.after, made.before)
+        plan.check(made.after, made.before)
+        workspace = Workspace(session, tools, settings, fork)
+        compiling.compile_targets(
+            session, tools, settings, fork, workspace.folder, workspace.environment(), workspace.room, affected_units.units(session, source)
+        )
+        changes, done = graft.transplant(session, source, base, workspace.build, settings)
+        told = papers(
+            session, source, locked, plan=made.key, tools=tools.key, compiler=cross.compiler(session),
+            counts=made.after.counts, transplant=done, isolation=workspace.room.kind,
+        )  # fmt: skip
+        path = graft.write(base, folder, label, changes, done, settings, told)
+    console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")
+    if done.requires:
+        console.note(f"requirements changed: {', '.join(text or f'no {project}' for project, text in done.requires.items())}")
+    return path, made.after.counts, done

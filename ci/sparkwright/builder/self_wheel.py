@@ -1,0 +1,159 @@
+"""
+sparkwright itself, for the builder image: this very program as a wheel, and what it requires, for the Python of the image.
+
+The requirements are resolved once per program and Python, and kept by hash: after that the image can be made without a network.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import sparkwright
+from sparkwright.builder.environment import platforms
+from sparkwright.builder.wheel import archive, sbom
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.sbom import SBOM, Bill
+from sparkwright.builder.wheel.version import labelled
+from sparkwright.core import digest, process, project_data
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandFailed, NotProvided, Offline, SourceUnreachable
+from sparkwright.forks import download, package_index
+from sparkwright.forks.context import Session
+
+#: What a source distribution among the requirements is built with (tree-sitter-cmake has no Linux wheel).
+BACKENDS = ("setuptools", "wheel")
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """The Python of an image; *libc* is the version of its glibc, ``2.36``."""
+
+    version: str
+    machine: str
+    libc: str
+
+    #: Prints the fields as JSON, with nothing but the standard library.
+    SCRIPT = (
+        "import json, platform; "
+        "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), 'libc': platform.libc_ver()[1]}))"
+    )
+
+    def tags(self) -> list[str]:
+        """Return the wheel tags that it takes, best first."""
+        version = tuple(map(int, self.version.split(".")[:2]))
+        return [str(tag) for tag in platforms.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))]
+
+
+class LockedFile(msgspec.Struct, frozen=True, order=True):
+    """A file of the package index."""
+
+    project: str
+    filename: str
+    sha256: str
+
+
+def requirements(extra: str = "full") -> list[str]:
+    """Return what the running program requires with *extra* (with none: to install, check and go back), as its own metadata says."""
+    from importlib.metadata import requires
+
+    from packaging.requirements import Requirement
+
+    found = [Requirement(line) for line in requires("sparkwright") or ()]
+    wanted = [one for one in found if one.marker is None or (extra and one.marker.evaluate({"extra": extra}))]
+    return sorted(f"{one.name}{one.specifier}" for one in wanted)
+
+
+def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mapping[str, bytes] | None = None) -> Path:
+    """
+    Write the running program as a wheel to *folder*: equal code gives equal bytes.
+
+    Args:
+        extra: Which of its optional parts it requires from the start.
+        label: Local version label (PEP 440), where builds are to be told apart.
+        further: More files, by their names in the wheel.
+    """
+    package = Path(sparkwright.__file__).parent
+    files = {
+        f"sparkwright/{path.relative_to(package).as_posix()}": path.read_bytes()
+        for path in sorted(package.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    files |= project_data.carried() | dict(further or {})
+    version = labelled(sparkwright.__version__, label) if label else sparkwright.__version__
+    name = WheelName("sparkwright", version, "py3-none-any")
+    files[f"{name.info}/entry_points.txt"] = b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
+    wanted = "".join(f"Requires-Dist: {line}\n" for line in requirements(extra))
+    metadata = f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: >=3.11\n{wanted}"
+    files[f"{name.info}/{SBOM}"] = sbom.document(Bill(facts={"built": "program"}), name)
+    made = folder / name.filename
+    archive.write(made, name, files, metadata, pure=True)
+    return made
+
+
+def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) -> list[Path]:
+    """
+    Return the files that the program needs beside itself on *python*, downloaded and verified.
+
+    Args:
+        wanted: Its requirements (default: those of the running program with all its parts, and what their source distributions need).
+
+    Raises:
+        Offline: They are not known or not here, and the run may not ask.
+        SourceUnreachable, SourceMismatch, DiskFull: See there.
+        NotProvided: A requirement has neither a wheel for that Python nor a source distribution.
+    """
+    lines = [*wanted] or [*requirements(), *BACKENDS]
+    key = digest.key("program", {"requires": lines, "python": python})
+    locked = session.store.get("program", key, tuple[LockedFile, ...])
+    if locked is None:
+        if session.offline:
+            raise Offline(f"What sparkwright itself requires on Python {python.version} was never resolved in this store.")
+        locked = tuple(sorted(_resolved(session, python, lines)))
+        session.store.put("program", key, locked)
+    with console.progress("download", len(locked)) as line:
+        paths = []
+        for done, file in enumerate(locked, start=1):
+            paths.append(download.obtain(session.store, file.project, file.filename, file.sha256, offline=session.offline))
+            line.update(done, file.filename)
+    return paths
+
+
+def _resolved(session: Session, python: Interpreter, lines: Sequence[str]) -> Iterator[LockedFile]:
+    from uv import find_uv_bin
+
+    source = session.store.write("cache/program.in", "\n".join([*lines, ""]).encode())
+    options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
+    target = ["--python-version", python.version, "--python-platform", f"{python.machine}-unknown-linux-gnu"]
+    command = [find_uv_bin(), "pip", "compile", *options, *target, "--default-index", package_index.index_url(), str(source)]
+    env = process.clean_environment(
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX=""
+    )
+    try:
+        packages = tomllib.loads(process.output(command, env=env))["packages"]
+    except CommandFailed as error:
+        raise SourceUnreachable("What sparkwright itself requires cannot be resolved.", details=error.details) from error
+    ranks = {tag: rank for rank, tag in enumerate(python.tags())}
+    return (_best(package, ranks) for package in packages)
+
+
+def _best(package: dict[str, Any], ranks: dict[str, int]) -> LockedFile:
+    """Return the wheel of *package* whose tag ranks first, else its source distribution."""
+    from packaging.utils import parse_wheel_filename
+
+    rated = []
+    for file in package.get("wheels", []):
+        tags = map(str, parse_wheel_filename(_name(file))[3])
+        if fitting := [ranks[tag] for tag in tags if tag in ranks]:
+            rated.append((min(fitting), _name(file), file))
+    file = min(rated)[2] if rated else package.get("sdist")
+    if file is None:
+        raise NotProvided(f"{package['name']} {package['version']} has no file for the Python of the image.")
+    return LockedFile(package["name"], _name(file), file["hashes"]["sha256"])
+
+
+def _name(file: dict[str, Any]) -> str:
+    return str(file["url"]).rpartition("/")[2].partition("#")[0]

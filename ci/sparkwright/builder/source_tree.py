@@ -1,0 +1,91 @@
+"""From a locked source to the tree that is built: fetch, apply, rewrite; every step a tree id."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparkwright.builder.arch import forbidden_patterns
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.arch.rules import ArchRules, Site
+from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks import fetch, vendored
+from sparkwright.forks.context import Session
+from sparkwright.forks.fetch import FetchedSource
+
+
+class SourceTree(msgspec.Struct, frozen=True):
+    """
+    What is built.
+
+    Attributes:
+        patched: Tree id after the series.
+        tree: Tree id after the arch rules, too.
+        steps: The patches, each with the tree after it.
+        sites: The places that the rules changed.
+    """
+
+    fork: str
+    source: FetchedSource
+    patched: str
+    tree: str
+    steps: tuple[AppliedPatch, ...]
+    sites: tuple[Site, ...]
+
+
+def all_rules(session: Session) -> ArchRules:
+    """Return the stack's arch rules; those that are left out serve to explain what is missing."""
+    return archs.load(session.project.build_folder / "archs.yaml")
+
+
+def rules_of(session: Session) -> ArchRules:
+    """
+    Return the stack's arch rules, less those that the command line leaves out.
+
+    Raises:
+        UsageError: A rule to leave out does not exist.
+    """
+    rules = all_rules(session)
+    known = [rule.name for rule in rules.rules]
+    if unknown := [name for name in session.without if name not in known]:
+        raise UsageError(f"archs.yaml has no rule {', '.join(unknown)}.", details=[f"rules: {', '.join(known)}"])
+    return rules.without(*session.without)
+
+
+def make(session: Session, fork: str) -> SourceTree:
+    """
+    Return the source tree of *fork*, made when the store has none.
+
+    Raises:
+        PatchConflict, PatchNoEffect, RuleMismatch, ArchTrap, SourceUnlocked, and what fetching raises.
+    """
+    source = fetch.fetch(session, fork)
+    patched = series.apply(session, source)
+    rules = rules_of(session)
+    mine = [rule for rule in rules.rules if rule.fork == fork]
+    guarded = rules.of(fork).guards
+    spec, locked = session.project.fork(fork), session.lock.forks[fork].vendored
+    key = digest.key("rewrite", {"tree": patched.tree, "rules": mine, "guards": guarded, "vendored": locked, "ignored": spec.ignored})
+    known = session.store.get("rewrite", key, SourceTree)
+    if known and known.source == source and known.steps == patched.steps and session.objects.has(f"{known.tree}^{{tree}}"):
+        return known
+    with console.step(f"rewrite {fork}: {len(mine)} rules"):
+        rewritten = archs.rewrite(lambda path: _read(session, patched.tree, path), rules, fork)
+        tree = session.objects.with_files(patched.tree, rewritten.files) if rewritten.files else patched.tree
+        for site in rewritten.sites:
+            console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+        forbidden_patterns.check(session.objects, source.tree, tree, guarded)
+        vendored.check(fork, vendored.find(session.objects, tree, spec.sources.git.url if spec.sources.git else ""), locked, spec.ignored)
+    made = SourceTree(fork, source, patched.tree, tree, patched.steps, rewritten.sites)
+    session.store.put("rewrite", key, made)
+    return made
+
+
+def _read(session: Session, tree: str, path: str) -> bytes:
+    data = session.objects.blob(tree, path)
+    if data is None:
+        raise FileNotFoundError(path)
+    return data

@@ -1,0 +1,151 @@
+"""Programs that sparkwright runs: always an argument list, always with a full log, never outliving their parent."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sparkwright.core.errors import CommandFailed, ToolMissing
+
+
+def leashed(
+    command: Sequence[str | os.PathLike[str]], *, by: int = signal.SIGTERM, memory: int = 0, written: int = 0, path: str | None = None
+) -> list[str]:
+    """
+    Return *command* as a program that gets the signal *by* when the thread that starts it dies, and that may use so much and no more.
+
+    It is run through util-linux's setpriv and prlimit, which become the program. Python's ``preexec_fn`` could do the same, but it runs the
+    handlers of `os.register_at_fork` in the parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
+
+    Args:
+        memory: Bytes of address space; *written*: bytes of a file; 0 for no limit. With either there is no core dump.
+        path: Where programs are looked for; the PATH of this process where it is not given.
+
+    Raises:
+        FileNotFoundError: There is no such program.
+        ToolMissing: A limit is asked for, and there is no prlimit.
+    """
+    words = [os.fspath(word) for word in command]
+    found = shutil.which(words[0], path=path)
+    if found is None:
+        raise FileNotFoundError(words[0])
+    if memory or written:
+        words = [_prlimit(), *([f"--as={memory}"] if memory else []), *([f"--fsize={written}"] if written else []), "--core=0", *words]
+    # A program that is not there (a bare container) is done without: then an orphan merely ends later.
+    return [setpriv, "--pdeathsig", signal.Signals(by).name[3:], *words] if (setpriv := _util("setpriv")) else words
+
+
+@functools.cache
+def _util(name: str) -> str | None:
+    """Return the path of a program of util-linux, if it is here."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
+
+
+def _prlimit() -> str:
+    if found := _util("prlimit"):
+        return found
+    raise ToolMissing("prlimit is not installed; it is part of util-linux.")
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """
+    Return the environment for a build program: this one's, less what silently changes what compilers and Python do.
+
+    Args:
+        extra: Variables to set; an empty value removes the variable.
+    """
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CPATH", "NVCC_PREPEND_FLAGS",
+                "NVCC_APPEND_FLAGS", "TORCH_CUDA_ARCH_LIST", "CMAKE_ARGS", "CUDAARCHS", "MAKEFLAGS", "CMAKE_PREFIX_PATH")  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    environment |= {"LC_ALL": "C.UTF-8", **extra}
+    return {name: value for name, value in environment.items() if value}
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    log: Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    failure: type[CommandFailed] = CommandFailed,
+    what: str = "",
+    shown: Sequence[str | os.PathLike[str]] = (),
+    end_by: signal.Signals = signal.SIGTERM,
+) -> None:
+    """
+    Run *command* until it ends, its output in *log* and line by line to *on_line*.
+
+    Args:
+        what: What failed, for the error.
+        shown: The command as people know it, where *command* wraps it in others.
+        end_by: How it is ended when this program is interrupted or killed.
+
+    Raises:
+        ToolMissing: The program does not exist.
+        CommandFailed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
+    """
+    arguments = [os.fspath(part) for part in command]
+    known = [os.fspath(part) for part in shown] or arguments
+    variables = dict(env) if env is not None else clean_environment()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    tail: list[str] = []
+    with log.open("w", encoding="utf-8") as sink:
+        sink.write("$ " + " ".join(known) + "\n")
+        sink.flush()
+        try:
+            child = subprocess.Popen(
+                leashed(arguments, by=end_by, path=variables.get("PATH")), cwd=cwd, env=variables, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise ToolMissing(f"{arguments[0]} is not installed.") from error
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                sink.write(line)
+                tail = [*tail[-24:], line.rstrip()]
+                if on_line:
+                    on_line(line.rstrip())
+            status = child.wait()
+        except BaseException:
+            # An interruption must not leave half of a build behind that still writes into the build folder.
+            child.send_signal(end_by)
+            try:
+                child.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            raise
+    if status:
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        details = [*tail, f"status: {status}", f"full log: {log}"]
+        raise failure(what or f"{Path(known[0]).name} {how}.", details=details, data={"status": status})
+
+
+def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, timeout: float = 600) -> str:
+    """
+    Return what a short *command* prints on standard output.
+
+    Raises:
+        ToolMissing: The program does not exist.
+        CommandFailed: It ended with another status than 0, or not within *timeout* seconds.
+    """
+    arguments = [os.fspath(part) for part in command]
+    try:
+        done = subprocess.run(
+            arguments, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise ToolMissing(f"{arguments[0]} is not installed.") from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
+    if done.returncode:
+        raise CommandFailed(f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:])
+    return done.stdout

@@ -1,0 +1,170 @@
+"""
+The cache directory: results kept by key, and working places that may vanish.
+
+Nothing else creates files there. A result is written to a temporary name on the same file system, flushed, and renamed, so
+that a killed run leaves either the whole result or none (DESIGN §7.7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from sparkwright.core.errors import CacheUnusable, DiskFull, StoreBusy
+
+T = TypeVar("T")
+
+README = """\
+Made by sparkwright. Everything here can be fetched or built again; delete it when you like while no sparkwright runs.
+
+downloads/  files of the package index, by sha256     records/  results of finished stages, by key
+objects.git source trees, by git tree id              traces    what each unit cost (records/traces)
+wheels/     finished wheels, by sha256                work/     source and build folders that are continued
+environments/ tool environments, by key               logs/     full output of every program that was run
+ccache/     compiled units, by what they were made of
+"""
+
+
+def flush(path: Path) -> None:
+    """Write a file, or the names in a folder, through to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def room_guard(place: Path) -> Iterator[None]:
+    """Turn "no space left on device" and "disk quota exceeded" into `DiskFull`, which names *place* and what is free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(place if place.exists() else place.parent).free
+        raise DiskFull(f"There is no room left under {place}.", details=[f"free: {free / 1e6:,.0f} MB"]) from error
+
+
+class Store:
+    """
+    A cache directory.
+
+    Args:
+        root: Where it lies; made when missing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        try:
+            with room_guard(self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+                if not (self.root / "CACHEDIR.TAG").exists():
+                    # The signature that backup programs look for (bford.info/cachedir).
+                    self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
+                    self.write("README", README.encode())
+        except OSError as error:
+            raise CacheUnusable(f"{self.root} cannot be used as the cache directory.", details=[str(error)]) from error
+
+    def folder(self, *parts: str) -> Path:
+        """Return the folder of that name, made when missing."""
+        path = self.root.joinpath(*parts)
+        with room_guard(self.root):
+            path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Write *data* to the file *name* (relative to the root), whole or not at all."""
+        path = self.root / name
+        with room_guard(self.root), self.replacing(path) as temporary, temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return path
+
+    @contextlib.contextmanager
+    def replacing(self, path: Path) -> Iterator[Path]:
+        """Yield a temporary file path beside *path* that takes its place when the block ends without an error."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o644)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def building(self, path: Path) -> Iterator[Path]:
+        """
+        Yield an empty temporary folder beside *path* that takes its place when the block ends without an error.
+
+        Callers hold the lock of that place, so what lies half-made beside it is a killed run's, and is removed.
+        """
+        with room_guard(self.root):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for left in path.parent.glob(f".{path.name}.*"):
+                shutil.rmtree(left, ignore_errors=True)
+            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+            try:
+                yield temporary
+                temporary.chmod(0o755)
+                if path.exists():
+                    shutil.rmtree(path)
+                os.rename(temporary, path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def put(self, kind: str, key: str, record: Any) -> None:
+        """Keep the *record* of a finished stage under *key*."""
+        self.write(f"records/{kind}/{key}.json", msgspec.json.format(msgspec.json.encode(record)))
+
+    def get(self, kind: str, key: str, record: type[T]) -> T | None:
+        """Return the record of a finished stage, or None when there is none that still has the expected fields."""
+        path = self.root / "records" / kind / f"{key}.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=record)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    @contextlib.contextmanager
+    def lock(self, name: str, *, wait: float = -1) -> Iterator[None]:
+        """
+        Hold the lock *name* for the block; the operating system frees it when the process dies.
+
+        Args:
+            wait: Seconds to wait for another holder; −1 waits without end, after saying so.
+
+        Raises:
+            StoreBusy: The lock was not free in time.
+        """
+        from filelock import FileLock, Timeout
+
+        from sparkwright.core.console import console
+
+        path = self.folder("locks") / f"{name}.lock"
+        lock = FileLock(path)
+        try:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if wait == 0:
+                    raise
+                console.note(f"another sparkwright works on {name}; waiting for it to end")
+                lock.acquire(timeout=wait)
+        except Timeout as error:
+            raise StoreBusy(f"{name} is in use by another process.", details=[f"lock: {path}"]) from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,154 @@
+"""
+Intent: what a stack wants, as people write it in ``forks/<stack>/stack.yaml``.
+
+The records mirror the file; `sparkwright.forks.lock` turns refs into hashes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import NotProvided
+
+#: The three kinds of source (DESIGN §4), in the order in which ``auto`` tries them.
+SourceKind = Literal["git", "sdist", "wheel"]
+KINDS: tuple[SourceKind, ...] = ("git", "sdist", "wheel")
+#: The machines that wheels are made for, as Python and platform tags name them.
+MACHINES = ("x86_64", "aarch64")
+
+
+class GitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A source in a git repository: its url, and the tag or branch that people call it by."""
+
+    url: str
+    ref: str
+    #: The commit where it is known without asking the host: 40 hex digits, or the prefix that a release carries.
+    commit: str = ""
+    #: Folders and files that no build reads (pictures, say); they are neither fetched nor part of the source.
+    without: tuple[str, ...] = ()
+
+
+class SdistSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A source distribution of the package index."""
+
+    name: str
+    version: str
+
+
+class WheelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A wheel of the package index; *folder* is set where the source is a folder inside it."""
+
+    name: str
+    version: str
+    tag: str
+    folder: str = ""
+
+
+class SourceSpecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kinds in which a fork's source can be had."""
+
+    git: GitSpec | None = None
+    sdist: SdistSpec | None = None
+    wheel: WheelSpec | None = None
+
+
+class VendoredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What is to be said of a source that the tree names itself.
+
+    Attributes:
+        ignored: Why no build of ours reaches it; it is not locked then.
+        without: As in `GitSpec`.
+    """
+
+    ignored: str = ""
+    without: tuple[str, ...] = ()
+
+
+class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    One fork.
+
+    Attributes:
+        build: How its tree becomes a wheel: ``headers`` packs include folders, ``backend`` runs the project's own build
+            backend, ``graft`` compiles libraries into the official wheel.
+        bases: For a graft: the official wheel by machine (``x86_64``, ``aarch64``).
+        needs: Forks whose source trees the build reads.
+        vendored: Remarks on sources that its tree names, by name, or by ``name@ref`` where the tree has several of that name.
+    """
+
+    build: Literal["headers", "backend", "graft"]
+    sources: SourceSpecs
+    bases: dict[str, WheelSpec] = {}
+    needs: tuple[str, ...] = ()
+    vendored: dict[str, VendoredSpec] = {}
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The vendored sources that no build of ours reaches, each with the reason."""
+        return {name: one.ignored for name, one in self.vendored.items() if one.ignored.strip()}
+
+
+class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A matched, pinned set.
+
+    Attributes:
+        arch: The one architecture that the wheels are for, in CUDA's own words (``12.1f``).
+        label: PEP 440 local version label of its wheels.
+        forks: In the order in which they are built.
+    """
+
+    stack: str
+    arch: str
+    label: str
+    forks: dict[str, ForkSpec]
+
+
+class Project:
+    """
+    The reviewed data of one stack in one checkout.
+
+    Args:
+        root: The folder that holds ``forks``, ``cherry_picks``, ``build`` and ``ci``.
+        stack: Name of the stack, such as ``2026.11``.
+    """
+
+    def __init__(self, root: Path, stack: str) -> None:
+        self.root, self.stack = root, stack
+        if not self.stack_file.is_file():
+            known = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
+            raise NotProvided(f"There is no stack {stack!r} under {root / 'forks'}.", details=[f"stacks: {', '.join(known) or 'none'}"])
+        self.spec = strict_yaml.load(self.stack_file, StackSpec)
+
+    @property
+    def stack_file(self) -> Path:
+        return self.root / "forks" / self.stack / "stack.yaml"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.root / "forks" / self.stack / "lock.yaml"
+
+    @property
+    def build_folder(self) -> Path:
+        """``build/<stack>``: environment.yaml, pylock.toml, archs.yaml."""
+        return self.root / "build" / self.stack
+
+    @property
+    def audit_file(self) -> Path:
+        """``ci/audit/<stack>.yaml``: what the stack adds to ``ci/audit.yaml``."""
+        return self.root / "ci" / "audit" / f"{self.stack}.yaml"
+
+    def series_folder(self, fork: str) -> Path:
+        return self.root / "forks" / self.stack / fork
+
+    def fork(self, name: str) -> ForkSpec:
+        """Return the fork *name*; raise `NotProvided` where the stack has none."""
+        try:
+            return self.spec.forks[name]
+        except KeyError:
+            raise NotProvided(f"Stack {self.stack} has no fork {name!r}.", details=[f"forks: {', '.join(self.spec.forks)}"]) from None
