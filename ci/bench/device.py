@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import GateNotRun, SparkwrightError, ToolMissing
+from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.gates.device import gpu
 from sparkwright.gates.device.gpu import Absent, Gpu
 from sparkwright.gates.device.probe import SOURCES
+from sparkwright.gates.errors import GateError
 
 #: What the project has promised: the share of the copy's bandwidth, and the milliseconds of a sweep over 2^32 inputs.
 SHARE, SWEEP = 0.95, 50.0
@@ -52,11 +53,11 @@ def _measured(options: argparse.Namespace) -> tuple[Gpu, int, list[Line]]:
     nvcc = shutil.which("nvcc")
     cuda = options.cuda or (Path(nvcc).resolve().parents[1] if nvcc else None)
     if cuda is None:
-        raise ToolMissing("nvcc is not on the PATH; name the toolkit with --cuda.")
+        raise CommandError("tool-missing", "nvcc is not on the PATH; name the toolkit with --cuda.")
     with tempfile.TemporaryDirectory() as name:
         found = gpu.ask(Path(name))
         if isinstance(found, Absent):
-            raise GateNotRun(f"There is no GPU to measure: {found.absent}.")
+            raise GateError("gate-not-run", f"There is no GPU to measure: {found.absent}.")
         # A value takes 7.7 bytes: the input, its copy, what a contestant writes and what it should.
         values = min(31, int(found.memory * 0.8 / 7.7).bit_length() - 1)
         program = _compiled(cuda, found, Path(name))

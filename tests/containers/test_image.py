@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder import container, container_image
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.container_image import PROGRAM, Builder
-from sparkwright.core.errors import BaseUnresolved, DiskFull, EmulationMissing, ImageBuildFailed, ImageMismatch, Offline, SourceUnreachable
+
+pass
 from sparkwright.forks.context import Session
 
 pytestmark = pytest.mark.containers
@@ -50,7 +52,7 @@ def test_the_image_holds_this_very_program(engine: Engine, builder: Builder) -> 
 
 def test_what_a_base_lacks_is_installed(contained_demo: Session, engine: Engine, plain_base: str) -> None:
     """A bare base gets compilers and Python from its own archive; offline it is refused, with what it lacks."""
-    with pytest.raises(ImageBuildFailed) as caught:
+    with refusal("image-build-failed") as caught:
         container_image.obtain(dataclasses.replace(contained_demo, offline=True), engine, plain_base, "")
 
     assert any("the base lacks" in line and "python3-venv" in line for line in caught.value.details)
@@ -59,17 +61,17 @@ def test_what_a_base_lacks_is_installed(contained_demo: Session, engine: Engine,
 
 def test_a_base_that_the_engine_lacks(contained_demo: Session, engine: Engine) -> None:
     """An id that the engine does not have is unresolved; a digest is pulled, unless there is no network or nobody who has it."""
-    with pytest.raises(BaseUnresolved):
+    with refusal("base-unresolved"):
         container_image.obtain(contained_demo, engine, DIGEST, "")
-    with pytest.raises(Offline):
+    with refusal("offline"):
         container_image.obtain(dataclasses.replace(contained_demo, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}", "")
-    with pytest.raises(SourceUnreachable):
+    with refusal("source-unreachable"):
         container_image.obtain(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}", "")
 
 
 def test_a_base_of_another_platform_is_refused(contained_demo: Session, engine: Engine, base: str, other: str) -> None:
     """An id names one image; asking for another platform of it is a contradiction."""
-    with pytest.raises(ImageMismatch):
+    with refusal("image-mismatch"):
         container_image.obtain(contained_demo, engine, base, other)
 
 
@@ -84,7 +86,7 @@ def test_programs_that_nothing_runs_want_an_emulator(
         info.size, info.mode = len(shell), 0o755
         archive.addfile(info, io.BytesIO(shell))
     alien = take(tmp_path / "alien.tar", other)
-    with pytest.raises(EmulationMissing) as caught:
+    with refusal("emulation-missing") as caught:
         container_image.obtain(contained_demo, engine, alien, other)
 
     assert "qemu-user-static" in caught.value.todo
@@ -94,7 +96,7 @@ def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: Session, engin
     """The engine's last lines and the place of the whole log are in the failure."""
     recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
     recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN echo before; echo why >&2; exit 3\n")
-    with pytest.raises(ImageBuildFailed) as caught:
+    with refusal("image-build-failed") as caught:
         container_image.obtain(contained_demo, engine, base, "")
 
     assert "why" in " ".join(caught.value.details)
@@ -107,7 +109,7 @@ def test_a_full_disk_of_the_engine_is_told_apart(contained_demo: Session, small_
     reached, base = small_engine
     recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
     recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN dd if=/dev/zero of=/fill bs=1M count=2000\n")
-    with pytest.raises(DiskFull) as caught:
+    with refusal("disk-full") as caught:
         container_image.obtain(contained_demo, reached, base, "")
 
     assert reached.root in caught.value.what

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests import refserved
+from tests.refusals import refusal
 
 from sparkwright.cli import main, measuring
-from sparkwright.core.errors import RecipeUnfit, StoreBusy, UsageError
+
+pass
 from sparkwright.forks.context import Session
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
@@ -177,7 +179,7 @@ def test_a_recipe_says_how_both_are_served(place: Path) -> None:
     """A recipe of another release is refused before anything starts."""
     asked = question(place, recipe=recipes.load(place, "toy-cpu"))
     assert "--enforce-eager" in asked.launches({"candidate": "0.33.0"})["candidate"].flags
-    with pytest.raises(RecipeUnfit):
+    with refusal("recipe-unfit"):
         asked.launches({"candidate": "0.16.0"})
 
 
@@ -190,7 +192,7 @@ def test_a_question_names_what_it_needs(place: Path) -> None:
     """A comparison without a baseline, a server beside an environment, and an environment without a model are refused."""
     one = environment(place, "one")
     for wrong in ({"kind": "gate"}, {"url": "http://127.0.0.1:1"}, {"model": None}):
-        with pytest.raises(UsageError):
+        with refusal("usage"):
             question(place, candidate=one, **wrong)
 
 
@@ -205,7 +207,7 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
 
 def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
     """While one runs, another one with the same store is refused at once."""
-    with session(place).store.lock("measuring"), pytest.raises(StoreBusy):
+    with session(place).store.lock("measuring"), refusal("store-busy"):
         answered(place, question(place))
 
 

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Rule
 from sparkwright.core import cmake_file, strict_yaml
-from sparkwright.core.errors import FileInvalid, RuleMismatch
+
+pass
 
 REVIEWED = Path(__file__).parents[2] / "build"
 
@@ -61,7 +63,7 @@ def test_rules_of_other_forks_are_left_alone() -> None:
 
 
 def test_no_site_lists_the_near_misses() -> None:
-    with pytest.raises(RuleMismatch, match=r"matches 0 places in CMakeLists\.txt instead of 1") as caught:
+    with refusal("rule-mismatch", match=r"matches 0 places in CMakeLists\.txt instead of 1") as caught:
         rewrite(TEXT.replace('"7.5;12.0")\nelse', '"7.5;9.0;12.0")\nelse'), RULE)
     assert "CMakeLists.txt:4: holds '7.5;9.0;12.0', the rule expects '7.5;12.0'" in caught.value.details
     assert "CMakeLists.txt:2" in caught.value.details[0]
@@ -70,7 +72,7 @@ def test_no_site_lists_the_near_misses() -> None:
 
 def test_right_value_in_the_wrong_branch_does_not_count() -> None:
     text = 'if(TOOLKIT VERSION_GREATER_EQUAL 12.8)\n  set(SUPPORTED "7.5;12.0")\nendif()\nset(SUPPORTED "7.5;12.0")\n'
-    with pytest.raises(RuleMismatch) as caught:
+    with refusal("rule-mismatch") as caught:
         rewrite(text, RULE)
     assert caught.value.details == (
         "CMakeLists.txt:2: lies in the branch if(TOOLKIT VERSION_GREATER_EQUAL 12.8)",
@@ -80,7 +82,7 @@ def test_right_value_in_the_wrong_branch_does_not_count() -> None:
 
 def test_two_sites_instead_of_one() -> None:
     twice = TEXT.replace('  set(SUPPORTED "7.5;12.0")\n', '  set(SUPPORTED "7.5;12.0")\n  set(SUPPORTED "7.5;12.0")\n')
-    with pytest.raises(RuleMismatch, match="matches 2 places") as caught:
+    with refusal("rule-mismatch", match="matches 2 places") as caught:
         rewrite(twice, RULE)
     assert {"CMakeLists.txt:4: matches", "CMakeLists.txt:5: matches"} <= set(caught.value.details)
     assert len(rewrite(twice, change(sites=2)).sites) == 2
@@ -89,20 +91,20 @@ def test_two_sites_instead_of_one() -> None:
 @pytest.mark.parametrize("expect", ["7.5;12.0", "7.5;12.0;12.1"])
 def test_a_rule_without_effect_is_an_error(expect: str) -> None:
     text = TEXT.replace('"7.5;12.0")\nelse', '"7.5;12.0;12.1")\nelse')
-    with pytest.raises(RuleMismatch, match=r"has no effect: the list at CMakeLists\.txt:4 holds 12.1 already") as caught:
+    with refusal("rule-mismatch", match=r"has no effect: the list at CMakeLists\.txt:4 holds 12.1 already") as caught:
         rewrite(text, change(expect=expect))
     assert caught.value.todo.endswith("listed")
 
 
 def test_missing_command_missing_file_and_clash() -> None:
-    with pytest.raises(RuleMismatch) as caught:
+    with refusal("rule-mismatch") as caught:
         rewrite("project(x)\n", RULE)
     assert caught.value.details == ("no set(SUPPORTED …) in CMakeLists.txt",)
-    with pytest.raises(RuleMismatch, match="which the source tree does not have"):
+    with refusal("rule-mismatch", match="which the source tree does not have"):
         rewrite(TEXT, change(file="cmake/gone.cmake"))
-    with pytest.raises(RuleMismatch, match="another rule changes"):
+    with refusal("rule-mismatch", match="another rule changes"):
         rewrite(TEXT, RULE, change(name="again", append=("12.2",)))
-    with pytest.raises(RuleMismatch, match="not well-formed CMake at line 1"):
+    with refusal("rule-mismatch", match="not well-formed CMake at line 1"):
         rewrite("if(A)\n", RULE)
 
 
@@ -128,20 +130,20 @@ def test_bytes_outside_of_the_site_stay(before: str, after: str) -> None:
 @pytest.mark.parametrize("missing", ["reason", "drop_when", "expect", "append", "where"])
 def test_reviewed_fields_are_mandatory(missing: str) -> None:
     data = {"rules": [{name: value for name, value in msgspec.to_builtins(RULE).items() if name != missing}]}
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         strict_yaml.parse(strict_yaml.dump(data), ArchRules, "archs.yaml")
     data["rules"][0][missing] = " " if missing != "where" else []
     if missing != "expect":
-        with pytest.raises(FileInvalid):
+        with refusal("file-invalid"):
             strict_yaml.parse(strict_yaml.dump(data), ArchRules, "archs.yaml")
 
 
 def test_a_kept_unit_needs_a_reason_and_rules_need_names_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         strict_yaml.parse("kept: [{fork: mini, unit: a.cu, gencode: compute_80}]", ArchRules, "archs.yaml")
     path = tmp_path / "archs.yaml"
     path.write_text(strict_yaml.dump(ArchRules(rules=(RULE, RULE))))
-    with pytest.raises(FileInvalid, match="two rules of one name"):
+    with refusal("file-invalid", match="two rules of one name"):
         archs.load(path)
 
 

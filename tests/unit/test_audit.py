@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.audit import compare, cubin, elf, elf_sections, sass
 from sparkwright.audit import policy as audit_policy
@@ -28,7 +29,7 @@ from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, sho
 from sparkwright.audit.sass import CudaTools
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.environment import toolchain
-from sparkwright.core import errors, process, strict_yaml
+from sparkwright.core import process, strict_yaml
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +179,7 @@ def test_a_stack_adds_libraries_to_the_common_ones(tmp_path: Path) -> None:
 def test_two_files_do_not_state_the_same_fact(tmp_path: Path, common: dict[str, Any], own: dict[str, Any], arch: str, place: str) -> None:
     """A library that both list, one of a distribution that nobody described, or an arch beside that of stack.yaml is an error."""
     path = write_policy(tmp_path, {**COMMON, **common}, own)
-    with pytest.raises(errors.FileInvalid) as caught:
+    with refusal("file-invalid") as caught:
         audit_policy.load(path, arch)
     assert place in caught.value.details[0]
 
@@ -189,7 +190,7 @@ def test_a_stack_without_a_policy_is_told_which_file_it_lacks(tmp_path: Path, mi
     path = write_policy(tmp_path, COMMON, {})
     (tmp_path / missing).unlink()
 
-    with pytest.raises(errors.FileInvalid, match=f"{missing} cannot be read"):
+    with refusal("file-invalid", match=f"{missing} cannot be read"):
         audit_policy.load(path, "12.1f")
 
 
@@ -207,7 +208,7 @@ def test_a_stack_without_a_policy_is_told_which_file_it_lacks(tmp_path: Path, mi
 )
 def test_a_policy_with_a_gap_is_refused(tmp_path: Path, library: dict[str, Any], place: str) -> None:
     own = write_policy(tmp_path, {**COMMON, "distributions": {"probe": {"reason": "x"}}}, {"libraries": {"probe": [library]}})
-    with pytest.raises(errors.FileInvalid) as caught:
+    with refusal("file-invalid") as caught:
         audit_policy.load(own, "12.1f")
     assert place in caught.value.details[0]
 
@@ -292,14 +293,14 @@ def test_record_is_checked_against_the_bytes(tmp_path: Path) -> None:
         ("probe/gone.py", "record-surplus"),
         ("probe/new.py", "record-missing"),
     ]
-    with pytest.raises(errors.AuditFailed) as caught:
+    with refusal("audit-failed") as caught:
         raise_for_findings(report)
     assert len(caught.value.details) == 5
 
 
 @pytest.mark.parametrize("name", ["../out", "probe/../../out", "/abs", "probe\\out", "probe//out", "probe/./out", "probe/\x1b[2J"])
 def test_a_member_that_would_leave_its_folder_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(errors.ArchiveUnsafe):
+    with refusal("archive-unsafe"):
         audit(write_wheel(tmp_path, {name: b"x"}), policy(), NOWHERE)
 
 
@@ -309,7 +310,7 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         link = zipfile.ZipInfo("probe/link")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/passwd")
-    with pytest.raises(errors.ArchiveUnsafe):
+    with refusal("archive-unsafe"):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -325,14 +326,14 @@ def test_a_member_of_five_gigabytes_is_refused_before_it_is_read(tmp_path: Path)
     end = data.index(b"PK\x05\x06")
     struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(extra))
     wheel.write_bytes(data)
-    with pytest.raises(errors.WheelInvalid, match="larger"):
+    with refusal("wheel-invalid", match="larger"):
         audit(wheel, policy(), NOWHERE)
 
 
 def test_more_members_than_any_wheel_are_refused_before_the_directory_is_read(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, {})
     wheel.write_bytes(b"PK\x01\x02" * 200_001)
-    with pytest.raises(errors.WheelInvalid, match="members"):
+    with refusal("wheel-invalid", match="members"):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -340,7 +341,7 @@ def test_a_bomb_is_refused_by_what_it_says(tmp_path: Path) -> None:
     """A member of 100 MB in 0.1 MB is no library and no text, and is refused before it is unpacked."""
     wheel = write_wheel(tmp_path, {"probe/a": bytes(100_000_000)})
     assert wheel.stat().st_size < 200_000
-    with pytest.raises(errors.WheelInvalid, match="larger than any wheel"):
+    with refusal("wheel-invalid", match="larger than any wheel"):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -352,7 +353,7 @@ def test_a_bomb_that_says_it_is_small_is_read_no_further(tmp_path: Path) -> None
         assert struct.unpack_from("<I", data, place)[0] == 100_000_000
         struct.pack_into("<I", data, place, 1000)
     wheel.write_bytes(data)
-    with pytest.raises(errors.WheelInvalid, match="damaged"):
+    with refusal("wheel-invalid", match="damaged"):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -364,7 +365,7 @@ def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
     second = data.index(b"PK\x01\x02", first + 4)
     data[second + 42 : second + 46] = data[first + 42 : first + 46]
     wheel.write_bytes(data)
-    with pytest.raises(errors.WheelInvalid, match="overlap"):
+    with refusal("wheel-invalid", match="overlap"):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -372,7 +373,7 @@ def test_a_packing_that_installers_do_not_know_is_refused(tmp_path: Path) -> Non
     wheel = write_wheel(tmp_path, {})
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_LZMA) as opened:
         opened.writestr("probe/a", b"x" * 100)
-    with pytest.raises(errors.WheelInvalid, match="not every installer"):
+    with refusal("wheel-invalid", match="not every installer"):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -416,12 +417,12 @@ def _renamed(wheel: Path) -> Path:
 
 @pytest.mark.parametrize("spoil", [_not_a_zip, _damaged, _cut, _misnamed, _gone, _renamed])
 def test_what_is_no_whole_wheel_is_refused(tmp_path: Path, spoil: Callable[[Path], Path]) -> None:
-    with pytest.raises(errors.WheelInvalid):
+    with refusal("wheel-invalid"):
         audit(spoil(write_wheel(tmp_path, {"probe/a": bytes(range(256)) * 4})), policy(), NOWHERE)
 
 
 def test_a_wheel_that_holds_another_distribution_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.WheelInvalid, match="another distribution"):
+    with refusal("wheel-invalid", match="another distribution"):
         audit(write_wheel(tmp_path, {}, said="other"), policy(), NOWHERE)
 
 
@@ -722,7 +723,7 @@ def test_device_code_without_the_tools_names_the_missing_one(tmp_path: Path, com
     """Only what is disassembled needs a program of NVIDIA's."""
     wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f")})
     assert audit(wheel, policy(), NOWHERE).passed
-    with pytest.raises(errors.ToolMissing, match="nvdisasm"):
+    with refusal("tool-missing", match="nvdisasm"):
         audit(wheel, policy({"opcodes": [FP4]}), NOWHERE)
 
 

@@ -10,13 +10,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.cherry_picks import bisect, pull_requests
 from sparkwright.cherry_picks.drift import State, Trial
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
 from sparkwright.core import digest
-from sparkwright.core.errors import BisectUndecided, FileInvalid, NotProvided, Offline, SourceUnreachable
+
+pass
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import FileLock
 
@@ -68,7 +70,7 @@ def test_ends_that_agree_decide_nothing(count: int, states: list[State]) -> None
         tried += 1
         return Trial("x.patch", "", str(number), states[number == count - 1], 0, (0, 0), ())
 
-    with pytest.raises(BisectUndecided, match=r"x\.patch is the same at both ends") as caught:
+    with refusal("bisect-undecided", match=r"x\.patch is the same at both ends") as caught:
         bisect.search(count, attempt)
     assert len(caught.value.details) == 2
     assert tried <= 2
@@ -163,7 +165,7 @@ def test_a_patch_is_tried_on_those_that_it_stands_on(made: Host, capsys: pytest.
     go_on(made, 1)
     assert found(made, capsys, "second", "--from", "v1")["first"]["base"] == breaking[:12]
 
-    with pytest.raises(BisectUndecided):
+    with refusal("bisect-undecided"):
         main.run(["bisect", *made.words, "second", "--from", "v1", "--alone"])
 
 
@@ -206,7 +208,7 @@ def test_names_that_mean_nothing_are_refused(made: Host, words: list[str], what:
     """A patch, a start or an end that nobody knows is an error that says which; so are ends the wrong way round."""
     go_on(made, 2)
 
-    with pytest.raises(NotProvided, match=what):
+    with refusal("not-provided", match=what):
         main.run(["bisect", *made.words, *words])
 
 
@@ -214,7 +216,7 @@ def test_a_name_that_git_would_take_for_an_option_is_only_a_name(made: Host) -> 
     """Nothing on the command line reaches git as anything but a name."""
     go_on(made, 1)
 
-    with pytest.raises((NotProvided, SourceUnreachable)):
+    with refusal("not-provided", "source-unreachable"):
         main.run(["bisect", *made.words, "first", "--from=--upload-pack=false"])
 
 
@@ -222,7 +224,7 @@ def test_ends_that_agree_are_said(made: Host) -> None:
     """A patch that still fits has no turn; the error names both ends and how to choose others."""
     go_on(made, 2)
 
-    with pytest.raises(BisectUndecided) as caught:
+    with refusal("bisect-undecided") as caught:
         main.run(["bisect", *made.words, "first", "--from", "v1"])
     assert [line.partition(": ")[2] for line in caught.value.details] == ["applies", "applies"]
     assert "--from" in caught.value.todo
@@ -232,7 +234,7 @@ def test_a_fork_without_a_ledger_has_no_commits_to_search(made: Host) -> None:
     """Where the upstream is, the ledger says."""
     (made.root / "cherry_picks" / "widget.yaml").unlink()
 
-    with pytest.raises(FileInvalid, match="has no ledger"):
+    with refusal("file-invalid", match="has no ledger"):
         main.run(["bisect", *made.words, "first", "--from", "v1"])
 
 
@@ -244,7 +246,7 @@ def test_a_second_search_needs_no_host(made: Host, capsys: pytest.CaptureFixture
     made.mirrors = {made.url: f"{NOWHERE}widget.git"}
     assert found(made, capsys, "first", "--from", "v1", "--offline") == turn
 
-    with pytest.raises(Offline):
+    with refusal("offline"):
         main.run(["bisect", *made.words, "--offline", "first", "--from", "v9"])
 
 
@@ -277,10 +279,10 @@ def test_the_release_that_took_a_patch_is_found(released: Host, capsys: pytest.C
 def test_releases_may_be_bounded(released: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Both ends are part of the search; where they agree, that is said."""
     assert found(released, capsys, "first", "--releases", "--from", "1.1.0", "--to", "1.2.0")["tried"] == [2, 2]
-    with pytest.raises(BisectUndecided):
+    with refusal("bisect-undecided"):
         main.run(["bisect", *released.words, "first", "--releases", "--from", "1.2.0"])
 
-    with pytest.raises(BisectUndecided):
+    with refusal("bisect-undecided"):
         main.run(["bisect", *released.words, "first", "--releases", "--to", "1.0.0"])
 
 
@@ -297,7 +299,7 @@ def test_releases_may_be_bounded(released: Host, capsys: pytest.CaptureFixture[s
 )
 def test_releases_that_nobody_knows_are_refused(released: Host, words: list[str]) -> None:
     """An end that is no final release of the index is an error, and so are ends the wrong way round."""
-    with pytest.raises(NotProvided, match=r"There is no release widget-kit|is later than"):
+    with refusal("not-provided", match=r"There is no release widget-kit|is later than"):
         main.run(["bisect", *released.words, "first", "--releases", *words])
 
 
@@ -311,7 +313,7 @@ def test_a_second_search_of_releases_needs_no_index(
     again = found(released, capsys, "first", "--releases", "--offline")
     assert {**again, "tried": []} == {**turn, "tried": []}
 
-    with pytest.raises(NotProvided, match=r"no release widget-kit 1\.3\.0 in the store"):
+    with refusal("not-provided", match=r"no release widget-kit 1\.3\.0 in the store"):
         main.run(["bisect", *released.words, "first", "--releases", "--offline", "--to", "1.3.0"])
-    with pytest.raises(SourceUnreachable):
+    with refusal("source-unreachable"):
         main.run(["bisect", *released.words, "first", "--releases"])

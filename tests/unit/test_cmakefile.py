@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.core import cmake_file
 from sparkwright.core.cmake_file import Edit
-from sparkwright.core.errors import RuleMismatch
+
+pass
 
 BRANCHES = b"""\
 # set(LIST "0") in a comment is no command
@@ -63,7 +65,7 @@ def test_offsets_count_bytes_not_letters() -> None:
     ],
 )
 def test_malformed_text_names_the_line(text: bytes, line: int) -> None:
-    with pytest.raises(RuleMismatch, match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}"):
+    with refusal("rule-mismatch", match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}"):
         cmake_file.parse(text, "sub/CMakeLists.txt")
 
 

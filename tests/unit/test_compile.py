@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder.compile import ninja as compiling
 from sparkwright.builder.compile import predict_rebuild, single_unit
@@ -18,7 +19,8 @@ from sparkwright.builder.compile.calls import Limits, Outcome, Sample
 from sparkwright.builder.compile.costs import Expected
 from sparkwright.builder.compile.ninja import Command
 from sparkwright.builder.environment import ccache
-from sparkwright.core.errors import FileInvalid, ToolMissing, UsageError
+
+pass
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import CompilerCache, Session
 
@@ -52,7 +54,7 @@ def test_a_unit_is_named_by_the_end_of_its_path(name: str, outputs: list[str]) -
 )
 def test_a_name_that_means_no_unit_or_several_is_refused_with_help(name: str, detail: str) -> None:
     """The error lists what could be meant."""
-    with pytest.raises(UsageError) as raised:
+    with refusal("usage") as raised:
         single_unit.matching(COMMANDS, ROOT, name)
 
     assert any(detail in line for line in raised.value.details)
@@ -61,7 +63,7 @@ def test_a_name_that_means_no_unit_or_several_is_refused_with_help(name: str, de
 def test_a_build_folder_without_commands_has_no_units(tmp_path: Path) -> None:
     """Generators other than CMake's write none down."""
     assert compiling.commands(tmp_path) == []
-    with pytest.raises(UsageError):
+    with refusal("usage"):
         single_unit.matching([], ROOT, "a.cu")
 
 
@@ -157,7 +159,7 @@ def test_without_ccache_a_build_works_and_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert ccache.of(session, CompilerCache(), None) is None
     assert "apt-get install ccache" in capsys.readouterr().err
-    with pytest.raises(ToolMissing, match="ccache"):
+    with refusal("tool-missing", match="ccache"):
         ccache.of(session, CompilerCache(tool="ccache"), None)
     assert ccache.of(session, CompilerCache(tool="none"), None) is None
 
@@ -189,5 +191,5 @@ def test_the_users_file_configures_the_cache(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(file))
     assert sessions.config().compiler_cache == CompilerCache("auto", "redis://cache.example", "20G")
     file.write_text("compiler_cache: {tool: distcc}\n")
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         sessions.config()

@@ -6,11 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder import configure
 from sparkwright.builder.configure import Configured, Unit
 from sparkwright.core import process
-from sparkwright.core.errors import ConfigureFailed, ToolMissing
+
+pass
 
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 
@@ -94,7 +96,7 @@ def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env:
     again = run(source, tmp_path / "build", cuda_bin, cuda_env, "first")
     assert [unit.source for unit in again.units] == ["<build>/made.cu", "one.cu", "plain.cpp", "zwei.cu"]
 
-    with pytest.raises(ConfigureFailed, match=r"no target absent") as caught:
+    with refusal("configure-failed", match=r"no target absent") as caught:
         run(source, tmp_path / "build", cuda_bin, cuda_env, "first", "absent")
     assert caught.value.details == ("targets: first, second",)
 
@@ -103,12 +105,12 @@ def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env:
 def test_a_failed_configure_says_what_cmake_said(tmp_path: Path, cuda_bin: Path, cuda_env: Path) -> None:
     text = 'cmake_minimum_required(VERSION 3.26)\nproject(x NONE)\nmessage(FATAL_ERROR "no luck")\n'
     source = write(tmp_path / "tree", {"CMakeLists.txt": text})
-    with pytest.raises(ConfigureFailed) as caught:
+    with refusal("configure-failed") as caught:
         run(source, tmp_path / "build", cuda_bin, cuda_env)
     assert any("no luck" in line for line in caught.value.details)
     assert any("build.log" in line for line in caught.value.details)
 
 
 def test_cmake_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ToolMissing):
+    with refusal("tool-missing"):
         configure.configure(tmp_path, tmp_path / "b", defines={}, env={}, log=tmp_path / "log", cmake=tmp_path / "cmake")

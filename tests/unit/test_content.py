@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests import wheels
+from tests.refusals import refusal
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core.errors import ArchiveUnsafe, WheelInvalid
+
+pass
 from sparkwright.release import content
 
 NAME = WheelName("mini", "1.0+spark.2026.11.p0", "py3-none-any")
@@ -96,12 +98,12 @@ def test_another_build_is_another_content(tmp_path: Path) -> None:
 def test_hostile_records(tmp_path: Path, wheel: Path) -> None:
     """What is no wheel, has no sha256, two rows of one name, or a name that leaves its folder, has no content."""
     (tmp_path / "none.whl").write_bytes(b"<!DOCTYPE html>")
-    with pytest.raises(WheelInvalid):
+    with refusal("wheel-invalid"):
         content.of_wheel(tmp_path / "none.whl")
-    with pytest.raises(WheelInvalid):
+    with refusal("wheel-invalid"):
         content.of_wheel(tmp_path / "absent.whl")
     for name, row in {"bare": "mini/__init__.py,,9\n", "twice": 2 * f"x.py,sha256={'A' * 43},1\n"}.items():
-        with pytest.raises(WheelInvalid, match="sha256" if name == "bare" else "two rows"):
+        with refusal("wheel-invalid", match="sha256" if name == "bare" else "two rows"):
             content.of_wheel(wheels.packed(tmp_path / f"{name}.whl", {f"{NAME.info}/RECORD": row.encode()}))
-    with pytest.raises(ArchiveUnsafe):
+    with refusal("archive-unsafe"):
         content.of_wheel(wheels.packed(tmp_path / "leaves.whl", {"../x.py": b"", f"{NAME.info}/RECORD": b""}))

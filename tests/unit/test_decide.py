@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests import verdicts as made
 from tests import wheels
+from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.digest import canonical
-from sparkwright.core.errors import EvidenceInvalid, FileInvalid, SparkwrightError, VerdictForeign, VerdictHollow
 from sparkwright.gates import audited
 from sparkwright.gates.device import rung as device
 from sparkwright.gates.ladder import RUNGS, Ladder
@@ -137,7 +137,7 @@ def test_a_verdict_for_other_bytes_never_counts(case: Case, rungs: set[str], par
     """One verdict about another digest is enough to refuse all."""
     field = {"wheel": "wheel", "device code": "device_code"}[part]
     other = [replace(one, **{field: "ab" * 32}) if one.rung in rungs else one for one in case.ladder.verdicts]
-    with pytest.raises(VerdictForeign):
+    with refusal("verdict-foreign"):
         decided(case, replace(case.ladder, verdicts=tuple(other), device_code=other[0].device_code))
 
 
@@ -159,7 +159,7 @@ FOREIGN: dict[str, Callable[[Case], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_was_judged_elsewhere_is_refused(case: Case, name: str) -> None:
     """Verdicts and measurements about something else are refused, not passed over."""
-    with pytest.raises(VerdictForeign) as caught:
+    with refusal("verdict-foreign") as caught:
         decided(case, **FOREIGN[name](case))
     assert caught.value.details
 
@@ -170,7 +170,7 @@ def test_each_check_that_a_pass_rests_on(case: Case) -> None:
         for check in next(one.checks for one in case.ladder.verdicts if one.rung == rung):
             if any(check.name == pattern.replace("*", "gsm8k" if rung == "G6" else "any") for pattern in rule.checks):
                 for edit in (lambda _: None, lambda one: replace(one, required=False)):
-                    with pytest.raises(VerdictHollow) as caught:
+                    with refusal("verdict-hollow") as caught:
                         decided(case, with_check(case.ladder, rung, check.name, edit))
                     assert check.name in caught.value.details[0] or "any" in check.name or rung == "G6"
 
@@ -181,7 +181,7 @@ def test_each_check_that_measures(case: Case) -> None:
         for check in verdict.checks:
             bare = with_check(case.ladder, verdict.rung, check.name, lambda one: replace(one, figures=(), samples=()))
             if made.policy().rungs[verdict.rung].measures(check.name):
-                with pytest.raises(VerdictHollow, match="nothing behind it"):
+                with refusal("verdict-hollow", match="nothing behind it"):
                     decided(case, bare)
             else:
                 assert decided(case, bare).missing == ()
@@ -244,14 +244,14 @@ HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
 def test_a_pass_of_g8_is_computed_again(case: Case, name: str) -> None:
     """Whatever of a Result does not follow from its legs makes the pass hollow."""
     edit, says = HOLLOW[name]
-    with pytest.raises(VerdictHollow) as caught:
+    with refusal("verdict-hollow") as caught:
         decided(case, result=edit(case.result))
     assert any(says in line for line in caught.value.details), caught.value.details
 
 
 def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
     """A pass of G8 without throughput.json is hollow; one that is worse needs none."""
-    with pytest.raises(VerdictHollow, match="does not follow"):
+    with refusal("verdict-hollow", match="does not follow"):
         decision.decide(case.served, case.ladder, None, made.policy())
     ladder = worse(case, {"G8": "inconclusive"})
     assert lacking(decision.decide(case.served, ladder, None, made.policy())) == [("G8", "made-up")]
@@ -260,7 +260,7 @@ def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
 def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
     """A verdict that lacks a row of the measurement, or says another state of it, is hollow."""
     row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
-    with pytest.raises(VerdictHollow, match="does not follow"):
+    with refusal("verdict-hollow", match="does not follow"):
         decided(case, with_check(case.ladder, "G8", row, lambda _: None))
 
 
@@ -360,18 +360,18 @@ def test_a_release_is_decided_whole(tmp_path: Path) -> None:
     assert len(found[3].missing) == 9
 
 
-BESIDE: dict[str, tuple[Callable[[bytes], bytes], type[SparkwrightError]]] = {
-    "an HTML page": (lambda _: b"<!DOCTYPE html><title>Log in</title>", EvidenceInvalid),
-    "nothing": (lambda _: b"", EvidenceInvalid),
-    "cut off": (lambda data: data[: len(data) // 2], EvidenceInvalid),
-    "another kind": (lambda _: b'{"kind": "gate"}', EvidenceInvalid),
-    "not UTF-8": (lambda data: data.replace(b"GB10", b"\xff\xff10"), EvidenceInvalid),
-    "nested without end": (lambda _: b'{"a":' * 100_000, EvidenceInvalid),
+BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "an HTML page": (lambda _: b"<!DOCTYPE html><title>Log in</title>", "evidence-invalid"),
+    "nothing": (lambda _: b"", "evidence-invalid"),
+    "cut off": (lambda data: data[: len(data) // 2], "evidence-invalid"),
+    "another kind": (lambda _: b'{"kind": "gate"}', "evidence-invalid"),
+    "not UTF-8": (lambda data: data.replace(b"GB10", b"\xff\xff10"), "evidence-invalid"),
+    "nested without end": (lambda _: b'{"a":' * 100_000, "evidence-invalid"),
     "a rung that says another state than its checks": (
-        lambda data: data.replace(b'\n   "state": "pass"', b'\n   "state": "fail"', 1), VerdictHollow,
+        lambda data: data.replace(b'\n   "state": "pass"', b'\n   "state": "fail"', 1), "verdict-hollow",
     ),
-    "a state that does not follow": (lambda data: data.replace(b'"complete": true', b'"complete": false'), VerdictHollow),
-    "another format": (lambda data: data.replace(b'"format": 1', b'"format": 9'), VerdictHollow),
+    "a state that does not follow": (lambda data: data.replace(b'"complete": true', b'"complete": false'), "verdict-hollow"),
+    "another format": (lambda data: data.replace(b'"format": 1', b'"format": 9'), "verdict-hollow"),
 }  # fmt: skip
 
 
@@ -398,13 +398,13 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     assert (found.ladder, found.result) == (case.ladder, case.result)
     page = tmp_path / f"{path.name.removesuffix('.whl')}.throughput.json"
     page.write_bytes(msgspec.json.encode(replace(case.result, format=9)))
-    with pytest.raises(VerdictHollow, match="agree"):
+    with refusal("verdict-hollow", match="agree"):
         verdicts.beside(path, tmp_path)
 
 
 def test_a_rung_twice_is_hollow(case: Case) -> None:
     """Two verdicts of one rung are one too many: nobody knows which of them counts."""
-    with pytest.raises(VerdictHollow) as caught:
+    with refusal("verdict-hollow") as caught:
         decided(case, replace(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0])))
     assert "2 verdicts" in caught.value.details[0]
 
@@ -471,7 +471,7 @@ def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, sa
     assert old in text
     (tmp_path / "ci").mkdir()
     (tmp_path / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
-    with pytest.raises(FileInvalid) as caught:
+    with refusal("file-invalid") as caught:
         policy.load(tmp_path)
     assert says in str(caught.value) + str(caught.value.details)
     assert strict_yaml.parse(text, policy.ReleasePolicy, "the repository's").days == 30

@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 import requests
+from tests.refusals import refusal
 
 from sparkwright.audit import policy
 from sparkwright.builder import configure
@@ -24,7 +25,8 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cherry_picks import series
 from sparkwright.core import git
-from sparkwright.core.errors import CommandFailed, ConfigureFailed
+
+pass
 from sparkwright.core.git_store import Objects
 from sparkwright.demo import base, toy, upstreams
 from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams
@@ -290,7 +292,7 @@ def test_without_its_parts_it_does_not_start(package: Path, model: Path, tmp_pat
     else:
         (tmp_path / "toy" / what).unlink()
     with (
-        pytest.raises(CommandFailed, match="did not come up") as caught,
+        refusal("command-failed", match="did not come up") as caught,
         toy.serving(program(tmp_path / "installed"), tmp_path / "toy", tmp_path / "log"),
     ):
         pass
@@ -300,7 +302,7 @@ def test_without_its_parts_it_does_not_start(package: Path, model: Path, tmp_pat
 @pytest.mark.toolchain
 def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, tmp_path: Path, tools: Toolchain) -> None:
     env = tools.environment(TORCH_CUDA_ARCH_LIST="12.1f")
-    with pytest.raises(ConfigureFailed) as caught:
+    with refusal("configure-failed") as caught:
         configure.configure(tree, tmp_path / "build", cmake=tools.tool("cmake"), defines=settings(tree), env=env, log=tmp_path / "log")
     said = "\n".join(caught.value.details)
     assert "CUDA supported target architectures: 12.0\n" in (tmp_path / "log").read_text()

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.refusals import refusal
 
-from sparkwright.core.errors import Offline, SourceMismatch, SourceUnreachable, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.forks import download, package_index
 
@@ -178,7 +179,7 @@ def test_a_partial_file_of_other_bytes_is_found_out(store: Store, index: Index) 
     """Bytes that were left by something else are a mismatch and are removed, so that the next run is well again."""
     partial(store).parent.mkdir(parents=True)
     partial(store).write_bytes(b"x" * 1_000_000)
-    with pytest.raises(SourceMismatch):
+    with refusal("source-mismatch"):
         obtain(store)
 
     assert not partial(store).exists()
@@ -201,7 +202,7 @@ def test_a_server_without_a_length_is_checked_by_the_hash(store: Store, index: I
     shutil.rmtree(store.root / "downloads")
     index.breaks = [1_000_000]
 
-    with pytest.raises(SourceMismatch):
+    with refusal("source-mismatch"):
         obtain(store)
     assert obtain(store).read_bytes() == CONTENT
 
@@ -209,7 +210,7 @@ def test_a_server_without_a_length_is_checked_by_the_hash(store: Store, index: I
 def test_a_file_that_never_ends_is_unreachable_and_its_beginning_kept(store: Store, index: Index) -> None:
     """After some attempts the download fails and says what it keeps; the next run goes on from there."""
     index.stops = 2_500_000
-    with pytest.raises(SourceUnreachable, match=f"{NAME} broke off 5 times") as caught:
+    with refusal("source-unreachable", match=f"{NAME} broke off 5 times") as caught:
         obtain(store)
     kept, served = partial(store).stat().st_size, index.served
     assert f"kept: {kept} bytes" in caught.value.details[-1]
@@ -224,7 +225,7 @@ def test_a_file_that_never_ends_is_unreachable_and_its_beginning_kept(store: Sto
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""
     index.content = content
-    with pytest.raises(SourceMismatch, match=f"{NAME} arrived with other bytes") as caught:
+    with refusal("source-mismatch", match=f"{NAME} arrived with other bytes") as caught:
         obtain(store)
 
     assert caught.value.details == (f"lock:    {SHA256}", f"arrived: {hashlib.sha256(content).hexdigest()}")
@@ -234,7 +235,7 @@ def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, 
 def test_an_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index) -> None:
     """The error comes before a byte is downloaded."""
     index.stated = "0" * 64
-    with pytest.raises(SourceMismatch, match="not the file that the lock names") as caught:
+    with refusal("source-mismatch", match="not the file that the lock names") as caught:
         obtain(store)
 
     assert caught.value.details == (f"lock:  {SHA256}", f"index: {'0' * 64}")
@@ -250,16 +251,16 @@ def test_an_index_without_hashes_will_do(store: Store, index: Index) -> None:
 
 def test_a_file_that_the_index_lacks_is_unreachable(store: Store, index: Index) -> None:
     """A file, or a project, that the index does not have is named."""
-    with pytest.raises(SourceUnreachable, match=r"does not offer mini-2\.tar\.gz"):
+    with refusal("source-unreachable", match=r"does not offer mini-2\.tar\.gz"):
         download.obtain(store, "mini", "mini-2.tar.gz", SHA256)
-    with pytest.raises(SourceUnreachable, match="no project 'nothing'"):
+    with refusal("source-unreachable", match="no project 'nothing'"):
         download.obtain(store, "nothing", NAME, SHA256)
 
 
 def test_a_file_that_is_gone_is_unreachable(store: Store, index: Index) -> None:
     """A link that leads nowhere fails at once, with the status that the server gave."""
     index.statuses = [404]
-    with pytest.raises(SourceUnreachable, match="cannot be had") as caught:
+    with refusal("source-unreachable", match="cannot be had") as caught:
         obtain(store)
 
     assert "404" in caught.value.details[0]
@@ -276,7 +277,7 @@ def test_a_server_that_is_busy_is_asked_again(store: Store, index: Index, status
 
 def test_offline_asks_nobody(store: Store, index: Index) -> None:
     """Offline, what is not in the store is an error of its own, and what is there is used."""
-    with pytest.raises(Offline, match=NAME):
+    with refusal("offline", match=NAME):
         obtain(store, offline=True)
     assert index.authorizations == set()
     path = obtain(store)

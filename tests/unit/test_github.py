@@ -19,11 +19,12 @@ import pytest
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright import __version__
 from sparkwright.core import github
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, PullRequestGone, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub, PullRequest, one_line, repository_of
 
 HEAD, MERGE = "0123456789" * 4, "abcdef0123" * 4
@@ -248,7 +249,7 @@ def test_the_token_comes_from_the_environment(
 @pytest.mark.parametrize("token", ["two words", f"{TOKEN}\r\nX-Other: 1", "schlüssel"])
 def test_a_token_that_cannot_be_one_is_refused_unseen(token: str) -> None:
     """A token that would end or break the header is refused before it is sent, and is not shown."""
-    with pytest.raises(GitHubRefused) as caught:
+    with refusal("github-refused") as caught:
         GitHub(token=token)
 
     assert token not in said(caught.value)
@@ -284,7 +285,7 @@ def test_a_server_that_never_ends_is_left(api: Api, answer: Answer) -> None:
     """However slowly a server answers, and in whatever part, the question has an end."""
     api.answers = [answer]
 
-    with pytest.raises(GitHubUnreachable, match="does not tell of vllm-project/vllm#7") as caught:
+    with refusal("github-unreachable", match="does not tell of vllm-project/vllm#7") as caught:
         pull(api, patience=0.6)
     assert "time" in caught.value.details[0] or "within 0.6 s" in caught.value.details[0]
 
@@ -302,7 +303,7 @@ def test_a_server_that_floods_is_left(api: Api, beginning: bytes, asked: int) ->
     """No more than the ceiling is read of any reply, whatever it says it is."""
     api.answers = [endless(beginning)]
 
-    with pytest.raises(GitHubUnreachable):
+    with refusal("github-unreachable"):
         pull(api)
     assert len(api.asked) == asked
 
@@ -311,7 +312,7 @@ def test_a_body_that_is_too_large_is_refused(api: Api) -> None:
     """A valid answer that is larger than any pull request is an error that says so."""
     api.answers = [record(body="x" * github.LARGEST)]
 
-    with pytest.raises(GitHubUnreachable, match=f"larger than {github.LARGEST} bytes"):
+    with refusal("github-unreachable", match=f"larger than {github.LARGEST} bytes"):
         pull(api)
 
 
@@ -319,7 +320,7 @@ def test_an_answer_is_not_unpacked(api: Api) -> None:
     """A packed reply, which nobody asked for, may be a bomb, and is no JSON."""
     api.answers = [reply(200, b"\x1f\x8b\x08\x00" + b"\x00" * 100, Content_Encoding="gzip")]
 
-    with pytest.raises(GitHubUnreachable, match="is no pull request"):
+    with refusal("github-unreachable", match="is no pull request"):
         pull(api)
     assert api.asked[0][1]["accept-encoding"] == "identity"
 
@@ -353,7 +354,7 @@ def test_a_fault_that_stays_is_an_error(api: Api) -> None:
     """After some attempts the question fails, and says with what."""
     api.answers = [reply(503, "down")]
 
-    with pytest.raises(GitHubUnreachable) as caught:
+    with refusal("github-unreachable") as caught:
         pull(api)
     assert caught.value.details == ("GitHub answered 503", f"attempts: {github.ATTEMPTS}")
     assert len(api.asked) == github.ATTEMPTS
@@ -363,12 +364,12 @@ def test_nobody_answers(start: Callable[[], Api]) -> None:
     """A closed port is unreachable; so is what is no address at all, without a second attempt."""
     api = start()
     api.server_close()
-    with pytest.raises(GitHubUnreachable, match="vllm-project/vllm#7") as caught:
+    with refusal("github-unreachable", match="vllm-project/vllm#7") as caught:
         pull(api, patience=2)
     assert caught.value.details[1] == f"attempts: {github.ATTEMPTS}"
 
     for address in ("somewhere", "file:///mirror", "http://", "http://[::1", "http://a..b"):
-        with pytest.raises(GitHubUnreachable) as caught:
+        with refusal("github-unreachable") as caught:
             GitHub(address).pull("vllm-project", "vllm", 7)
         assert caught.value.details[1] == "attempts: 1"
 
@@ -378,7 +379,7 @@ def test_a_password_in_the_address_is_not_shown(api: Api) -> None:
     api.answers = [close]
     password = "".join(["hu", "sh"])  # the traceback shows these lines
     for address in (f"http://me:{password}@127.0.0.1:{api.server_port}", f"git://me:{password}@127.0.0.1", f"http://me:{password}@["):
-        with pytest.raises(GitHubUnreachable) as caught:
+        with refusal("github-unreachable") as caught:
             GitHub(address, patience=1).pull("a", "b", 1)
         assert password not in said(caught.value)
 
@@ -388,12 +389,12 @@ def test_a_refusal_is_the_token_s(api: Api, status: int) -> None:
     """Without a word of limits, 401 and 403 mean the token; GitHub's own reason is shown."""
     api.answers = [reply(status, '{"message": "Bad\\ncredentials"}', X_RateLimit_Remaining="41")]
 
-    with pytest.raises(GitHubRefused) as caught:
+    with refusal("github-refused") as caught:
         pull(api, TOKEN)
     assert caught.value.details == (f"answered {status}, asked with a token", "GitHub says: Bad credentials")
     assert len(api.asked) == 1
 
-    with pytest.raises(GitHubRefused) as caught:
+    with refusal("github-refused") as caught:
         pull(api)
     assert caught.value.todo == "Set GITHUB_TOKEN to a token that may read the repository."
 
@@ -403,7 +404,7 @@ def test_a_used_up_limit_says_when_it_ends(api: Api, status: int) -> None:
     """The error names the time in UTC, and that a token raises the limit."""
     api.answers = [reply(status, '{"message": "API rate limit exceeded"}', X_RateLimit_Remaining="0", X_RateLimit_Reset="1794999600")]
 
-    with pytest.raises(GitHubLimited) as caught:
+    with refusal("github-limited") as caught:
         pull(api)
     assert caught.value.details[0] == "the limit ends: 2026-11-18 11:00:00 UTC"
     assert caught.value.details[1] == "asked without a token"
@@ -415,7 +416,7 @@ def test_a_used_up_token_is_not_told_to_become_one(api: Api) -> None:
     """Who has a token already reads that only time helps."""
     api.answers = [reply(403, X_RateLimit_Remaining="0")]
 
-    with pytest.raises(GitHubLimited) as caught:
+    with refusal("github-limited") as caught:
         pull(api, TOKEN)
     assert caught.value.details[:2] == ("the limit ends: GitHub does not say", "asked with a token")
     assert "GITHUB_TOKEN" not in caught.value.todo
@@ -426,7 +427,7 @@ def test_a_limit_without_a_time_is_a_limit(api: Api, answer: Answer) -> None:
     """GitHub's secondary limits may come without any header, and are no fault of the token."""
     api.answers = [answer]
 
-    with pytest.raises(GitHubLimited):
+    with refusal("github-limited"):
         pull(api)
 
 
@@ -447,12 +448,12 @@ def test_a_long_pause_is_an_error(api: Api) -> None:
     stated = ["3600", email.utils.formatdate(then, usegmt=True), "5"]
     api.answers = [reply(429, Retry_After=one) for one in stated]
     for _ in range(2):
-        with pytest.raises(GitHubLimited) as caught:
+        with refusal("github-limited") as caught:
             pull(api)
         ends = datetime.datetime.strptime(caught.value.details[0], "the limit ends: %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=datetime.UTC)
         assert abs(ends.timestamp() - then) < 60
 
-    with pytest.raises(GitHubLimited):
+    with refusal("github-limited"):
         pull(api, longest_wait=0)
     assert len(api.asked) == 3
 
@@ -461,7 +462,7 @@ def test_pauses_have_an_end(api: Api) -> None:
     """A server that asks for one short pause after the other is limited in the end, not waited for for ever."""
     api.answers = [reply(429, Retry_After="0")]
 
-    with pytest.raises(GitHubLimited):
+    with refusal("github-limited"):
         pull(api)
     assert len(api.asked) == github.ATTEMPTS
 
@@ -471,7 +472,7 @@ def test_a_pause_that_nobody_understands_is_none(api: Api, stated: str) -> None:
     """A Retry-After that is no number and no date leaves a limit whose end is not known, or is over."""
     api.answers = [reply(429, Retry_After=stated, X_RateLimit_Reset=stated)]
 
-    with pytest.raises(GitHubLimited):
+    with refusal("github-limited"):
         pull(api, longest_wait=0)
 
 
@@ -480,7 +481,7 @@ def test_a_pull_request_may_be_gone(api: Api, status: int) -> None:
     """What was deleted, never existed or must not be seen is gone; nothing is asked twice."""
     api.answers = [reply(status, '{"message": "Not Found"}')]
 
-    with pytest.raises(PullRequestGone, match="vllm-project/vllm#7") as caught:
+    with refusal("pull-request-gone", match="vllm-project/vllm#7") as caught:
         pull(api)
     assert caught.value.details[-1] == "GitHub says: Not Found"
     assert len(api.asked) == 1
@@ -491,7 +492,7 @@ def test_a_pull_request_may_be_gone(api: Api, status: int) -> None:
 )
 def test_what_no_repository_is_called_is_not_asked_for(api: Api, owner: str, name: str, number: int) -> None:
     """A name that would become another path of the API is gone without a question."""
-    with pytest.raises(PullRequestGone):
+    with refusal("pull-request-gone"):
         GitHub(api.url).pull(owner, name, number)
 
     assert not api.asked
@@ -502,7 +503,7 @@ def test_any_other_status_is_no_answer(api: Api, status: int) -> None:
     """A status that the API has no use for here is named."""
     api.answers = [reply(status)]
 
-    with pytest.raises(GitHubUnreachable) as caught:
+    with refusal("github-unreachable") as caught:
         pull(api)
     assert f"answered {status}" in caught.value.details[0]
 
@@ -525,7 +526,7 @@ def test_what_is_no_pull_request_is_shown_by_its_beginning(api: Api, body: bytes
     """A login page, or any other JSON, is an error that shows what came instead."""
     api.answers = [reply(200, body)]
 
-    with pytest.raises(GitHubUnreachable, match="What came for vllm-project/vllm#7 is no pull request") as caught:
+    with refusal("github-unreachable", match="What came for vllm-project/vllm#7 is no pull request") as caught:
         pull(api)
     assert caught.value.details[1] == f"it begins: {begins}"
 
@@ -560,7 +561,7 @@ def test_a_pull_request_of_another_shape_is_no_answer(api: Api, changes: dict[st
     """A field of the wrong type, or that contradicts another, is never guessed at."""
     api.answers = [record(**changes)]
 
-    with pytest.raises(GitHubUnreachable, match="is no pull request"):
+    with refusal("github-unreachable", match="is no pull request"):
         pull(api)
 
 
@@ -598,7 +599,7 @@ def test_a_circle_of_redirects_ends(api: Api, location: dict[str, str]) -> None:
     """Some redirects are followed, and no more."""
     api.answers = [reply(302, **location)]
 
-    with pytest.raises(GitHubUnreachable, match="in a circle"):
+    with refusal("github-unreachable", match="in a circle"):
         pull(api)
     assert len(api.asked) == 1 + github.REDIRECTS
 
@@ -625,7 +626,7 @@ def test_no_other_host_is_asked(start: Callable[[], Api], location: str) -> None
     api, other = start(), start()
     api.answers = [reply(302, Location=location.format(own=api.server_port, other=other.server_port)), reply(404)]
 
-    with pytest.raises((GitHubUnreachable, PullRequestGone)) as caught:
+    with refusal("github-unreachable", "pull-request-gone") as caught:
         pull(api, TOKEN)
     assert not other.asked
     assert TOKEN not in said(caught.value)
@@ -652,7 +653,7 @@ def test_what_is_no_reply_cannot_hold_the_token_either(api: Api, caplog: pytest.
     caplog.set_level(0)
     api.answers = [answer]
 
-    with pytest.raises(GitHubUnreachable) as caught:
+    with refusal("github-unreachable") as caught:
         pull(api, TOKEN, patience=2)
     assert "secret" not in (said(caught.value) + caplog.text).lower()
 

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder.environment import host_compiler
 from sparkwright.builder.environment.toolchain import CompilerNeed
-from sparkwright.core.errors import CompilerTooOld, ConfigureFailed
+from sparkwright.builder.errors import BuildError
 
 #: As CMake prints them: broken into lines, indented.
 REFUSALS = {
@@ -32,9 +33,9 @@ OTHERS = (
 @pytest.mark.parametrize("project", REFUSALS)
 def test_a_refusal_in_cmakes_words_becomes_one_of_ours(project: str) -> None:
     """Which version is needed, which is here, the sentence that names the sources, and what to do."""
-    error = host_compiler.explained(ConfigureFailed("widget does not configure.", details=REFUSALS[project]))
+    error = host_compiler.explained(BuildError("configure-failed", "widget does not configure.", details=REFUSALS[project]))
 
-    assert isinstance(error, CompilerTooOld)
+    assert error.reference == "compiler-too-old"
     assert str(error.data["needed"]).startswith("13")
     assert str(error.data["found"]).startswith("12.2")
     assert "g++-13" in error.todo
@@ -46,7 +47,7 @@ def test_a_refusal_in_cmakes_words_becomes_one_of_ours(project: str) -> None:
 @pytest.mark.parametrize("words", OTHERS)
 def test_other_failures_stay_what_they_are(words: tuple[str, ...]) -> None:
     """A version that is met, or a message about something else, is no reason to install a compiler."""
-    error = ConfigureFailed("widget does not configure.", details=words)
+    error = BuildError("configure-failed", "widget does not configure.", details=words)
 
     assert host_compiler.explained(error) is error
 
@@ -57,7 +58,7 @@ def test_the_data_of_the_stack_decides_before_cmake_runs(monkeypatch: pytest.Mon
     host_compiler.require("widget", None)
     host_compiler.require("widget", CompilerNeed("4.8", ("alpha",), "old"))
 
-    with pytest.raises(CompilerTooOld) as caught:
+    with refusal("compiler-too-old") as caught:
         host_compiler.require("widget", CompilerNeed("99", ("alpha", "beta"), "a header of tomorrow"))
 
     assert caught.value.details == ("alpha, beta: a header of tomorrow",)

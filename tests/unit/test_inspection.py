@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder.arch import effects
 from sparkwright.builder.environment.toolchain import FullEnvironment
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core.errors import ArchMismatch, ExtensionMissing
+
+pass
 
 NINJA = """\
 [1/4] Building CUDA object CMakeFiles/_core.dir/csrc/kernel.cu.o
@@ -39,7 +40,7 @@ def test_a_missing_library_is_named_with_what_its_compiler_said(tmp_path: Path) 
     log.write_text("\n".join(NINJA))
     settings = FullEnvironment(extensions=("widget/_core.*.so", "widget/_extra.abi3.so"))
 
-    with pytest.raises(ExtensionMissing) as caught:
+    with refusal("extension-missing") as caught:
         effects.check_extensions(made(tmp_path, "widget/_core.abi3.so"), settings, log)
 
     assert caught.value.data == {"missing": ["widget/_extra.abi3.so"]}
@@ -75,7 +76,7 @@ def test_a_unit_that_is_compiled_otherwise_than_planned_is_shown_both_ways() -> 
     planned = Counter([native, native])
     effects.check_commands("widget", planned, planned)
 
-    with pytest.raises(ArchMismatch) as caught:
+    with refusal("arch-mismatch") as caught:
         effects.check_commands("widget", planned, Counter([native, other]))
 
     assert caught.value.details == ("planned: a.cu compute_121f:sm_121f", "compiled: a.cu compute_80:sm_80")

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.refusals import refusal
 
-from sparkwright.core.errors import ClockWrong, DiskFull, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import change, seen, times
 from sparkwright.release.manifest.records import Manifest
 
@@ -53,10 +54,10 @@ def test_newer_and_equal_pass_and_older_and_forked_do_not() -> None:
     seen.note(numbered(3), sha(3), INDEX)
     seen.check(numbered(3), sha(3), INDEX, NOW)
     seen.check(numbered(4), sha(4), INDEX, NOW)
-    with pytest.raises(ManifestReplayed) as replayed:
+    with refusal("manifest-replayed") as replayed:
         seen.check(numbered(2), sha(2), INDEX, NOW)
     assert "serial 3" in replayed.value.details[0]
-    with pytest.raises(ManifestForked) as forked:
+    with refusal("manifest-forked") as forked:
         seen.check(numbered(3), sha(3, "b"), INDEX, NOW)
     assert [sha(3) in forked.value.details[0], sha(3, "b") in forked.value.details[1]] == [True, True]
 
@@ -65,9 +66,9 @@ def test_noting_never_goes_back() -> None:
     """Between check and note another run may have seen a newer one; then this one is refused, and the newer one stays."""
     seen.check(numbered(3), sha(3), INDEX, NOW)
     seen.note(numbered(5), sha(5), INDEX)
-    with pytest.raises(ManifestReplayed):
+    with refusal("manifest-replayed"):
         seen.note(numbered(3), sha(3), INDEX)
-    with pytest.raises(ManifestForked):
+    with refusal("manifest-forked"):
         seen.note(numbered(5), sha(5, "b"), INDEX)
     found = seen.recall(INDEX)
     assert found is not None
@@ -89,7 +90,9 @@ def test_what_is_remembered_is_the_highest_that_passed(serials: list[int]) -> No
         try:
             seen.note(numbered(serial), sha(serial), index)
             assert serial >= highest
-        except ManifestReplayed:
+        except ReleaseError as error:
+            if error.reference != "manifest-replayed":
+                raise
             assert serial < highest
         highest = max(highest, serial)
     found = seen.recall(index)
@@ -101,7 +104,7 @@ def test_an_expired_manifest_is_refused_and_the_message_says_since_when() -> Non
     manifest = numbered(1)
     seen.check(manifest, sha(1), INDEX, "2026-12-09T23:59:59Z")
     for now in (manifest.expires, times.after(manifest.expires, 12)):
-        with pytest.raises(ManifestExpired) as error:
+        with refusal("manifest-expired") as error:
             seen.check(manifest, sha(1), INDEX, now)
     assert "12.0 days ago" in error.value.what
 
@@ -109,14 +112,14 @@ def test_an_expired_manifest_is_refused_and_the_message_says_since_when() -> Non
 def test_a_clock_far_behind_is_said() -> None:
     """A machine whose clock is days before the signature cannot know what has expired; some hours are forgiven."""
     seen.check(numbered(1), sha(1), INDEX, "2026-11-09T12:00:00Z")
-    with pytest.raises(ClockWrong, match=r"9\.0 days behind"):
+    with refusal("clock-wrong", match=r"9\.0 days behind"):
         seen.check(numbered(1), sha(1), INDEX, "2026-11-01T00:00:00Z")
 
 
 def test_an_old_manifest_is_a_replay_even_where_it_has_expired() -> None:
     """What the machine knows for sure is said before what depends on its clock."""
     seen.note(numbered(3), sha(3), INDEX)
-    with pytest.raises(ManifestReplayed):
+    with refusal("manifest-replayed"):
         seen.check(numbered(2), sha(2), INDEX, "2030-01-01T00:00:00Z")
 
 
@@ -126,10 +129,10 @@ def test_a_damaged_record_is_an_error_and_not_a_fresh_start(tmp_path: Path, data
     seen.note(numbered(3), sha(3), INDEX)
     (path,) = (tmp_path / "state").rglob("*.json")
     path.write_bytes(data)
-    with pytest.raises(StateUnusable) as error:
+    with refusal("state-unusable") as error:
         seen.check(numbered(4), sha(4), INDEX, NOW)
     assert str(path) in error.value.what
-    with pytest.raises(StateUnusable):
+    with refusal("state-unusable"):
         seen.note(numbered(4), sha(4), INDEX)
     assert path.read_bytes() == data
 
@@ -137,7 +140,7 @@ def test_a_damaged_record_is_an_error_and_not_a_fresh_start(tmp_path: Path, data
 def test_a_state_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     """A file in the folder's place is an error of its own."""
     (tmp_path / "state").write_text("in the way")
-    with pytest.raises(StateUnusable):
+    with refusal("state-unusable"):
         seen.note(numbered(1), sha(1), INDEX)
 
 
@@ -147,7 +150,7 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path) -> None:
     seen.note(numbered(3), sha(3), INDEX)
     (path,) = (tmp_path / "state").rglob("*.json")
     path.with_suffix(".new").symlink_to("/dev/full")
-    with pytest.raises(DiskFull):
+    with refusal("disk-full"):
         seen.note(numbered(4), sha(4), INDEX)
     found = seen.recall(INDEX)
     assert found is not None
@@ -157,7 +160,9 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path) -> None:
 def _note(serial: int) -> int:
     try:
         seen.note(numbered(serial), sha(serial), INDEX)
-    except ManifestReplayed:
+    except ReleaseError as error:
+        if error.reference != "manifest-replayed":
+            raise
         return 0
     return serial
 

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.core import git
-from sparkwright.core.errors import MirrorDamaged, Offline, SourceUnreachable
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import mirror
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.stack import Project
 
@@ -155,7 +156,7 @@ def there(run: Session, *names: str) -> list[bool]:
     return [run.objects.has(name) for name in names]
 
 
-def said(error: SourceUnreachable | MirrorDamaged | Offline) -> str:
+def said(error: SourceError | SourceError | SourceError) -> str:
     return "\n".join([error.what, *error.details, error.todo])
 
 
@@ -249,7 +250,7 @@ def test_two_upstreams_share_what_they_have_in_common(run: Session, host: GitHos
 
 
 def refused(run: Session, act: Callable[[Mirror], object]) -> str:
-    with pytest.raises(SourceUnreachable) as caught:
+    with refusal("source-unreachable") as caught:
         act(run.mirror(URL))
     return said(caught.value)
 
@@ -376,7 +377,7 @@ def test_what_was_brought_needs_no_host(run: Session, host: GitHost, repository:
         lambda: kept.tree(repository.tree(commits[0])),
     ]
     for act in acts:
-        with pytest.raises(Offline):
+        with refusal("offline"):
             act()
     assert host.asked == []
 
@@ -384,7 +385,7 @@ def test_what_was_brought_needs_no_host(run: Session, host: GitHost, repository:
 def test_an_empty_store_offline_makes_no_mirror(run: Session, commits: list[str]) -> None:
     """Nothing is made where nothing may be fetched."""
     away = dataclasses.replace(run, offline=True)
-    with pytest.raises(Offline, match=r"a part of https://upstream\.example/mini\.git is not in the store"):
+    with refusal("offline", match=r"a part of https://upstream\.example/mini\.git is not in the store"):
         away.mirror(URL).commit(commits[2])
 
     assert not away.mirror(URL).path.exists()
@@ -508,7 +509,9 @@ def test_a_damaged_mirror_heals_or_says_what_to_remove(
     told = None
     try:
         use()
-    except MirrorDamaged as error:
+    except SourceError as error:
+        if error.reference != "mirror-damaged":
+            raise
         told = error
     if told:
         assert str(path) in told.todo
@@ -523,7 +526,7 @@ def test_damage_is_not_the_hosts_fault(run: Session, repository: Repository, com
     path = prepared(run, repository, commits).path
     DAMAGE["packs overwritten"](path)
     later = repository.commit({"later.txt": b"later\n"})
-    with pytest.raises(MirrorDamaged, match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
+    with refusal("mirror-damaged", match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
         run.mirror(URL).commit(later)
 
     assert "is corrupt" in said(caught.value)

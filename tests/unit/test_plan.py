@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.builder import configure
 from sparkwright.builder.arch import plan
@@ -17,7 +18,8 @@ from sparkwright.builder.arch.plan import Plan
 from sparkwright.builder.arch.rules import ArchRules, Dropped, Kept, Rule
 from sparkwright.builder.configure import Call, Configured, Unit
 from sparkwright.core import digest, process
-from sparkwright.core.errors import ArchMismatch
+
+pass
 
 NATIVE = ("compute_121f:sm_121f",)
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
@@ -134,7 +136,7 @@ def test_verdicts(gencode: tuple[str, ...], verdict: str) -> None:
     if verdict == "native":
         plan.check(found)
     else:
-        with pytest.raises(ArchMismatch, match="1 of 2 CUDA units of mini would not be compiled") as caught:
+        with refusal("arch-mismatch", match="1 of 2 CUDA units of mini would not be compiled") as caught:
             plan.check(found)
         assert any(line.strip() == "a.cu" for line in caught.value.details)
 
@@ -148,7 +150,7 @@ def test_a_kept_unit_passes_with_its_reason() -> None:
 
 @pytest.mark.parametrize("gencode", [("compute_80:sm_80",), ("compute_90:compute_90",), (*PTX80, "compute_90:sm_90"), ()])
 def test_a_kept_unit_must_have_what_is_listed_and_be_loadable(gencode: tuple[str, ...]) -> None:
-    with pytest.raises(ArchMismatch) as caught:
+    with refusal("arch-mismatch") as caught:
         plan.check(plans(gencode, rules=ArchRules(kept=(Kept("mini", "a.cu", "compute_80", "why not"),))))
     assert any("listed as kept at compute_80" in line for line in caught.value.details)
 
@@ -160,7 +162,7 @@ def test_ptx_with_a_suffix_runs_nowhere_else() -> None:
 
 def test_stale_entries_fail() -> None:
     rules = ArchRules(kept=(Kept("mini", "gone/*.cu", "compute_80", "-"), Kept("mini", "?.cu", "compute_80", "-")))
-    with pytest.raises(ArchMismatch, match="2 entries under kept are not true") as caught:
+    with refusal("arch-mismatch", match="2 entries under kept are not true") as caught:
         plan.check(plans(NATIVE, PTX80, rules=rules))
     assert caught.value.details == (
         "kept: gone/*.cu matches no CUDA unit",
@@ -169,7 +171,7 @@ def test_stale_entries_fail() -> None:
 
 
 def test_fewer_units_than_expected() -> None:
-    with pytest.raises(ArchMismatch, match="Only 1 CUDA units"):
+    with refusal("arch-mismatch", match="Only 1 CUDA units"):
         plan.check(plans(NATIVE, rules=ArchRules(expect_units={"mini": 2})))
 
 
@@ -227,14 +229,14 @@ def test_units_that_are_dropped_are_shown_with_their_reason(capsys: pytest.Captu
 
 
 def test_a_unit_that_goes_without_a_reason_fails_the_plan() -> None:
-    with pytest.raises(ArchMismatch, match=r"1 unit of mini would no longer be compiled, and nothing says why") as caught:
+    with refusal("arch-mismatch", match=r"1 unit of mini would no longer be compiled, and nothing says why") as caught:
         plan.check(plans(NATIVE), plans(NATIVE, PTX80))
     assert caught.value.details == ("b.cu (compute_80:compute_80 compute_80:sm_80)",)
 
 
 def test_a_dropped_unit_that_is_compiled_fails_the_plan() -> None:
     rules = ArchRules(dropped=(Dropped("mini", "a.cu", "no longer true"),))
-    with pytest.raises(ArchMismatch, match=r"1 entries under dropped are not true"):
+    with refusal("arch-mismatch", match=r"1 entries under dropped are not true"):
         plan.check(plans(NATIVE, rules=rules), plans(NATIVE, rules=rules))
 
 
@@ -281,7 +283,7 @@ def test_with_all_rules_every_unit_is_native(tree: Tree, capsys: pytest.CaptureF
 @pytest.mark.toolchain
 def test_without_the_first_rule_the_units_fold_and_the_rule_is_named(tree: Tree) -> None:
     found = tree.judge(RULES.without("known"))
-    with pytest.raises(ArchMismatch, match="4 of 4") as caught:
+    with refusal("arch-mismatch", match="4 of 4") as caught:
         plan.check(found)
     assert {unit.verdict for unit in found.units} == {"folded"}
     # fp4.cu's own list names 12.1f; it is the request that had been folded before it got there.
@@ -307,7 +309,7 @@ def test_ptx_of_another_generation_is_foreign_unless_kept(tree: Tree) -> None:
     assert (unknown.rule, unknown.remedy.split(",")[0]) == ("", "write a rule that appends 12.0f to it")
 
     plan.check(tree.judge(applied, rules=msgspec.structs.replace(RULES, kept=(KEEP,), expect_units={})))
-    with pytest.raises(ArchMismatch, match="entries under kept are not true"):
+    with refusal("arch-mismatch", match="entries under kept are not true"):
         plan.check(tree.judge(RULES, rules=msgspec.structs.replace(RULES, kept=(KEEP,))))
 
 

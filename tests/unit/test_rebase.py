@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.cherry_picks import export, pull_requests, series
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-from sparkwright.core.errors import ExportMismatch, NotProvided, PatchConflict, PatchInvalid, PatchLost, RebaseUnfinished, UsageError
+
+pass
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -256,7 +258,7 @@ def test_a_commit_may_be_split(made: Host, maintainer: Maintainer) -> None:
     for name in ("b.txt", "new file.txt"):
         maintainer.git("add", name)
         maintainer.git("commit", "--quiet", "-m", message)
-    with pytest.raises(PatchInvalid, match="taken"):
+    with refusal("patch-invalid", match="taken"):
         do(made, "export")
     assert folder(made) == before
     maintainer.git("commit", "--quiet", "--amend", "-m", message.replace("third.patch", "half.patch"))
@@ -270,10 +272,10 @@ def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maint
     before = patches(made)
     do(made, "rebase")
     maintainer.git("reset", "--quiet", "--hard", "HEAD~1")
-    with pytest.raises(PatchLost) as caught:
+    with refusal("patch-lost") as caught:
         do(made, "export")
     assert caught.value.details == ("third.patch",)
-    with pytest.raises(NotProvided, match=r"no patch no\.patch to drop"):
+    with refusal("not-provided", match=r"no patch no\.patch to drop"):
         do(made, "export", "--drop", "no.patch")
     assert patches(made) == before
     do(made, "export", "--drop", "third.patch")
@@ -286,17 +288,17 @@ def test_an_unfinished_state_is_refused(made: Host, maintainer: Maintainer) -> N
     before = folder(made)
     do(made, "rebase")
     maintainer.write("a.txt", TEXT)
-    with pytest.raises(RebaseUnfinished) as caught:
+    with refusal("rebase-unfinished") as caught:
         do(made, "export")
     assert "not committed:  M a.txt" in caught.value.details
     maintainer.git("checkout", "--quiet", "a.txt")
     maintainer.write("left.orig", b"x")
-    with pytest.raises(RebaseUnfinished) as caught:
+    with refusal("rebase-unfinished") as caught:
         do(made, "export")
     assert "not committed: ?? left.orig" in caught.value.details
     (maintainer.folder / "left.orig").unlink()
     maintainer.git("rebase", "--interactive", "HEAD~1", GIT_SEQUENCE_EDITOR="sed -i s/^pick/edit/")
-    with pytest.raises(RebaseUnfinished) as caught:
+    with refusal("rebase-unfinished") as caught:
         do(made, "export")
     assert "git rebase is not done" in caught.value.details
     maintainer.git("rebase", "--continue")
@@ -311,7 +313,7 @@ def test_commits_on_another_branch_count(made: Host, maintainer: Maintainer) -> 
     before = patches(made)
     do(made, "rebase")
     maintainer.git("checkout", "--quiet", "--detach", "HEAD~1")
-    with pytest.raises(PatchLost):
+    with refusal("patch-lost"):
         do(made, "export")
     maintainer.git("checkout", "--quiet", "-b", "mine", "series")
     do(made, "export")
@@ -328,7 +330,7 @@ def test_a_merge_in_the_worktree_is_refused(made: Host, maintainer: Maintainer) 
     maintainer.git("checkout", "--quiet", "series")
     maintainer.git("merge", "--quiet", "--no-edit", "side")
 
-    with pytest.raises(PatchInvalid, match="has 2 parents"):
+    with refusal("patch-invalid", match="has 2 parents"):
         do(made, "export")
     assert folder(made) == before
 
@@ -339,7 +341,7 @@ def test_another_root_is_refused(made: Host, maintainer: Maintainer) -> None:
     maintainer.git("checkout", "--quiet", "--orphan", "else")
     maintainer.git("commit", "--quiet", "-m", f"All at once\n\n{TRAILERS}")
 
-    with pytest.raises(PatchInvalid, match="has 0 parents"):
+    with refusal("patch-invalid", match="has 0 parents"):
         do(made, "export")
 
 
@@ -351,12 +353,12 @@ def test_there_is_one_worktree_at_a_time(made: Host, maintainer: Maintainer) -> 
     before = folder(made)
     do(made, "rebase")
     maintainer.commit("b.txt", edited((50, "mine\n")), f"Mine\n\n{TRAILERS}")
-    with pytest.raises(RebaseUnfinished, match="There is a worktree of widget already"):
+    with refusal("rebase-unfinished", match="There is a worktree of widget already"):
         do(made, "rebase")
     assert "Mine" in maintainer.subjects()
     assert do(made, "rebase", "--abort") == 0
     assert not maintainer.folder.exists()
-    with pytest.raises(NotProvided, match="There is no worktree"):
+    with refusal("not-provided", match="There is no worktree"):
         do(made, "rebase", "--abort")
     assert do(made, "rebase") == 0
     do(made, "rebase", "--abort")
@@ -369,7 +371,7 @@ def test_a_damaged_worktree_can_be_removed(made: Host, maintainer: Maintainer) -
     """Whatever somebody did inside, --abort gives the place back, and export says that there is no worktree."""
     do(made, "rebase")
     (maintainer.folder / ".git" / "sparkwright.json").write_bytes(b"{")
-    with pytest.raises(NotProvided):
+    with refusal("not-provided"):
         do(made, "export")
     do(made, "rebase", "--abort")
 
@@ -390,14 +392,14 @@ def test_a_fork_must_be_meant(made: Host, maintainer: Maintainer) -> None:
         (made.series.parent / "gadget" / name).write_bytes((made.series / name).read_bytes())
     (made.series.parent / "gadget" / "series").write_bytes((made.series / "series").read_bytes())
 
-    with pytest.raises(UsageError, match="One fork at a time"):
+    with refusal("usage", match="One fork at a time"):
         do(made, "rebase")
 
 
 def test_nothing_of_the_maintainers_configuration_reaches_what_the_program_runs(made: Host, maintainer: Maintainer) -> None:
     """What a configuration would change is as the series has it, in the worktree, too; git am goes on without a signature or a hook."""
     later(made, (30, "theirs\n"))
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         do(made, "rebase", "--onto", "main")
     maintainer.write("a.txt", edited((10, "first\n"), (30, "theirs\nsecond\n")))
     maintainer.git("add", "a.txt")
@@ -432,7 +434,7 @@ def test_a_conflict_stops_in_the_worktree_with_the_report(made: Host, maintainer
     """The failure has the report, and says how to go on; the patches before are committed, and nothing reviewed is touched."""
     before = folder(made)
     theirs = later(made, b_txt=edited((50, "theirs\n")))
-    with pytest.raises(PatchConflict, match=r"third\.patch does not apply to widget: b\.txt") as caught:
+    with refusal("patch-conflict", match=r"third\.patch does not apply to widget: b\.txt") as caught:
         do(made, "rebase", "--onto", "main")
     told = "\n".join(caught.value.details)
     assert "tree: " + maintainer.git("rev-parse", "HEAD^{tree}") in told
@@ -441,7 +443,7 @@ def test_a_conflict_stops_in_the_worktree_with_the_report(made: Host, maintainer
     assert "git am --continue" in told
     assert caught.value.data["conflict"]
     assert maintainer.subjects() == ["Do the first", "Größe: the second"]
-    with pytest.raises(RebaseUnfinished) as unfinished:
+    with refusal("rebase-unfinished") as unfinished:
         do(made, "export")
     assert any("git am --continue" in line for line in unfinished.value.details)
 
@@ -453,7 +455,7 @@ def test_a_resolution_is_exported_exactly(made: Host, maintainer: Maintainer) ->
     """What the maintainer adds in a conflict is the patch from then on; the patches after it are placed by git, their texts untouched."""
     before = patches(made)
     later(made, (30, "theirs\n"))
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         do(made, "rebase", "--onto", "main")
     maintainer.write("a.txt", edited((10, "first\n"), (30, "theirs, and ours\n")))
     maintainer.git("add", "a.txt")
@@ -487,7 +489,7 @@ def test_texts_survive_a_conflict(made: Host, maintainer: Maintainer, text: str)
     made.ours("fourth.patch", {"a.txt": edited((10, "first\n"), (30, "second\n"), (45, "fourth\n"))}, "[Bugfix] Re: the fourth", text)
     before = patches(made)
     later(made, (30, "theirs\n"), (45, "also theirs\n"))
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         do(made, "rebase", "--onto", "main")
     maintainer.write("a.txt", edited((10, "first\n"), (30, "second\n"), (45, "also theirs\n")))
     maintainer.git("add", "a.txt")
@@ -522,13 +524,13 @@ def test_a_patch_that_git_drops_silently_is_noticed(made: Host, maintainer: Main
     later(made, (30, "theirs\n"))
     made.work.commit({"b.txt": edited((50, "third  \n"), (48, "more\n")), "new file.txt": b"no newline"}, "Take the third, and more")
     made.push()
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         do(made, "rebase", "--onto", "main")
     maintainer.write("a.txt", edited((10, "first\n"), (30, "both\n")))
     maintainer.git("add", "a.txt")
     maintainer.git("am", "--continue")
     assert maintainer.subjects() == ["Do the first", "Größe: the second"]
-    with pytest.raises(PatchLost) as caught:
+    with refusal("patch-lost") as caught:
         do(made, "export")
     assert caught.value.details == ("third.patch",)
     assert folder(made) == before
@@ -560,7 +562,7 @@ def test_a_base_is_a_commit_of_which_nothing_was_fetched_yet(made: Host, maintai
 
 def test_a_base_that_means_nothing_is_refused(made: Host, maintainer: Maintainer) -> None:
     """A name that is neither a release nor a ref is an error, and there is no worktree."""
-    with pytest.raises(NotProvided, match="neither a release nor a branch, tag or commit"):
+    with refusal("not-provided", match="neither a release nor a branch, tag or commit"):
         do(made, "rebase", "--onto", "v9")
     assert not maintainer.folder.exists()
 
@@ -595,7 +597,7 @@ def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None
     maintainer.git("commit", "--quiet", "--all", "--amend", "--no-edit")
     maintainer.git("cherry-pick", f"{tip}~3..{tip}")
 
-    with pytest.raises(ExportMismatch, match="#7 is not what the ledger pins"):
+    with refusal("export-mismatch", match="#7 is not what the ledger pins"):
         do(picked, "export")
     assert folder(picked) == before
 
@@ -608,7 +610,7 @@ def test_a_commit_below_a_pick_is_refused(picked: Host, maintainer: Maintainer) 
     maintainer.commit("dos.txt", b"x\r\n", f"Below\n\n{TRAILERS}")
     maintainer.git("cherry-pick", "--strategy-option=ours", f"{tip}~4..{tip}")
 
-    with pytest.raises(ExportMismatch, match="#7 is not what the ledger pins"):
+    with refusal("export-mismatch", match="#7 is not what the ledger pins"):
         do(picked, "export")
 
 
@@ -620,7 +622,7 @@ def test_a_pick_without_a_commit_is_lost_unless_that_is_meant(
     tip = maintainer.git("rev-parse", "HEAD")
     maintainer.git("checkout", "--quiet", "HEAD~4")
     maintainer.git("cherry-pick", f"{tip}~3..{tip}")
-    with pytest.raises(PatchLost) as caught:
+    with refusal("patch-lost") as caught:
         do(picked, "export")
     assert caught.value.details == ("#7",)
     do(picked, "export", "--drop", "#7")
@@ -632,7 +634,7 @@ def test_a_pick_that_conflicts_makes_no_worktree(picked: Host, maintainer: Maint
     """A pull request is not ours to mend: the error names its files and what can be done, and nothing is made."""
     later(picked, picked_txt=b"theirs\n")
 
-    with pytest.raises(PatchConflict, match="#7 does not apply to main") as caught:
+    with refusal("patch-conflict", match="#7 does not apply to main") as caught:
         do(picked, "rebase", "--onto", "main")
     assert "--exclude" in caught.value.todo
     assert not maintainer.folder.exists()
@@ -660,18 +662,18 @@ def test_what_changed_meanwhile_is_not_overwritten(picked: Host, maintainer: Mai
     path = picked.series / "second.patch"
     exact = path.read_bytes()
     path.write_bytes(exact.replace(b"As told.", b"As told by somebody else."))
-    with pytest.raises(ExportMismatch, match=r"second\.patch of widget changed since the worktree was made"):
+    with refusal("export-mismatch", match=r"second\.patch of widget changed since the worktree was made"):
         do(picked, "export")
     assert b"somebody else" in path.read_bytes()
     path.write_bytes(exact)
     (picked.series / "came.patch").write_bytes(exact)
-    with pytest.raises(PatchLost) as caught:
+    with refusal("patch-lost") as caught:
         do(picked, "export")
     assert caught.value.details == ("came.patch",)
     (picked.series / "came.patch").unlink()
     record = picked.ledger.records[0]
     picked.write(msgspec.structs.replace(record, stacks={picked.stack: {"picked.txt": "not today"}}))
-    with pytest.raises(ExportMismatch, match="#7 of widget changed"):
+    with refusal("export-mismatch", match="#7 of widget changed"):
         do(picked, "export")
     picked.write(record)
 
@@ -710,7 +712,7 @@ def test_a_killed_export_is_refused_by_readers_and_finished_by_the_next(made: Ho
         came = made.killed(str(made.series), after, "export", *drop)
         if export.UNFINISHED in (made.series / "series").read_text():
             seen.add("refused")
-            with pytest.raises(PatchInvalid):
+            with refusal("patch-invalid"):
                 patches(made)
         else:
             seen.add("old" if patches(made) == old else "new")

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder import pipeline, reproduce, wheel_diff
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
-from sparkwright.core.errors import InputsDiffer, NotProvided, UsageError, WheelInvalid
+
+pass
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -126,7 +128,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
     one = made(tmp_path / "one", {"mini/a.py": b"a"})
     (tmp_path / NAME).write_bytes(one.read_bytes()[:-20])
 
-    with pytest.raises(WheelInvalid, match="mini-1"):
+    with refusal("wheel-invalid", match="mini-1"):
         wheel_diff.compare(one, tmp_path / NAME)
 
 
@@ -165,7 +167,7 @@ def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     (mini.root / "forks" / "demo" / "cutlass").mkdir()
     (mini.root / "forks" / "demo" / "cutlass" / "series").write_text("# none\n")
 
-    with pytest.raises(InputsDiffer) as caught:
+    with refusal("inputs-differ") as caught:
         reproduce.session_for(mini.session(), path, reproduce.record_of(path))
     assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
 
@@ -187,21 +189,21 @@ def test_a_record_names_no_folder(mini: Mini, tmp_path: Path, stack: str) -> Non
         record = json.loads(archive.read(next(name for name in archive.namelist() if name.endswith("sparkwright.json"))))
     other = with_record(path, tmp_path / "other", json.dumps({**record, "stack": stack}).encode())
 
-    with pytest.raises(NotProvided, match="is of stack"):
+    with refusal("not-provided", match="is of stack"):
         reproduce.session_for(mini.session(), other, reproduce.record_of(other))
 
 
 @pytest.mark.parametrize("record", [b"", b"{}", b"[1", b'{"stack": 3}', b"\xff"])
 def test_a_wheel_without_a_record_cannot_be_built_again(mini: Mini, tmp_path: Path, record: bytes) -> None:
     """An official wheel, and one whose record is no record, are refused with what to do."""
-    with pytest.raises(NotProvided, match="no build record"):
+    with refusal("not-provided", match="no build record"):
         reproduce.record_of(with_record(built(mini), tmp_path / "other", record))
 
 
 def test_elsewhere_is_a_new_folder(mini: Mini, tmp_path: Path) -> None:
     """A folder that holds something is nobody's to fill; a temporary one is gone afterwards; a named one stays."""
     session = mini.session()
-    with pytest.raises(UsageError, match="not an empty folder"), reproduce.elsewhere(session, mini.root, cached=False):
+    with refusal("usage", match="not an empty folder"), reproduce.elsewhere(session, mini.root, cached=False):
         pass
     with reproduce.elsewhere(session, None, cached=False) as other:
         place = other.store.root
@@ -250,7 +252,7 @@ def test_a_changed_file_is_another_wheel(mini: Mini, tmp_path: Path, cli: Cli, c
 def test_a_wheel_that_is_not_there_is_said_to_be_missing(mini: Mini) -> None:
     """A file, a fork that was never built, and no build at all each have their own sentence."""
     for words, says in ((["x.whl"], "no wheel x.whl"), (["cutlass"], "is not in"), ([], "no wheel to build again")):
-        with pytest.raises(NotProvided, match=says):
+        with refusal("not-provided", match=says):
             main.run(["rebuild", *mini.words, *words])
 
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, RecipeUnfit, UsageError
+
+pass
 from sparkwright.gates.recipes import flags, lint, recipe, workloads
 from sparkwright.gates.recipes.cells import is_cell
 from sparkwright.gates.recipes.expected import Expected
@@ -81,7 +83,7 @@ def test_a_recipe_is_launched_or_refused_for_each_stack(name: str, version: str)
     one = recipe.load(ROOT, name)
     way = next((way for way in one.ways if way.holds(Version(version))), None)
     if way is None or (way.lacks and "+spark" not in version):
-        with pytest.raises(RecipeUnfit) as refused:
+        with refusal("recipe-unfit") as refused:
             recipe.launch(one, version, Path("/env/bin/python"), Path("/model"))
         assert refused.value.details
         return
@@ -103,7 +105,7 @@ def test_each_stack_serves_what_it_was_made_for() -> None:
     """2026.05 has the report of 74.75 tok/s and no stock wheel of that release has it; 2026.11 serves them all."""
     nemotron = recipe.load(ROOT, "nemotron-3-nano-w4a16-b12x")
     assert nemotron.way("0.20.1+spark.2026.05").variables["VLLM_NVFP4_GEMM_BACKEND"] == "flashinfer-b12x"
-    with pytest.raises(RecipeUnfit, match="official vLLM") as refused:
+    with refusal("recipe-unfit", match="official vLLM") as refused:
         nemotron.way("0.20.1")
     assert "#40082" in refused.value.details[0]
     for name in NAMES:
@@ -137,7 +139,7 @@ def test_the_layers_that_draft_are_told_apart_where_that_can_be_said() -> None:
 @pytest.mark.parametrize("version", ["0.15.9", "0.34.0", "1.0", "0.19.0", "newest", "", "0.20.1; rm"])
 def test_an_unknown_release_is_refused(version: str) -> None:
     """What nobody has read, and what is no version, is an error with a reference of its own."""
-    with pytest.raises(RecipeUnfit) as refused:
+    with refusal("recipe-unfit") as refused:
         recipe.load(ROOT, "gpt-oss-120b-mxfp4").way(version)
     assert refused.value.reference == "recipe-unfit"
 
@@ -145,7 +147,7 @@ def test_an_unknown_release_is_refused(version: str) -> None:
 @pytest.mark.parametrize("name", ["", "qwen", "../gates/contract", "README", "toy-cpu.yaml"])
 def test_an_unknown_recipe_is_refused(name: str) -> None:
     """Only the names of reviewed files are recipes; a path is none."""
-    with pytest.raises(UsageError, match="no recipe"):
+    with refusal("usage", match="no recipe"):
         recipe.load(ROOT, name)
 
 
@@ -247,7 +249,7 @@ def test_a_broken_recipe_does_not_load(case: str, tmp_path: Path) -> None:
     """A file that could run something, or say less than it seems to, is refused with its place."""
     path = tmp_path / "gpt-oss-120b-mxfp4.yaml"
     path.write_text(yaml.safe_dump({**plain(), **BROKEN[case]}))
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         recipe.read(path)
 
 
@@ -255,7 +257,7 @@ def test_a_file_is_named_as_its_recipe(tmp_path: Path) -> None:
     """A copy under another name would be two recipes with one name."""
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(plain()))
-    with pytest.raises(FileInvalid, match="says that it is the recipe gpt-oss"):
+    with refusal("file-invalid", match="says that it is the recipe gpt-oss"):
         recipe.read(path)
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder.environment import remote_cache
 from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.remote_cache import PASSWORD, Door, Shelf, Signer
-from sparkwright.core.errors import FileInvalid
+
+pass
 
 if TYPE_CHECKING:
     from tests.conftest import Redis
@@ -156,7 +158,7 @@ def test_a_build_does_not_depend_on_the_shared_cache(tmp_path: Path, capsys: pyt
 )
 def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
     """Secrets are not for files, and what is no address is not guessed at; the secret is not repeated."""
-    with pytest.raises(FileInvalid) as raised:
+    with refusal("file-invalid") as raised:
         remote_cache.shelf(url)
 
     assert "secret" not in raised.value.what

@@ -12,20 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests import runnerhub
+from tests.refusals import refusal
 from tests.runnerhub import Hub
 
-from sparkwright.core.errors import (
-    GitHubRefused,
-    RunnerBusy,
-    RunnerDied,
-    RunnerDisk,
-    RunnerExposed,
-    RunnerMemory,
-    RunnerOvertime,
-    RunnerUnfit,
-    RunnerUnready,
-    RunnerUnregistered,
-)
+pass
 from sparkwright.operate.runner import holding, once, processes, registration
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.journal import Entry, Journal, now
@@ -127,7 +117,7 @@ def test_a_runner_that_dies_in_a_job_is_said_and_cleaned(here: Ground, hub: Hub)
     """Killed by the kernel or by itself, the run ends with its reference, and the journal has it."""
     hub.job("touch x; setsid sleep 600 & kill -9 $PPID", hook=False)
 
-    with pytest.raises(RunnerDied, match="in the middle of 'gate'"):
+    with refusal("runner-died", match="in the middle of 'gate'"):
         done(here, hub)
 
     assert clean(here)
@@ -140,7 +130,7 @@ def test_a_run_that_is_killed_is_cleaned_by_the_next(here: Ground, hub: Hub, tmp
     child = subprocess.Popen([sys.executable, "-m", "tests.runnerhub", "once", str(tmp_path)], cwd=runnerhub.ROOT, stderr=subprocess.PIPE)
     try:
         until(lambda: any(entry.event == "job" for entry in here.journal().entries()))
-        with pytest.raises(RunnerBusy):
+        with refusal("runner-busy"):
             done(here, hub)
     finally:
         child.kill()
@@ -180,7 +170,7 @@ def test_a_network_that_is_gone_is_said_within_bounds(tmp_path: Path) -> None:
     ground = runnerhub.ground(tmp_path, f"http://127.0.0.1:{port}", registration=0.001)
     settings, client = ground.settings, runnerhub.github(ground.settings.api, patience=0.2)
     waited: list[float] = []
-    with pytest.raises(RunnerUnregistered):
+    with refusal("runner-unregistered"):
         registration.register(client, settings, ("self-hosted",), 20, waited.append)
     assert len(waited) >= 3
     assert sum(waited) <= 20
@@ -203,7 +193,7 @@ def test_a_question_without_an_answer_is_asked_again_by_another_name(here: Groun
     assert registered.name == hub.registered[2]["name"]
 
     hub.faults = [403]
-    with pytest.raises(GitHubRefused) as caught:
+    with refusal("github-refused") as caught:
         registration.register(runnerhub.github(hub.url), here.settings, ("self-hosted",), 60, waited.append)
     assert "as the test asked" in " ".join(caught.value.details)
 
@@ -211,11 +201,11 @@ def test_a_question_without_an_answer_is_asked_again_by_another_name(here: Groun
 def test_a_public_repository_is_refused(here: Ground, hub: Hub) -> None:
     """A public repository gets no runner, unless the policy says so and every outsider needs approval."""
     hub.private = False
-    with pytest.raises(RunnerExposed):
+    with refusal("runner-exposed"):
         done(here, hub)
 
     approved = msgspec.structs.replace(here, policy=msgspec.structs.replace(here.policy, public="approved"))
-    with pytest.raises(RunnerExposed, match="some outsiders"):
+    with refusal("runner-exposed", match="some outsiders"):
         done(approved, hub)
 
     hub.approval = "all_external_contributors"
@@ -227,9 +217,9 @@ def test_a_public_repository_is_refused(here: Ground, hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "reference"),
     [
-        ({"room": {"work_floor": 1 << 30}}, RunnerDisk, "runner-disk"),
-        ({"room": {"memory_floor": 1 << 30}}, RunnerMemory, "runner-memory"),
-        ({"limits": {"job": 0.005}}, RunnerOvertime, "runner-overtime"),
+        ({"room": {"work_floor": 1 << 30}}, "runner-disk", "runner-disk"),
+        ({"room": {"memory_floor": 1 << 30}}, "runner-memory", "runner-memory"),
+        ({"limits": {"job": 0.005}}, "runner-overtime", "runner-overtime"),
     ],
 )
 def test_a_job_that_takes_too_much_is_ended(
@@ -247,7 +237,7 @@ def test_a_job_that_takes_too_much_is_ended(
 
 def test_no_job_begins_without_room(here: Ground, hub: Hub) -> None:
     """Too little disk or memory: GitHub is not even asked."""
-    with pytest.raises(RunnerUnready) as caught:
+    with refusal("runner-unready") as caught:
         done(changed(here, room={"work_start": 1 << 30, "memory_start": 1 << 30}), hub)
 
     assert len(caught.value.details) == 2
@@ -258,7 +248,7 @@ def test_models_that_changed_are_noticed(here: Ground, hub: Hub) -> None:
     """A job that got at the models does not end well."""
     hub.job(f"echo 4567 > {here.models}/weights")
 
-    with pytest.raises(RunnerUnfit, match="not what they were"):
+    with refusal("runner-unfit", match="not what they were"):
         done(here, hub)
 
     assert here.journal().entries()[-1].reference == "runner-unfit"
@@ -268,7 +258,7 @@ def test_a_runner_that_others_can_change_is_refused(here: Ground, hub: Hub, tmp_
     """The program that gets the configuration is root's alone."""
     (tmp_path / "runner" / "run.sh").chmod(0o777)
 
-    with pytest.raises(RunnerUnfit, match=r"can change .*run\.sh"):
+    with refusal("runner-unfit", match=r"can change .*run\.sh"):
         done(here, hub)
 
     assert hub.removed == [1]
@@ -321,10 +311,10 @@ def test_the_token_is_read_from_where_only_root_reads(tmp_path: Path) -> None:
     assert registration.token({"CREDENTIALS_DIRECTORY": str(tmp_path / "given")}, tmp_path) == "two"
 
     (tmp_path / "github-token").chmod(0o640)
-    with pytest.raises(RunnerUnfit, match="Others can read"):
+    with refusal("runner-unfit", match="Others can read"):
         registration.token({}, tmp_path)
     (tmp_path / "github-token").unlink()
-    with pytest.raises(RunnerUnfit):
+    with refusal("runner-unfit"):
         registration.token({}, tmp_path)
 
 

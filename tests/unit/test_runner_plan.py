@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import runnerhub
+from tests.refusals import refusal
 from tests.runnerhub import GOOD, ROOT
 
 from sparkwright.cli.main import main, run
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, RunnerExposed, RunnerRefused, RunnerSetup, ToolMissing, UsageError
+
+pass
 from sparkwright.operate.runner import admit, egress, fitness, labels, perform, plan, policy, registration, unit
 from sparkwright.operate.runner.labels import Machine
 from sparkwright.operate.runner.place import Place
@@ -61,7 +63,7 @@ def test_a_policy_that_cannot_be_meant_is_refused(reviewed: Policy, tmp_path: Pa
     (record[place] if place else record)[name] = value
     (tmp_path / "runner.yaml").write_text(json.dumps(record))
 
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         policy.load(tmp_path / "runner.yaml")
 
 
@@ -191,7 +193,7 @@ def test_a_label_is_carried_where_it_is_true(reviewed: Policy) -> None:
 def test_the_hook_refuses_what_a_stranger_causes(reviewed: Policy, tmp_path: Path, name: str, value: str) -> None:
     """Another repository, event, branch or workflow ends a job before its first step."""
     assert admit.admitted(GOOD, reviewed, SETTINGS) == ""
-    with pytest.raises(RunnerRefused):
+    with refusal("runner-refused"):
         admit.admit({**GOOD, name: value}, reviewed, SETTINGS, tmp_path / "none")
 
 
@@ -257,7 +259,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
     assert not (tmp_path / "etc/x/file").is_symlink()
 
     (tmp_path / "etc/y").symlink_to("/nowhere")
-    with pytest.raises(RunnerSetup):
+    with refusal("runner-setup"):
         perform.set_up((msgspec.structs.replace(STEP, apply=(Folder("/etc/y"),)),), place)
 
 
@@ -265,11 +267,11 @@ def test_a_step_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
     """A command that fails, a user who is not there, a check that does not hold: each ends set-up with the step's name."""
     place = here(tmp_path)
     for act in (File("/etc/x", "", owner="nobody-here"), Run(("false",))):
-        with pytest.raises(RunnerSetup, match="'a'"):
+        with refusal("runner-setup", match="'a'"):
             perform._do(STEP, act, place)
-    with pytest.raises(RunnerSetup, match="does not hold"):
+    with refusal("runner-setup", match="does not hold"):
         perform.set_up((msgspec.structs.replace(STEP, apply=(Folder("/etc/z"),), check=Exists("/etc/none")),), place)
-    with pytest.raises(ToolMissing, match="no-such-program"):
+    with refusal("tool-missing", match="no-such-program"):
         perform.set_up((msgspec.structs.replace(STEP, apply=(Run(("no-such-program",)),)),), place)
 
 
@@ -300,7 +302,7 @@ def test_plan_says_everything_and_changes_nothing(tmp_path: Path, capsys: pytest
 def test_what_cannot_be_meant_is_wrong_usage(words: list[str]) -> None:
     """A name that is none, a label that is not true here, a partner that comes first: usage, before anything is done."""
     if not labels.true_of(policy.load(ROOT / "ci" / "runner.yaml"), Machine.here()):
-        with pytest.raises(UsageError):
+        with refusal("usage"):
             run(["runner", "plan", "--root", str(ROOT), *words])
 
 
@@ -312,14 +314,14 @@ def test_setup_of_an_exposed_checkout_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".github" / "workflows").mkdir(parents=True)
     (tmp_path / ".github" / "workflows" / "x.yml").write_text("on: pull_request\njobs:\n  a:\n    runs-on: [self-hosted, gb10]\n")
 
-    with pytest.raises(RunnerExposed) as caught:
+    with refusal("runner-exposed") as caught:
         run(["runner", "plan", "--root", str(tmp_path), "--repository", "a/b", "--name", "a"])
     assert "x.yml a: pull_request" in caught.value.details[0]
 
 
 def test_setup_says_yes_first(tmp_path: Path) -> None:
     """Without --yes nothing is changed; without root neither."""
-    error: type[Exception] = UsageError if os.geteuid() == 0 else RunnerSetup
+    error: type[Exception] = "usage" if os.geteuid() == 0 else "runner-setup"
     with pytest.raises(error):
         run(["runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path / "bare")])
     assert not (tmp_path / "bare").exists()
@@ -327,14 +329,14 @@ def test_setup_says_yes_first(tmp_path: Path) -> None:
 
 def test_a_machine_that_was_not_set_up_is_said(tmp_path: Path) -> None:
     """check, once and the rest name what is missing."""
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         run(["runner", "check", "--config", str(tmp_path)])
     ground = runnerhub.ground(tmp_path)
     (tmp_path / "etc").mkdir()
-    with pytest.raises(RunnerSetup, match="no user"):
+    with refusal("runner-setup", match="no user"):
         run(["runner", "check", "--config", "/config", "--sysroot", str(tmp_path)])
     (tmp_path / "etc" / "passwd").write_text(f"{ground.policy.user}:x:0:0::/:/bin/sh\n")
-    with pytest.raises(RunnerSetup, match="is root"):
+    with refusal("runner-setup", match="is root"):
         run(["runner", "check", "--config", "/config", "--sysroot", str(tmp_path)])
 
 

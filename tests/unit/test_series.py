@@ -15,9 +15,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.cherry_picks import apply_check, diff, ledger, patch, pull_requests, series, together
 from sparkwright.cherry_picks.apply_check import Outcome
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.pull_requests import Seen
@@ -25,7 +27,6 @@ from sparkwright.cherry_picks.series import PatchedTree
 from sparkwright.cli.main import parser, session_of
 from sparkwright.core import git, strict_yaml
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.core.git_store import Index, Objects
 from sparkwright.forks import fetch
 from sparkwright.forks.stack import ForkSpec, SourceSpecs, StackSpec
@@ -117,7 +118,7 @@ def test_a_patch_that_does_not_fit_is_a_conflict(objects: Objects, repository: R
     repository.git("reset", "--quiet", "--hard", "HEAD~1")
     repository.commit({"a.txt": edited(("line 7", "line VII"))})
     base = fetched(objects, repository)
-    with pytest.raises(PatchConflict, match=r"0\.patch does not apply to mini") as caught:
+    with refusal("patch-conflict", match=r"0\.patch does not apply to mini") as caught:
         applied(objects, base, made)
 
     assert "error: patch failed: a.txt:6" in caught.value.details
@@ -132,7 +133,7 @@ def test_a_patch_for_a_missing_file_is_a_conflict(objects: Objects, repository: 
     repository.git("reset", "--quiet", "--hard", "HEAD~1")
     repository.commit({"a.txt": None})
 
-    with pytest.raises(PatchConflict) as caught:
+    with refusal("patch-conflict") as caught:
         applied(objects, fetched(objects, repository), made)
     assert "error: a.txt: does not exist in index" in caught.value.details
 
@@ -145,7 +146,7 @@ def test_a_patch_that_fits_at_other_lines_is_a_conflict(objects: Objects, reposi
     repository.git("reset", "--quiet", "--hard", "HEAD~1")
     moved = "added\n" * shift + TEXT if shift > 0 else "".join(TEXT.splitlines(keepends=True)[-shift:])
     repository.commit({"a.txt": moved.encode()})
-    with pytest.raises(PatchConflict, match="does not apply to mini") as caught:
+    with refusal("patch-conflict", match="does not apply to mini") as caught:
         applied(objects, fetched(objects, repository), made)
 
     assert f"offset {shift} line" in caught.value.details[1]
@@ -161,7 +162,7 @@ def test_no_whitespace_is_repaired(objects: Objects, repository: Repository) -> 
     spaces = objects.with_files(base, {"a.txt": b"one\n        two\nthree\n"})
 
     assert objects.blob(done.tree, "a.txt") == b"one\n\ttwo\nthree  \n\n\n"
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         applied(objects, spaces, made)
 
 
@@ -173,7 +174,7 @@ def test_nothing_is_half_applied(objects: Objects, repository: Repository) -> No
     repository.change({"b.txt": edited(("line 9", "line nine"))})
     both = repository.change({"a.txt": edited(("line 3", "line three")), "b.txt": edited(("line 9", "line NINE"))})
 
-    with pytest.raises(PatchConflict, match=r"1\.patch") as caught:
+    with refusal("patch-conflict", match=r"1\.patch") as caught:
         applied(objects, base, first, both)
     assert caught.value.details[-1] == f"tree before it: {repository.tree('HEAD~2')}"
 
@@ -183,7 +184,7 @@ def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, reposito
     repository.commit({"a.txt": TEXT.encode(), "logo": bytes(range(256))})
     made = repository.change({"a.txt": edited(("line 7", "line seven")), "logo": bytes(reversed(range(256)))})
 
-    with pytest.raises(PatchConflict) as caught:
+    with refusal("patch-conflict") as caught:
         applied(objects, fetched(objects, repository, "HEAD~1"), made.rstrip())
     assert "error: corrupt binary patch" in caught.value.details[0]
 
@@ -193,7 +194,7 @@ def test_a_patch_that_is_there_already_is_no_success(objects: Objects, repositor
     repository.commit({"a.txt": TEXT.encode()})
     made = repository.change({"a.txt": edited(("line 7", "line seven"))})
 
-    with pytest.raises(PatchUpstream, match=r"0\.patch is in mini already"):
+    with refusal("patch-already-upstream", match=r"0\.patch is in mini already"):
         applied(objects, fetched(objects, repository), made)
 
 
@@ -202,7 +203,7 @@ def test_a_patch_without_effect_is_an_error(objects: Objects, repository: Reposi
     repository.commit({"a.txt": TEXT.encode()})
     made = repository.change({"a.txt": edited(("line 7", "line seven"))}).replace(b"+line seven", b"+line 7")
 
-    with pytest.raises(PatchNoEffect, match=r"0\.patch changes nothing in mini"):
+    with refusal("patch-no-effect", match=r"0\.patch changes nothing in mini"):
         applied(objects, repository.tree("HEAD~1") and fetched(objects, repository, "HEAD~1"), made)
 
 
@@ -211,7 +212,7 @@ def test_a_patch_cannot_write_outside(objects: Objects, repository: Repository, 
     """A patch that names a path outside of the tree, or inside of a repository's own folder, is refused."""
     repository.commit({"a": b""})
     made = repository.change({"evil": b"x\n"})
-    with pytest.raises(PatchInvalid, match="outside the tree"):
+    with refusal("patch-invalid", match="outside the tree"):
         applied(
             objects,
             fetched(objects, repository, "HEAD~1"),
@@ -227,7 +228,7 @@ def test_a_patch_cannot_write_through_a_link(objects: Objects, repository: Repos
     (repository.path / "link").symlink_to("/tmp")
     first = repository.change({})
 
-    with pytest.raises(PatchInvalid, match="makes a link"):
+    with refusal("patch-invalid", match="makes a link"):
         applied(objects, fetched(objects, repository, "HEAD~1"), first)
 
 
@@ -238,7 +239,7 @@ def test_a_patch_cannot_write_behind_a_link_of_the_tree(objects: Objects, reposi
     repository.commit({})
     made = repository.change({"evil": b"x\n"}).replace(b"a/evil", b"a/link/evil").replace(b"b/evil", b"b/link/evil")
 
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         applied(objects, fetched(objects, repository, "HEAD~1"), made)
 
 
@@ -313,9 +314,9 @@ def test_every_kind_of_change_is_applied_once(objects: Objects, kind: str, conte
         assert tried(objects, before, one) == Outcome("applied", after)
         assert tried(objects, after, one).status == "already-upstream"
         assert series.apply_to(objects, "mini", before, [one]).tree == after
-        with pytest.raises(PatchUpstream):
+        with refusal("patch-already-upstream"):
             series.apply_to(objects, "mini", after, [one])
-        with pytest.raises(PatchUpstream, match="is in mini already"):
+        with refusal("patch-already-upstream", match="is in mini already"):
             series.apply_to(objects, "mini", before, [one, one])
 
 
@@ -345,7 +346,7 @@ def test_a_moved_pick_has_one_place(objects: Objects) -> None:
 
     assert (done.status, done.tree) == ("conflict", other)
     assert done.says[1:] == ("a: @@ -17,7 +17,7 @@ at lines 22, 62",)
-    with pytest.raises(PatchConflict):
+    with refusal("patch-conflict"):
         series.apply_to(objects, "mini", other, [picked(data)])
 
 
@@ -392,7 +393,7 @@ def test_a_change_that_an_earlier_patch_made_is_there(objects: Objects, reposito
     repository.commit({"a.txt": TEXT.encode()})
     repository.commit({"a.txt": edited(("line 7", "line seven"))})
     data = rendered(objects, repository, "HEAD~1", "HEAD")
-    with pytest.raises(PatchUpstream, match=r"0\.patch is in mini already") as caught:
+    with refusal("patch-already-upstream", match=r"0\.patch is in mini already") as caught:
         series.apply_to(objects, "mini", repository.tree("HEAD~1"), [picked(data), mine(data)])
 
     assert "drop it when: then" in caught.value.details
@@ -424,7 +425,7 @@ def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
     for one in (context, data.replace(b"+line twenty", b"+line 20"), b"", b"\n"):
         for tree in (base, other):
             assert tried(objects, tree, picked(one)).status == tried(objects, tree, mine(one)).status == "empty"
-        with pytest.raises(PatchNoEffect, match="#7 changes nothing in mini"):
+        with refusal("patch-no-effect", match="#7 changes nothing in mini"):
             series.apply_to(objects, "mini", base, [picked(one)])
 
 
@@ -433,7 +434,7 @@ def test_an_empty_merge_is_no_success(objects: Objects, repository: Repository) 
     repository.commit({"a.txt": TEXT.encode()})
     repository.commit({})
 
-    with pytest.raises(PatchNoEffect):
+    with refusal("patch-no-effect"):
         series.apply_to(objects, "mini", repository.tree(), [picked(rendered(objects, repository, "HEAD~1", "HEAD"))])
 
 
@@ -649,7 +650,7 @@ def test_a_conflict_after_known_steps_names_what_came_before(stack: Host, counte
     applied_by(stack)
     path = stack.series / "4.patch"
     path.write_bytes(path.read_bytes().replace(b"-line 18\n", b"-line XVIII\n"))
-    with pytest.raises(PatchConflict, match=r"4\.patch does not apply to widget: a\.txt") as caught:
+    with refusal("patch-conflict", match=r"4\.patch does not apply to widget: a\.txt") as caught:
         applied_by(stack)
 
     assert "  touched by our 0.patch before" in caught.value.details
@@ -669,7 +670,7 @@ def test_a_store_that_lost_a_part_gives_the_same(stack: Host, lost: str) -> None
 
 
 def wrong(folder: Path) -> str:
-    with pytest.raises(PatchInvalid) as caught:
+    with refusal("patch-invalid") as caught:
         series.load(folder)
     return "\n".join(caught.value.details)
 
@@ -735,14 +736,14 @@ def test_each_trailer_is_mandatory(made: bytes, trailer: str, value: str) -> Non
     """A patch without one of its trailers, or with an empty one, is an error that names the trailer."""
     lines = [line for line in made.split(b"\n") if not line.startswith(trailer.encode())]
     for lacking in (lines, [f"{trailer}: {value}".encode() if line.startswith(trailer.encode()) else line for line in made.split(b"\n")]):
-        with pytest.raises(PatchInvalid) as caught:
+        with refusal("patch-invalid") as caught:
             patch.parse("x.patch", b"\n".join(lacking))
         assert caught.value.details == (f"missing trailer: {trailer}",)
 
 
 def test_the_status_is_one_of_a_few(made: bytes) -> None:
     """An Upstream-Status that nobody knows is refused with those that are known; words after a known one may explain it."""
-    with pytest.raises(PatchInvalid, match="unknown Upstream-Status") as caught:
+    with refusal("patch-invalid", match="unknown Upstream-Status") as caught:
         patch.parse("x.patch", made.replace(b"Pending", b"pending"))
 
     assert "Pending, Submitted" in caught.value.details[1]
@@ -754,7 +755,7 @@ def test_the_status_is_one_of_a_few(made: bytes) -> None:
 )
 def test_what_is_no_mail_with_a_diff_is_refused(data: bytes) -> None:
     """A bare diff says neither why nor until when; a mail without a diff changes nothing."""
-    with pytest.raises(PatchInvalid, match=r"x\.patch is not a patch"):
+    with refusal("patch-invalid", match=r"x\.patch is not a patch"):
         patch.parse("x.patch", data)
 
 
@@ -764,7 +765,9 @@ def test_any_bytes_are_a_patch_or_refused(noise: bytes, place: int) -> None:
     whole = b"From x\nSubject: s\n\nUpstream-Status: Pending\nReason: r\nDrop-When: d\n---\n\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n"
     try:
         made = patch.parse("x.patch", whole[:place] + noise + whole[place:])
-    except PatchInvalid:
+    except PatchError as error:
+        if error.reference != "patch-invalid":
+            raise
         return
 
     assert made.reason

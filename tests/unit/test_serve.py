@@ -20,8 +20,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.refusals import refusal
 
-from sparkwright.core.errors import EnvironmentUnusable, ToolMissing, WheelInvalid
+pass
 from sparkwright.gates.server.installed import Mismatch, is_installed
 from sparkwright.gates.server.serve import ALWAYS, Launch, Server
 
@@ -209,7 +210,7 @@ def test_a_python_that_is_not_there_is_a_missing_tool(make: Make, tmp_path: Path
     import msgspec
 
     launch = msgspec.structs.replace(make(), python=tmp_path / "python")
-    with pytest.raises(ToolMissing):
+    with refusal("tool-missing"):
         Server(launch, tmp_path / "log")
 
 
@@ -266,7 +267,7 @@ def test_what_is_no_wheel_and_no_environment_is_refused(environment: Path, tmp_p
     text = tmp_path / "widget-1-py3-none-any.whl"
     text.write_text("hello")
     for bad in (text, tmp_path / "missing.whl"):
-        with pytest.raises(WheelInvalid):
+        with refusal("wheel-invalid"):
             is_installed(environment, bad)
-    with pytest.raises(EnvironmentUnusable):
+    with refusal("environment-unusable"):
         is_installed(Path("/bin/false"), text)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests import standin
+from tests.refusals import refusal
 
-from sparkwright.core.errors import CheckpointInvalid, ModelMissing
+pass
 from sparkwright.operate.serving import models
 
 NAME, COMMIT, OTHER = "org/Toy-1", "a" * 40, "b" * 40
@@ -61,7 +62,7 @@ def test_the_cache_is_where_the_hubs_client_keeps_it(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("revision", [OTHER, "other", "../../../etc/passwd", "refs/\0"])
 def test_a_commit_that_is_not_there_is_missing(hub: Path, revision: str) -> None:
     """Nothing is fetched, unless somebody allows vLLM to."""
-    with pytest.raises(ModelMissing, match="not in the cache"):
+    with refusal("model-missing", match="not in the cache"):
         found(hub, revision)
     assert found(hub, revision, download=True).path == Path(NAME)
 
@@ -70,7 +71,7 @@ def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
     """What is still on its way is named."""
     place = hub / "models--org--Toy-1"
     (place / "blobs" / "model.safetensors").rename(place / "blobs" / "0123.incomplete")
-    with pytest.raises(ModelMissing, match="not whole") as caught:
+    with refusal("model-missing", match="not whole") as caught:
         found(hub)
     assert "half downloaded: 0123.incomplete" in caught.value.details
     assert found(hub, download=True).local is None
@@ -79,25 +80,25 @@ def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "org/not-here"])
 def test_what_is_nowhere_is_missing(name: str, tmp_path: Path) -> None:
     """A path or a name."""
-    with pytest.raises(ModelMissing):
+    with refusal("model-missing"):
         models.find(name, "", {"HF_HUB_CACHE": str(tmp_path)})
 
 
 def test_a_folder_that_is_no_model_says_what_it_lacks(tmp_path: Path) -> None:
     """An empty one, one without weights, one whose shards are on their way, one whose index names more than there is."""
-    with pytest.raises(ModelMissing, match=r"no config\.json"):
+    with refusal("model-missing", match=r"no config\.json"):
         models.find(str(tmp_path), "", {})
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelMissing, match="safetensors"):
+    with refusal("model-missing", match="safetensors"):
         models.find(str(tmp_path), "", {})
     standin.model(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors.part").touch()
-    with pytest.raises(ModelMissing, match="half downloaded"):
+    with refusal("model-missing", match="half downloaded"):
         models.find(str(tmp_path), "", {})
     (tmp_path / "model-00002-of-00002.safetensors.part").unlink()
     index = {"weight_map": {"weight": "model.safetensors", "more": "model-00002-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelMissing, match="model-00002"):
+    with refusal("model-missing", match="model-00002"):
         models.find(str(tmp_path), "", {})
 
 
@@ -106,7 +107,7 @@ def test_a_shard_that_is_cut_off_is_damaged(tmp_path: Path) -> None:
     folder = standin.model(tmp_path / "toy")
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-3])
-    with pytest.raises(CheckpointInvalid):
+    with refusal("checkpoint-invalid"):
         models.find(str(folder), "", {})
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import standin
+from tests.refusals import refusal
 
-from sparkwright.core.errors import FlagUnknown, UsageError, VariableRefused
 from sparkwright.gates.server.envvars import Replaced
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, known, variables
 from sparkwright.operate.serving.wish import Wish
 
@@ -29,7 +30,9 @@ def test_any_environment_is_taken_or_refused(environment: dict[str, str], extra:
     """There is no third way, whatever stands in it, and nothing is expanded."""
     try:
         wish = variables.told({**environment, "VLLM_EXTRA_ARGS": extra})
-    except VariableRefused:
+    except ServeError as error:
+        if error.reference != "variable-refused":
+            raise
         return
     assert not any("$(" in flag and "$(" not in extra for flag in wish.flags)
 
@@ -66,7 +69,7 @@ def test_every_variable_reaches_its_place() -> None:
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
     """It is named with what it takes."""
-    with pytest.raises(VariableRefused) as caught:
+    with refusal("variable-refused") as caught:
         variables.told({name: value})
     assert caught.value.details[0].startswith(f"{name}=")
 
@@ -81,7 +84,7 @@ def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
 )  # fmt: skip
 def test_a_variable_that_only_looks_like_ours_is_refused(name: str, near: str) -> None:
     """The nearest of ours is named."""
-    with pytest.raises(VariableRefused) as caught:
+    with refusal("variable-refused") as caught:
         variables.told({name: "1"})
     assert list(caught.value.details) == [f"{name}: no such variable; perhaps {near}"]
 
@@ -98,7 +101,7 @@ def test_vllms_own_variables_are_held_against_its_release(standin_package: Path)
     """One that the installed release does not read is refused, with what became of it."""
     replaced = {"VLLM_NVFP4_GEMM_BACKEND": Replaced("0.24.0", "--linear-backend")}
     assert variables.check({"VLLM_LOGGING_LEVEL": "DEBUG", "NCCL_DEBUG": "x"}, standin_package, "0.33.0", replaced) == ()
-    with pytest.raises(VariableRefused) as caught:
+    with refusal("variable-refused") as caught:
         variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_LOGGING_LEVLE": "DEBUG"}, standin_package, "0.33.0", replaced)
     assert list(caught.value.details) == [
         "VLLM_LOGGING_LEVLE: perhaps VLLM_LOGGING_LEVEL", "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend",
@@ -141,7 +144,9 @@ def test_a_flag_that_the_release_does_not_know_is_refused(words: tuple[str, ...]
     found: list[str] = []
     try:
         known.check(words, known.flags(standin_package), "0.33.0")
-    except FlagUnknown as error:
+    except ServeError as error:
+        if error.reference != "flag-unknown":
+            raise
         found = list(error.details)
     assert found == ([wrong] if wrong else [])
 
@@ -178,5 +183,5 @@ def test_the_table_for_the_docs_names_every_variable() -> None:
 def test_an_address_is_host_and_port(text: str) -> None:
     """Nothing else is one."""
     assert cluster.parts("[::1]:6379") == ("::1", 6379)
-    with pytest.raises(UsageError):
+    with refusal("usage"):
         cluster.parts(text)

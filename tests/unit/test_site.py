@@ -15,12 +15,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests import sitedata
+from tests.refusals import refusal
 from tests.sitedata import HOSTILE, Made
 from tests.wheels import ROOT, STACK
 
 from sparkwright.cli import main
 from sparkwright.core.console import console
-from sparkwright.core.errors import IndexMissing, SignerUnknown, SitePartial, UsageError
+
+pass
 from sparkwright.operate.site import making, pages, trends
 from sparkwright.operate.site.found import Found
 from sparkwright.release.client.install import Wish
@@ -153,7 +155,7 @@ def test_a_folder_of_somebody_else_is_left_alone(small: Made, tmp_path: Path) ->
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.tex").write_text("")
     found = making.read(small.session, small.asked())
-    with pytest.raises(UsageError):
+    with refusal("usage"):
         making.make(small.session, found, tmp_path / "theirs")
     making.make(small.session, found, tmp_path / "out")
     (tmp_path / "precious").write_text("")
@@ -299,11 +301,11 @@ def test_strictly_a_damaged_record_is_a_failure(made: Made, tmp_path: Path, capf
     assert told["site"]["files"] == told["site"]["written"]
     assert [one["name"] for one in told["problems"]] == ["x.json"]
     console.json = False
-    with pytest.raises(SitePartial) as refused:
+    with refusal("site-partial") as refused:
         main.run([*words, "--output", str(tmp_path / "strict"), "--strict"])
     assert refused.value.reference == "site-partial"
     assert (tmp_path / "strict" / "index.html").is_file()
-    with pytest.raises(UsageError):
+    with refusal("usage"):
         main.run([*words, "--output", str(tmp_path / "linked"), "--link", "javascript:alert(1)"])
 
 
@@ -312,9 +314,9 @@ def test_a_manifest_that_is_not_to_be_believed_makes_no_site(small: Made, tmp_pa
     before, _ = _site(small, tmp_path / "out")
     keys.make(tmp_path / "other.key")
     wish = Wish(str(small.root), (keys.public_path(tmp_path / "other.key"),), sitedata.URL)
-    with pytest.raises(SignerUnknown):
+    with refusal("signer-unknown"):
         _site(small, tmp_path / "out", index=wish)
-    with pytest.raises(IndexMissing):
+    with refusal("index-missing"):
         _site(small, tmp_path / "out", index=replace(wish, index=str(tmp_path / "nowhere")))
     assert {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(before)
 

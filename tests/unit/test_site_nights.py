@@ -15,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests import verdicts, wheels
+from tests.refusals import refusal
 from tests.unit.reportdata import Maker, bench
 
 from sparkwright.cli import main
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_file
-from sparkwright.core.errors import NightTaken, UsageError
 from sparkwright.gates.throughput.tracks import by_block
 from sparkwright.gates.verdict import ORDER, State
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import measured, night, nights
 from sparkwright.operate.site.records import Night, Stage, schema
 
@@ -57,7 +58,7 @@ def test_a_record_is_never_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "nights"
     first = _record(folder, "--stage", "gate=failure")
     assert _record(folder, "--stage", "gate=failure") == first
-    with pytest.raises(NightTaken) as refused:
+    with refusal("night-taken") as refused:
         main.run(["night", "--at", str(folder), *RUN, "--stage", "gate=success"])
     assert refused.value.reference == "night-taken"
     assert _record(folder, "--stage", "gate=failure") == first
@@ -71,7 +72,9 @@ def test_of_many_who_write_at_once_one_wins_whole(tmp_path: Path) -> None:
         try:
             made = Night("pipeline", "1", "2026.11", "2026-11-22T05:00:00Z", (Stage(f"stage-{number}", "pass"),))
             night.write(tmp_path / "nights", made)
-        except NightTaken:
+        except LabError as error:
+            if error.reference != "night-taken":
+                raise
             return False
         return True
 
@@ -205,7 +208,7 @@ def test_nothing_measured_is_no_figure(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_no_record_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     """A stage of another form, an address that is none, a path for a number, or an end before the beginning write nothing."""
-    with pytest.raises(UsageError):
+    with refusal("usage"):
         main.run(["night", "--at", str(tmp_path / "nights"), *RUN, *words])
     assert not (tmp_path / "nights").exists()
 

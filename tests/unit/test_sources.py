@@ -12,9 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved, UsageError
+
+pass
 from sparkwright.core.store import Store
 from sparkwright.forks import context, fetch, lock, resolve
 from sparkwright.forks.context import Session
@@ -79,7 +81,7 @@ def test_the_ref_does_not_choose_the_bytes(make: Make, repository: Repository, c
 
 def test_another_tree_than_the_locked_one_is_a_mismatch(make: Make, repository: Repository, commit: str) -> None:
     """A commit whose tree is not the locked one is an error that shows both."""
-    with pytest.raises(SourceMismatch, match="another tree") as caught:
+    with refusal("source-mismatch", match="another tree") as caught:
         fetch.fetch(make(commit, "0" * 40), "mini")
 
     assert caught.value.details == (f"lock:   {'0' * 40}", f"commit: {repository.tree()}")
@@ -88,7 +90,7 @@ def test_another_tree_than_the_locked_one_is_a_mismatch(make: Make, repository: 
 def test_a_mismatch_is_found_again_on_the_next_run(make: Make, commit: str) -> None:
     """That the bad commit is in the store by now does not make it good."""
     for _ in range(2):
-        with pytest.raises(SourceMismatch):
+        with refusal("source-mismatch"):
             fetch.fetch(make(commit, "0" * 40), "mini")
 
 
@@ -104,7 +106,7 @@ def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository
     """A tag that was moved to another commit is a mismatch that shows both, although the old commit is still there."""
     moved = repository.commit({"a.txt": b"2\n"})
     repository.git("tag", "--force", "v1")
-    with pytest.raises(SourceMismatch, match="v1 of mini is not the locked commit") as caught:
+    with refusal("source-mismatch", match="v1 of mini is not the locked commit") as caught:
         fetch.fetch(make(commit[:9]), "mini")
 
     assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
@@ -112,7 +114,7 @@ def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository
 
 def test_a_prefix_does_not_resolve_without_its_ref(make: Make, commit: str) -> None:
     """A tag that is gone is a mismatch, too."""
-    with pytest.raises(SourceMismatch) as caught:
+    with refusal("source-mismatch") as caught:
         fetch.fetch(make(commit[:9], ref="v2"), "mini")
 
     assert caught.value.details[1] == "host: no such ref"
@@ -120,7 +122,7 @@ def test_a_prefix_does_not_resolve_without_its_ref(make: Make, commit: str) -> N
 
 def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
     """A lock without a commit gives an error that names the ref, although the host would know it."""
-    with pytest.raises(SourceUnresolved, match=r"no commit for mini \(v1\)"):
+    with refusal("source-unresolved", match=r"no commit for mini \(v1\)"):
         fetch.fetch(make(), "mini")
 
 
@@ -130,7 +132,7 @@ def test_a_source_with_submodules_is_refused(make: Make, repository: Repository,
     repository.git("commit", "--quiet", "-m", "submodule")
     pin = repository.git("rev-parse", "HEAD")
 
-    with pytest.raises(SourceUnresolved, match="submodules") as caught:
+    with refusal("source-unresolved", match="submodules") as caught:
         fetch.fetch(make(pin), "mini")
     assert caught.value.details == (f"third/party @ {commit}",)
 
@@ -139,7 +141,7 @@ def test_a_commit_that_the_mirror_lacks_is_unreachable(make: Make, repository: R
     """A lock that names nothing reachable is an error with git's words."""
     repository.commit({"a.txt": b"1\n"})
 
-    with pytest.raises(SourceUnreachable, match=f"does not offer commit {'1' * 40}") as caught:
+    with refusal("source-unreachable", match=f"does not offer commit {'1' * 40}") as caught:
         fetch.fetch(make("1" * 40), "mini")
     assert caught.value.details
 
@@ -150,7 +152,7 @@ def test_a_mirror_that_is_not_there_is_unreachable(make: Make, repository: Repos
     run = make(commit[:digits])
     shutil.move(repository.path, repository.path.with_name("elsewhere"))
 
-    with pytest.raises(SourceUnreachable, match="upstream"):
+    with refusal("source-unreachable", match="upstream"):
         fetch.fetch(run, "mini")
 
 
@@ -158,7 +160,7 @@ def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
     """The error names the mirror without the password that its address holds."""
     run = dataclasses.replace(make(commit), mirrors={HOST: "http://user:secret@127.0.0.1:9/"})
 
-    with pytest.raises(SourceUnreachable) as caught:
+    with refusal("source-unreachable") as caught:
         fetch.fetch(run, "mini")
     said = "\n".join([caught.value.what, *caught.value.details])
     assert "http://127.0.0.1:9/mini.git" in said
@@ -178,7 +180,7 @@ def test_what_was_fetched_once_needs_no_mirror(make: Make, repository: Repositor
 def test_offline_fetches_nothing(make: Make, repository: Repository, commit: str) -> None:
     """What is not in the store is an error of its own, for whole commits and for prefixes."""
     for pin in (commit, commit[:9]):
-        with pytest.raises(Offline):
+        with refusal("offline"):
             fetch.fetch(dataclasses.replace(make(pin), offline=True), "mini")
 
 
@@ -276,7 +278,7 @@ def test_a_submodule_that_is_not_locked_is_refused(make: Make, nest: Nest, missi
     """Neither a submodule nor one of a submodule may be missing in the lock; the error says which commit it is."""
     locked = nest.locked()
     commit = locked.pop(missing).commit
-    with pytest.raises(SourceUnresolved, match="submodules that the lock does not name") as caught:
+    with refusal("source-unresolved", match="submodules that the lock does not name") as caught:
         fetch.fetch(nest.run(make(nest.commit), locked), "mini")
 
     assert caught.value.details == (f"{missing.removeprefix('third/party/')} @ {commit}",)
@@ -288,7 +290,7 @@ def test_a_submodule_at_another_commit_is_refused(make: Make, nest: Nest, other:
     locked = nest.locked()
     locked[other] = msgspec.structs.replace(locked[other], commit="1" * 40)
 
-    with pytest.raises(SourceUnresolved, match="submodules that the lock does not name"):
+    with refusal("source-unresolved", match="submodules that the lock does not name"):
         fetch.fetch(nest.run(make(nest.commit), locked), "mini")
 
 
@@ -297,7 +299,7 @@ def test_a_submodule_with_another_tree_is_a_mismatch(make: Make, nest: Nest) -> 
     locked = nest.locked()
     locked["third/party"] = msgspec.structs.replace(locked["third/party"], tree="0" * 40)
 
-    with pytest.raises(SourceMismatch, match="another tree"):
+    with refusal("source-mismatch", match="another tree"):
         fetch.fetch(nest.run(make(nest.commit), locked), "mini")
 
 
@@ -349,7 +351,7 @@ SDIST = FileLock("mini", "1", "mini-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 
 def test_a_kind_that_is_not_locked_is_not_provided(make: Make, commit: str) -> None:
     """Asking for a kind that the lock lacks is an error that lists what there is."""
-    with pytest.raises(NotProvided, match="no source of kind sdist") as caught:
+    with refusal("not-provided", match="no source of kind sdist") as caught:
         fetch.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
 
     assert caught.value.details == ("locked: git",)
@@ -431,7 +433,7 @@ def test_a_url_may_be_mapped_to_a_folder(make: Make, repository: Repository) -> 
 @pytest.mark.parametrize("value", ["", "=", "https://a.example", "https://a.example=", "=there"])
 def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
     """An option without both sides is quoted in the error."""
-    with pytest.raises(UsageError) as caught:
+    with refusal("usage") as caught:
         context.mirror_map(["https://a.example/=https://b.example/", value])
 
     assert repr(value) in caught.value.what
@@ -460,7 +462,7 @@ def test_a_fork_that_the_run_is_for_is_not_answered_by_what_another_needed(make:
     run = dataclasses.replace(make(commit), source="sdist")
     fetch.fetch(dataclasses.replace(run, forks=("other",)), "mini")
 
-    with pytest.raises(NotProvided):
+    with refusal("not-provided"):
         fetch.fetch(run, "mini")
 
 
@@ -470,6 +472,6 @@ def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Reposi
     path = run.project.lock_file
     path.write_text(path.read_text("utf-8").replace(f"commit: {commit}", f"commit: {commit}\n      without: [media]"), "utf-8")
 
-    with pytest.raises(FileInvalid, match="has nothing of what `without` leaves out") as caught:
+    with refusal("file-invalid", match="has nothing of what `without` leaves out") as caught:
         fetch.fetch(run, "mini")
     assert caught.value.details == ("media",)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder import source_tree
-from sparkwright.core.errors import PatchConflict, PatchInvalid, RuleMismatch, SourceMismatch, UsageError
+
+pass
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -125,7 +127,7 @@ def test_a_rule_can_be_left_out(mini: Mini) -> None:
 
 def test_a_rule_that_does_not_exist_cannot_be_left_out(mini: Mini) -> None:
     """A misspelt rule is wrong usage, with the names that there are."""
-    with pytest.raises(UsageError, match="has no rule supported-12") as caught:
+    with refusal("usage", match="has no rule supported-12") as caught:
         source_tree.make(dataclasses.replace(mini.session(), without=("supported-12",)), "vllm")
 
     assert "supported-12.1" in caught.value.details[0]
@@ -139,7 +141,7 @@ def test_a_rule_that_upstream_outran_stops_the_run(mini: Mini) -> None:
     expect = next(line for line in (mini.root / RULES).read_text().splitlines() if line.strip().startswith("expect:"))
     mini.edit(RULES, expect, expect.replace("8.0", "7.0", 1))
 
-    with pytest.raises(RuleMismatch, match="matches 0 places") as caught:
+    with refusal("rule-mismatch", match="matches 0 places") as caught:
         source_tree.make(mini.session(), "vllm")
     assert "the rule expects" in " ".join(caught.value.details)
 
@@ -165,7 +167,7 @@ def test_a_patch_that_upstream_outran_stops_the_run(mini: Mini) -> None:
     mini.edit("forks/demo/lock.yaml", pinned.commit, commit)
     mini.edit("forks/demo/lock.yaml", f"tree: {pinned.tree}", "tree: unresolved")
 
-    with pytest.raises(PatchConflict, match=r"take-the-largest-scale.*does not apply to vllm"):
+    with refusal("patch-conflict", match=r"take-the-largest-scale.*does not apply to vllm"):
         source_tree.make(mini.session(), "vllm")
 
 
@@ -177,7 +179,7 @@ def test_a_changed_patch_is_applied_anew(mini: Mini) -> None:
     assert source_tree.make(mini.session(), "vllm").tree != first.tree
     mini.edit(name, "Drop-When: ", "Drop-Never: ")
 
-    with pytest.raises(PatchInvalid) as caught:
+    with refusal("patch-invalid") as caught:
         source_tree.make(mini.session(), "vllm")
     assert caught.value.details == ("missing trailer: Drop-When",)
 
@@ -190,5 +192,5 @@ def test_a_lock_with_another_tree_stops_the_run(mini: Mini) -> None:
     # vllm vendors the same tree, further down.
     mini.edit("forks/demo/lock.yaml", f"{pinned.tree}\n  flashinfer:", "'" + "0" * 40 + "'\n  flashinfer:")
 
-    with pytest.raises(SourceMismatch):
+    with refusal("source-mismatch"):
         source_tree.make(mini.session(), "cutlass")

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.cherry_picks import pull_requests, series
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-from sparkwright.core.errors import FileInvalid, NotProvided, PatchInvalid
+
+pass
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
@@ -181,19 +183,19 @@ def test_a_patch_without_a_date_has_no_age(made: Host, capsys: pytest.CaptureFix
 def test_a_fork_may_be_named(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """--fork leaves the others out; one that no stack has is an error."""
     assert [one["fork"] for one in status(made, capsys, "--fork", "widget")["test"]] == ["widget"] * 3
-    with pytest.raises(NotProvided, match="no fork 'gadget'"):
+    with refusal("not-provided", match="no fork 'gadget'"):
         main.run(["status", *made.words, "--fork", "gadget"])
 
 
 def test_a_damaged_series_or_ledger_is_no_empty_one(made: Host) -> None:
     """What cannot be read is an error, never a shorter table."""
     (made.series / "lost.patch").write_bytes(b"")
-    with pytest.raises(PatchInvalid, match="disagree"):
+    with refusal("patch-invalid", match="disagree"):
         main.run(["status", *made.words])
     (made.series / "lost.patch").unlink()
     (made.root / "cherry_picks" / "widget.yaml").write_text("url: [")
 
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         main.run(["status", *made.words])
 
 

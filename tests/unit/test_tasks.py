@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid
+
+pass
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
@@ -122,7 +124,7 @@ def test_without_the_harness_nothing_ran(policy: TasksPolicy, session: Session) 
 
 def test_a_task_that_is_not_named_is_a_fault_of_set_up(policy: TasksPolicy, session: Session) -> None:
     """The policy lists the tasks; no other one is asked for by name."""
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         tasks.run(policy, "hellaswag", session, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
 
 
@@ -248,7 +250,7 @@ def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPol
     (root / "forks" / "2026.11").mkdir(parents=True)
     (root / "forks" / "2026.11" / "stack.yaml").write_text((ROOT / "forks" / "2026.11" / "stack.yaml").read_text())
     (root / "ci" / "gates" / "tasks" / settings.file).write_text("doc_to_text: !function here.there\n")
-    with pytest.raises(FileInvalid, match="code"):
+    with refusal("file-invalid", match="code"):
         asking.own_task(Session(Project(root, "2026.11"), session.store, (), tmp_path), settings, tmp_path)
 
 
@@ -265,7 +267,7 @@ def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPol
 def test_a_policy_that_makes_no_sense_is_refused(policy: TasksPolicy, change: dict[str, Any]) -> None:
     """Limits that nobody can mean, too few questions, and paths outside the folder are refused when the file is read."""
     text = yaml.safe_dump({**msgspec.to_builtins(policy), **change})
-    with pytest.raises(FileInvalid):
+    with refusal("file-invalid"):
         strict_yaml.parse(text, TasksPolicy, "tasks.yaml")
 
 

@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder.environment import toolchain
-from sparkwright.core.errors import CommandFailed
+
+pass
 
 HEADER = """
 #define CUDAAPI
@@ -59,5 +61,5 @@ def test_the_drivers_functions_are_those_that_programs_call(cuda: Path) -> None:
 def test_a_header_without_functions_is_an_error(cuda: Path, tmp_path: Path, text: str) -> None:
     """An empty stub would make wheels that cannot be loaded."""
     (cuda / "include" / "cuda.h").write_text(text)
-    with pytest.raises(CommandFailed):
+    with refusal("command-failed"):
         toolchain.complete_cuda(cuda, tmp_path / "log")

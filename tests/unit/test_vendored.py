@@ -14,12 +14,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
 from sparkwright.core import cmake_file
-from sparkwright.core.errors import DeclarationUnsafe, SourceUnlocked
 from sparkwright.core.git import LINK, REGULAR
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import vendored
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.vendored import fetchcontent, gitmodules
 from sparkwright.forks.vendored.cmakevalues import Reading
@@ -77,7 +78,7 @@ def pins(found: tuple[Vendored, ...]) -> list[tuple[str, str, str]]:
 def test_every_form_is_read(find: Find, text: str, url: str | None, ref: str) -> None:
     """Git, archives, other systems and single files; a ref that looks like an option is refused."""
     if url is None:
-        with pytest.raises(DeclarationUnsafe, match=r"CMakeLists\.txt:1"):
+        with refusal("declaration-unsafe", match=r"CMakeLists\.txt:1"):
             find(text)
     else:
         assert pins(find(text)) == [("part", url, ref)]
@@ -117,7 +118,7 @@ def test_what_cannot_be_read_is_not_silent(find: Find, text: str, name: str) -> 
     """Programs that fetch, other systems and broken files are found without an address, which no lock can satisfy."""
     (one,) = find(text)
     assert (one.name, one.url, one.ref) == (name, "", "")
-    with pytest.raises(SourceUnlocked, match="mini") as raised:
+    with refusal("source-unlocked", match="mini") as raised:
         vendored.check("mini", [one], {}, {})
     assert raised.value.details[0].startswith("CMakeLists.txt")
     vendored.check("mini", [one], {}, {name: "not part of the build"})
@@ -342,7 +343,7 @@ def test_a_section_without_a_link_is_nothing(repository: Repository) -> None:
 def test_a_tree_without_gitmodules_still_has_its_links(repository: Repository) -> None:
     found = submodules(repository, superproject(repository, None, "a"))
     assert pins(found) == [("a", "", PIN)]
-    with pytest.raises(SourceUnlocked) as raised:
+    with refusal("source-unlocked") as raised:
         vendored.check("mini", found, {}, {})
     assert raised.value.details == (".gitmodules: a: the tree does not say where from in a way that can be read",)
 
@@ -360,7 +361,7 @@ def test_a_linked_gitmodules_is_none(tmp_path: Path) -> None:
 )
 def test_an_address_that_could_do_something_is_refused(repository: Repository, address: str) -> None:
     tree = superproject(repository, section("a", address), "a")
-    with pytest.raises(DeclarationUnsafe):
+    with refusal("declaration-unsafe"):
         submodules(repository, tree, "https://host.example/group/fork.git")
 
 
@@ -373,7 +374,7 @@ def test_an_address_that_could_do_something_is_refused(repository: Repository, a
     ],
 )
 def test_a_gitmodules_that_git_could_read_in_two_ways_is_refused(repository: Repository, modules: str) -> None:
-    with pytest.raises(DeclarationUnsafe):
+    with refusal("declaration-unsafe"):
         submodules(repository, superproject(repository, modules, "a"))
 
 
@@ -406,7 +407,9 @@ def test_a_relative_address_without_a_base_is_unknown() -> None:
 def test_any_address_is_refused_or_plain(address: str, base: str) -> None:
     try:
         result = gitmodules.resolved(address, base)
-    except DeclarationUnsafe:
+    except SourceError as error:
+        if error.reference != "declaration-unsafe":
+            raise
         return
     assert result.isprintable()
     assert not result.startswith("-")
@@ -419,7 +422,7 @@ def test_any_address_is_refused_or_plain(address: str, base: str) -> None:
 @pytest.mark.parametrize("address", ["ext::sh -c x", "-u./run", "https://a.example/\a"])
 def test_cmake_cannot_name_a_program_as_an_address(find: Find, address: str) -> None:
     for text in (f'"{address}" GIT_TAG v1', f'{URL} GIT_TAG "-{address}"'):
-        with pytest.raises(DeclarationUnsafe, match=r"CMakeLists\.txt:1"):
+        with refusal("declaration-unsafe", match=r"CMakeLists\.txt:1"):
             find(f"FetchContent_Declare(part GIT_REPOSITORY {text})")
 
 
@@ -428,7 +431,9 @@ def test_no_file_breaks_the_reader(text: bytes) -> None:
     for prefix in (b"", b"FetchContent_Declare(part GIT_REPOSITORY ", b"set(T x)\nif(", b"file(DOWNLOAD "):
         try:
             found = fetchcontent.read("x.cmake", prefix + text, lambda _: False)
-        except DeclarationUnsafe:
+        except SourceError as error:
+            if error.reference != "declaration-unsafe":
+                raise
             continue
         assert all((one.url + one.ref).isprintable() for one in found)
 
@@ -464,7 +469,9 @@ def faults(found: list[Vendored], locked: Mapping[str, VendoredLock], ignored: M
     """Return the lines of the error, or none where there is no error."""
     try:
         vendored.check("mini", found, locked, ignored)
-    except SourceUnlocked as error:
+    except SourceError as error:
+        if error.reference != "source-unlocked":
+            raise
         return list(error.details)
     return []
 

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
+from tests.refusals import refusal
 from uv import find_uv_bin
 
 from sparkwright.builder import pipeline as building
@@ -29,7 +30,7 @@ from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel import version as versions
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, RequirementMismatch, SparkwrightError, WheelInvalid
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ def test_a_changed_requirement_without_effect_is_refused(base: Path, out: Path, 
     text = META[f"{INFO}/METADATA"].replace(b"Keywords:", b"Requires-Dist: numpy\nKeywords:")
     path = packed(base, {**FILES, **META, f"{INFO}/METADATA": text})
 
-    with pytest.raises(RequirementMismatch) as caught:
+    with refusal("requirement-mismatch") as caught:
         archive.remake(path, out, version="1.0+a", requires=requires)
     assert caught.value.details == (detail,)
 
@@ -339,7 +340,7 @@ def test_a_requirement_that_nobody_can_read_is_refused(base: Path, out: Path, te
     metadata = META[f"{INFO}/METADATA"].replace(b"Keywords:", b"Requires-Dist: " + text + b"\nRequires-Dist: a\nKeywords:")
     path = packed(base, {**FILES, **META, f"{INFO}/METADATA": metadata})
 
-    with pytest.raises(WheelInvalid, match="cannot be read"):
+    with refusal("wheel-invalid", match="cannot be read"):
         archive.remake(path, out, version="1.0+a", requires={"a": ""})
 
 
@@ -357,7 +358,7 @@ def test_any_requirements_change_as_told(lines: list[tuple[str, str, str]], chan
     requires = {project: f"{project}{wanted}" if wanted else "" for project, wanted in changes.items()}
     head = "".join(f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in lines)
     if not requires.keys() <= {project for project, _, _ in lines}:
-        with pytest.raises(RequirementMismatch):
+        with refusal("requirement-mismatch"):
             archive.requiring(head.encode(), requires)
         return
 
@@ -387,7 +388,7 @@ ENVIRONMENT = "forks: {{vllm: {{distribution: mini, requires: {{{}}}}}}}\n"
 )
 def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry: str, words: str) -> None:
     """A slip in environment.yaml costs no compiling."""
-    with pytest.raises(FileInvalid) as caught:
+    with refusal("file-invalid") as caught:
         strict_yaml.parse(ENVIRONMENT.format(entry), EnvironmentSpec, "environment.yaml")
     assert words in caught.value.details[0]
 
@@ -398,7 +399,7 @@ def test_requirements_of_what_is_not_grafted_are_refused(mini: Mini) -> None:
         "build/demo/environment.yaml", "distribution: mini-flashinfer\n", "distribution: mini-flashinfer\n    requires: {numpy: ''}\n"
     )
 
-    with pytest.raises(FileInvalid, match="flashinfer, which is not grafted"):
+    with refusal("file-invalid", match="flashinfer, which is not grafted"):
         toolchain.spec(mini.session().project)
 
 
@@ -441,9 +442,9 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path, out: Path) -> None:
     whole = packed(tmp_path / NAME, {**FILES, **META}).read_bytes()
     for data in (b"", whole[: len(whole) // 2], whole[:-30]):
         (tmp_path / NAME).write_bytes(data)
-        with pytest.raises(WheelInvalid, match="mini-1"):
+        with refusal("wheel-invalid", match="mini-1"):
             archive.remake(tmp_path / NAME, out, version="1.0+a")
-    with pytest.raises(WheelInvalid, match="not the name of a wheel"):
+    with refusal("wheel-invalid", match="not the name of a wheel"):
         WheelName.of("mini-1.0.tar.gz")
 
 
@@ -462,13 +463,13 @@ def test_a_wheel_that_contradicts_its_version_is_refused(tmp_path: Path, out: Pa
     """Where metadata or program do not state the version that the name has, no label is put beside it."""
     base = packed(tmp_path / NAME, {**FILES, **META, **change})
 
-    with pytest.raises(WheelInvalid, match=words):
+    with refusal("wheel-invalid", match=words):
         archive.remake(base, out, version="1.0+a", version_files=("mini/__init__.py",))
 
 
 def test_a_version_file_that_is_not_there_is_refused(base: Path, out: Path) -> None:
     """A stack that names a file which the wheel lacks is told so."""
-    with pytest.raises(WheelInvalid) as caught:
+    with refusal("wheel-invalid") as caught:
         archive.remake(base, out, version="1.0+a", version_files=("mini/gone.py",))
 
     assert "mini/gone.py" in " ".join(caught.value.details)
@@ -482,7 +483,7 @@ def test_a_wheel_without_a_true_record_is_refused(tmp_path: Path, out: Path, rec
         for name, data in {**FILES, **META, **({f"{INFO}/RECORD": record} if record is not None else {})}.items():
             wheel.writestr(name, data)
 
-    with pytest.raises(WheelInvalid, match="RECORD"):
+    with refusal("wheel-invalid", match="RECORD"):
         archive.remake(path, out, version="1.0+a")
 
 
@@ -500,7 +501,7 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path, out: Path) -> None:
     with zipfile.ZipFile(path, "a") as wheel:
         wheel.writestr("mini/__init__.py", b"other")
 
-    with pytest.raises(WheelInvalid, match="twice"):
+    with refusal("wheel-invalid", match="twice"):
         archive.remake(path, out, version="1.0+a")
 
 

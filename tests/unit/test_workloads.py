@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 
-from sparkwright.core.errors import FileInvalid, UsageError
+pass
 from sparkwright.gates.recipes import texts, workloads
 from sparkwright.gates.recipes.workloads import Cell, Rule, Texts, Workload, Workloads, parse, seconds
 
@@ -43,7 +44,7 @@ BAD_NAMES = [
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_what_is_no_cell_is_refused(name: str) -> None:
     """A name that lacks a part, or whose numbers no server takes, is a mistake of the user."""
-    with pytest.raises(UsageError, match="no cell"):
+    with refusal("usage", match="no cell"):
         parse(name)
 
 
@@ -95,7 +96,7 @@ def test_sets_are_put_together_without_repeating_a_cell() -> None:
     assert len({cell.name for cell in found}) == len(found) == 6 + 7 - 3 + 1
     assert found[1].primary == ("tpot", "ttft")
     assert found[-1] == Cell(64, 64, 2)
-    with pytest.raises(UsageError, match="no workload"):
+    with refusal("usage", match="no workload"):
         FILE.cells("fastest")
 
 
@@ -137,7 +138,7 @@ def test_a_file_of_prompts_is_counted_and_held_against_its_digest(tmp_path: Path
 
     assert texts.check(path, Texts("w", "unresolved")) == texts.Found(20, sha256, False)
     assert texts.check(path, Texts("w", sha256)).pinned
-    with pytest.raises(FileInvalid, match="not the file of prompts"):
+    with refusal("file-invalid", match="not the file of prompts"):
         texts.check(path, Texts("w", "0" * 64))
 
 
@@ -161,12 +162,12 @@ def test_a_hostile_file_of_prompts_is_refused(case: str, tmp_path: Path) -> None
     """Whatever is no prompt in each line is an error that names the line, and nothing is read without bound."""
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(BAD_TEXTS[case])
-    with pytest.raises(FileInvalid, match=r"prompts\.jsonl"):
+    with refusal("file-invalid", match=r"prompts\.jsonl"):
         texts.check(path, Texts("w", "unresolved"))
 
 
 def test_a_folder_is_no_file_of_prompts(tmp_path: Path) -> None:
     """A folder, or nothing at all, is refused as well."""
     for path in (tmp_path, tmp_path / "none.jsonl"):
-        with pytest.raises(FileInvalid):
+        with refusal("file-invalid"):
             texts.check(path, Texts("w", "unresolved"))

@@ -23,7 +23,7 @@ from sparkwright.audit.policy import Allowed, AuditPolicy, LibraryPolicy, is_gen
 from sparkwright.audit.report import KernelCount, Library, OpcodeCount
 from sparkwright.audit.sass import CudaTools
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed
+from sparkwright.core.errors import CommandError
 
 #: What names a kernel that computes with FP4 or makes it, in CUTLASS, vLLM and FlashInfer. One of CUTLASS for SM 9.0 or 10.0 is compiled
 #: for SM 12.x too, where it is never launched and is full of traps.
@@ -201,12 +201,12 @@ def inspect(library: Library, data: Buffer, host: elf.Host, case: Case, folder: 
         folder: Takes the cubins that are disassembled.
 
     Raises:
-        ToolMissing: nvdisasm is not there, and a kernel is to be read.
+        tool-missing: nvdisasm is not there, and a kernel is to be read.
     """
     whole = replace(library, device_code=host.fatbin or library.sha256)
     try:
         return _inspect(whole, data, host, case, folder)
-    except (CommandFailed, ElfUnreadable, FatbinUnreadable) as error:
-        details = error.details if isinstance(error, CommandFailed) else ()
+    except (CommandError, ElfUnreadable, FatbinUnreadable) as error:
+        details = error.details if isinstance(error, CommandError) else ()
         case.find("device-unreadable", " ".join([str(error), *details[:2]]))
         return whole

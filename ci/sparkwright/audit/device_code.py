@@ -103,7 +103,7 @@ def of(wheel: Path, policy: AuditPolicy, scratch: Path) -> WheelCode:
         scratch: An existing folder for the libraries while they are read, one at a time.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe, DiskFull: As `sparkwright.audit.wheel.audit`.
+        wheel-invalid, archive-unsafe, disk-full: As `sparkwright.audit.wheel.audit`.
     """
     about = wheel_reader.subject(wheel)
     found: list[LibraryCode] = []

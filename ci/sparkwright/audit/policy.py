@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
 
@@ -216,13 +216,13 @@ def load(path: Path, arch: str) -> AuditPolicy:
         arch: The stack's.
 
     Raises:
-        FileInvalid: A file is missing or not valid, or both list the same library.
+        file-invalid: A file is missing or not valid, or both list the same library.
     """
     common, own = strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy), strict_yaml.load(path, StackPolicy)
     try:
         return AuditPolicy(arch, common.needed, _joined(common.distributions, own.libraries))
     except ValueError as error:
-        raise FileInvalid(f"The policy of {path.stem} does not hold together.", details=[str(error), str(path)]) from error
+        raise FileError("file-invalid", f"The policy of {path.stem} does not hold together.", details=[str(error), str(path)]) from error
 
 
 def _joined(common: Mapping[str, DistributionPolicy], own: Mapping[str, tuple[LibraryPolicy, ...]]) -> dict[str, DistributionPolicy]:

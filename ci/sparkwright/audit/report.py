@@ -11,11 +11,11 @@ from typing import Literal
 import msgspec
 
 from sparkwright.audit.checkers import Checker
+from sparkwright.audit.errors import AuditError
 from sparkwright.audit.gpu_compat import Spark
 from sparkwright.audit.wheel_reader import Subject
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
-from sparkwright.core.errors import AuditFailed
 
 #: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the report hold all.
 SHOWN = 40
@@ -170,12 +170,12 @@ def raise_for_findings(report: AuditReport) -> None:
     Do nothing when the *report* passed.
 
     Raises:
-        AuditFailed: It did not; the details are the findings, one a line.
+        audit-failed: It did not; the details are the findings, one a line.
     """
     if report.passed:
         return
     where = len({finding.library for finding in report.findings})
-    raise AuditFailed(
+    raise AuditError("audit-failed", 
         f"{report.subject.file} has {len(report.findings)} finding(s) in {where} place(s).",
         details=[f"{finding.rule}: {finding.library or report.subject.file}: {finding.message}" for finding in report.findings],
     )

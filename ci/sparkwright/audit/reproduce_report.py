@@ -13,11 +13,11 @@ from sparkwright.audit import device_code as code
 from sparkwright.audit.device_code import CodeDifference
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.builder import wheel_diff
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
 from sparkwright.builder.wheel_diff import MEANS, MemberDifference
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import RebuildDiffers
 
 Verdict = Literal["identical", "same-device-code", "different"]
 
@@ -60,7 +60,7 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path, *, com
     Return how the wheels *first* and *again*, made of the same inputs, compare; device code is compared in any case.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe, DiskFull: As `code.of`.
+        wheel-invalid, archive-unsafe, disk-full: As `code.of`.
     """
     codes = [code.of(path, policy, scratch) for path in (first, again)]
     hashes = (digest.sha256_file(first), digest.sha256_file(again))
@@ -126,8 +126,8 @@ def raise_for_difference(made: Rebuild) -> None:
     Do nothing when the two wheels are the same but for what is explained.
 
     Raises:
-        RebuildDiffers: They are not.
+        rebuild-differs: They are not.
     """
     if made.verdict == "different":
         details = [*made.unexplained, *(f"{library.name}: {kernel}" for library in made.code for kernel in library.kernels[:10])]
-        raise RebuildDiffers(f"{made.wheel}, built again from the same inputs, is another wheel.", details=details)
+        raise BuildError("rebuild-differs", f"{made.wheel}, built again from the same inputs, is another wheel.", details=details)

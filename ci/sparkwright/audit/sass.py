@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, ToolMissing
+from sparkwright.core.errors import CommandError
 
 TRAP = "BPT.TRAP"
 
@@ -48,11 +48,11 @@ class CudaTools(msgspec.Struct, frozen=True):
         Return the program of that name.
 
         Raises:
-            ToolMissing: The folder does not hold it.
+            tool-missing: The folder does not hold it.
         """
         path = self.folder / name
         if not path.is_file():
-            raise ToolMissing(f"{name} is not in {self.folder}.")
+            raise CommandError("tool-missing", f"{name} is not in {self.folder}.")
         return path
 
 
@@ -77,7 +77,7 @@ def opcodes(cubin: Path, tools: CudaTools, patience: float = PATIENCE) -> dict[s
     Disassemble *cubin* and return its opcode counts by kernel; the text is counted as it comes, and never held whole.
 
     Raises:
-        CommandFailed: nvdisasm could not read it, or took longer than *patience* seconds.
+        command-failed: nvdisasm could not read it, or took longer than *patience* seconds.
     """
     command = [str(tools.program("nvdisasm")), "--print-code", str(cubin)]
     with tempfile.TemporaryFile() as errors:
@@ -103,11 +103,11 @@ def opcodes(cubin: Path, tools: CudaTools, patience: float = PATIENCE) -> dict[s
             child.wait()
             child.stdout.close()
         if late.is_set():
-            raise CommandFailed(f"nvdisasm did not end within {patience:g} s.")
+            raise CommandError("command-failed", f"nvdisasm did not end within {patience:g} s.")
         if status:
             errors.seek(0)
             said = errors.read(1 << 14).decode("utf-8", "replace").splitlines()
-            raise CommandFailed(f"nvdisasm ended with status {status}.", details=said[-20:])
+            raise CommandError("command-failed", f"nvdisasm ended with status {status}.", details=said[-20:])
     return counts
 
 

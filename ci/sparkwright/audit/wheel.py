@@ -135,10 +135,10 @@ def audit(
         which: Others' tools to run, where the wheel has what they check; those left out are reported as not run.
 
     Raises:
-        WheelInvalid: It is not a wheel, is damaged, is too large, or is another distribution than its name says.
-        ArchiveUnsafe: A member's name leaves its folder, or it is a link.
-        ToolMissing: *tools* lacks nvdisasm, and a kernel is to be read.
-        DiskFull: There is no room for the largest library and its cubins.
+        wheel-invalid: It is not a wheel, is damaged, is too large, or is another distribution than its name says.
+        archive-unsafe: A member's name leaves its folder, or it is a link.
+        tool-missing: *tools* lacks nvdisasm, and a kernel is to be read.
+        disk-full: There is no room for the largest library and its cubins.
     """
     about = wheel_reader.subject(wheel)
     contents = wheel_reader.contents(wheel, about)

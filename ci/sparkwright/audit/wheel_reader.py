@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sparkwright.audit import zip_limits
 from sparkwright.audit.elf_sections import MAGIC
-from sparkwright.core.errors import WheelInvalid
+from sparkwright.builder.errors import WheelError
 
 _ENTRY = b"PK\x01\x02"
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -96,28 +96,28 @@ def subject(wheel: Path) -> Subject:
     Return what the file name and the bytes of *wheel* say.
 
     Raises:
-        WheelInvalid: The file is missing, its name is not a wheel's, or its directory is longer than any wheel's.
+        wheel-invalid: The file is missing, its name is not a wheel's, or its directory is longer than any wheel's.
     """
     try:
         name, version, _, tags = parse_wheel_filename(wheel.name)
         sha256, entries = _hash_and_count(wheel)
     except (InvalidWheelFilename, OSError) as error:
-        raise WheelInvalid(f"{wheel.name} is not a wheel.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{wheel.name} is not a wheel.", details=[str(error)]) from error
     # zipfile reads the whole directory into memory, so its length is bounded first; stored archives inside count a little too.
     if entries > 2 * zip_limits.MOST_MEMBERS:
-        raise WheelInvalid(f"{wheel.name} has more than {zip_limits.MOST_MEMBERS} members.")
+        raise WheelError("wheel-invalid", f"{wheel.name} has more than {zip_limits.MOST_MEMBERS} members.")
     return Subject(wheel.name, sha256, wheel.stat().st_size, name, str(version), tuple(sorted({tag.platform for tag in tags})))
 
 
 def _dist_info(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], about: Subject) -> tuple[str, Contents]:
     folders = {name.split("/")[0] for name in members if "/" in name and name.split("/")[0].endswith(".dist-info")}
     if len(folders) != 1:
-        raise WheelInvalid(f"{about.file} has {len(folders)} .dist-info folders instead of one.", details=sorted(folders))
+        raise WheelError("wheel-invalid", f"{about.file} has {len(folders)} .dist-info folders instead of one.", details=sorted(folders))
     folder = folders.pop()
     metadata = BytesParser().parsebytes(zip_limits.text(archive, members, f"{folder}/METADATA", about.file), headersonly=True)
     said = (canonicalize_name(str(metadata["Name"])), str(metadata["Version"]))
     if said != (about.name, about.version):
-        raise WheelInvalid(f"{about.file} holds another distribution.", details=[f"METADATA: {said[0]} {said[1]}"])
+        raise WheelError("wheel-invalid", f"{about.file} holds another distribution.", details=[f"METADATA: {said[0]} {said[1]}"])
     contents = Contents(
         tuple(sorted(members)), str(metadata["Requires-Python"] or ""), tuple(map(str, metadata.get_all("Requires-Dist", ()))),
         f"{folder}/{_BUILD_RECORD}" in members,
@@ -130,7 +130,7 @@ def contents(wheel: Path, about: Subject) -> Contents:
     Return what the directory and the metadata of *wheel* say.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe: As `walk`.
+        wheel-invalid, archive-unsafe: As `walk`.
     """
     with zip_limits.errors(wheel), zipfile.ZipFile(wheel) as archive:
         return _dist_info(archive, zip_limits.checked(archive, about.file), about)[1]
@@ -176,8 +176,8 @@ def walk(
         Where RECORD and the members disagree, by member name.
 
     Raises:
-        WheelInvalid: The archive is damaged, too large, or is another distribution than its name says.
-        ArchiveUnsafe: A member's name leaves its folder, or it is a link.
+        wheel-invalid: The archive is damaged, too large, or is another distribution than its name says.
+        archive-unsafe: A member's name leaves its folder, or it is a link.
     """
     found: list[Mismatch | None] = []
     binary, done = folder / "library", 0

@@ -22,12 +22,13 @@ from sparkwright.builder.bisect_command import Predicate
 from sparkwright.builder.bisect_inputs import Recipe
 from sparkwright.builder.bisect_search import Answer
 from sparkwright.cherry_picks import history
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import git
 from sparkwright.core.console import console
-from sparkwright.core.errors import BisectUndecided, NotProvided
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
 
 #: Twice: once would not show a command that wavers.
@@ -62,15 +63,15 @@ def over_commits(session: Session, fork: str, book: Ledger, ends: tuple[str, str
         bare: Upstream as it is, without our patches.
 
     Raises:
-        NotProvided: The second end does not follow the first, or the fork has no git source.
-        BisectUndecided, PredicateFailed: See `Predicate.ask`, and `_turn`.
+        not-provided: The second end does not follow the first, or the fork has no git source.
+        bisect-undecided, predicate-failed: See `Predicate.ask`, and `_turn`.
     """
     line = [ends[0], *history.first_parents(session.objects, *ends)]
     if len(line) < 2:
-        raise NotProvided(f"{ends[1][:12]} does not follow {ends[0][:12]}.")
+        raise SourceError("not-provided", f"{ends[1][:12]} does not follow {ends[0][:12]}.")
     locked = session.lock.forks[fork].git
     if locked is None:
-        raise NotProvided(f"Stack {session.project.stack} locks no git source of {fork}.")
+        raise SourceError("not-provided", f"Stack {session.project.stack} locks no git source of {fork}.")
     made, mirror = bisect_inputs.of(session, fork), session.mirror(book.url)
     if bare:
         made = dataclasses.replace(made, patches={**made.patches, fork: ()})
@@ -95,13 +96,13 @@ def over_patches(session: Session, fork: str, predicate: Predicate) -> Cause:
     before it without which it would not be.
 
     Raises:
-        NotProvided: The fork has no patches.
-        BisectUndecided, PredicateFailed: See `Predicate.ask`, and `_turn`.
+        not-provided: The fork has no patches.
+        bisect-undecided, predicate-failed: See `Predicate.ask`, and `_turn`.
     """
     made = bisect_inputs.of(session, fork)
     series = made.patches[fork]
     if not series:
-        raise NotProvided(f"{fork} has no patches in stack {session.project.stack}.")
+        raise SourceError("not-provided", f"{fork} has no patches in stack {session.project.stack}.")
 
     def place(chosen: Sequence[Patch], name: str) -> Place:
         return name, lambda: dataclasses.replace(made, patches={**made.patches, fork: tuple(chosen)})
@@ -120,13 +121,13 @@ def over_locks(one: Recipe, other: Recipe, names: tuple[str, str], predicate: Pr
     Return the pieces in which *other* differs from *one* that changed the answer, the smallest set of them that suffices.
 
     Raises:
-        NotProvided: They do not differ.
-        BisectUndecided, PredicateFailed: See `Predicate.ask`, and `_turn`.
+        not-provided: They do not differ.
+        bisect-undecided, predicate-failed: See `Predicate.ask`, and `_turn`.
     """
     before, after = one.pieces(), other.pieces()
     differing = [piece for piece in dict.fromkeys([*before, *after]) if before.get(piece) != after.get(piece)]
     if not differing:
-        raise NotProvided(f"{names[0]} and {names[1]} do not differ in what the fork is made of.")
+        raise SourceError("not-provided", f"{names[0]} and {names[1]} do not differ in what the fork is made of.")
     console.note(f"{len(differing)} pieces differ: {', '.join(differing)}")
 
     def ask(chosen: tuple[str, ...], times: int = 1) -> Answer:
@@ -143,7 +144,7 @@ def _turn(places: Sequence[Place], predicate: Predicate, over: str) -> tuple[int
     Return the number of the place at which the answer changes, and the cause as far as it is known.
 
     Raises:
-        BisectUndecided: The ends agree or give no answer, or there is none between the last and the first.
+        bisect-undecided: The ends agree or give no answer, or there is none between the last and the first.
     """
     known: dict[int, Answer] = {}
 
@@ -157,7 +158,7 @@ def _turn(places: Sequence[Place], predicate: Predicate, over: str) -> tuple[int
     found = bisect_search.turn(len(places), ask)
     answers = (ask(found.last, SURE), ask(found.first, SURE))
     if found.between:
-        raise BisectUndecided(
+        raise PatchError("bisect-undecided", 
             f"The answer changes after {places[found.last][0]} and not later than {places[found.first][0]}.",
             details=[f"no answer: {places[number][0]}" for number in found.between],
             todo="Let the command judge these, or make them buildable; every other answer is kept.",
@@ -170,14 +171,14 @@ def _require_difference(names: tuple[str, str], answers: tuple[Answer, Answer]) 
     if answers[0] == answers[1] or "skip" in answers:
         details = [f"{name}: {answer}" for name, answer in zip(names, answers, strict=True)]
         todo = "Choose other ends with --from and --to, or another command."
-        raise BisectUndecided("The answer is not good at one end and bad at the other.", details=details, todo=todo)
+        raise PatchError("bisect-undecided", "The answer is not good at one end and bad at the other.", details=details, todo=todo)
 
 
 def _smallest(items: Sequence[bisect_search.T], ask: Callable[..., Answer], cause: Cause, order: Sequence[str]) -> Cause:
     """Return *cause* with the smallest part of *items* that suffices, which is asked once more."""
     least = bisect_search.minimal(items, ask, cause.answers[1])
     if len(least) < len(items) and ask(least, SURE) != cause.answers[1]:
-        raise BisectUndecided("The smallest set that was found does not suffice when asked again.", details=[str(one) for one in least])
+        raise PatchError("bisect-undecided", "The smallest set that was found does not suffice when asked again.", details=[str(one) for one in least])
     names = {one.name if isinstance(one, Patch) else str(one) for one in least}
     return msgspec.structs.replace(cause, what=tuple(name for name in order if name in names))
 
@@ -187,7 +188,7 @@ def side(session: Session, fork: str, name: str) -> Recipe:
     Return what *fork* is made of in *name*: another stack, or a revision of this checkout.
 
     Raises:
-        NotProvided: It is neither.
+        not-provided: It is neither.
     """
     root, stack = session.project.root, session.project.stack
     if name in {found.parent.name for found in root.glob("forks/*/stack.yaml")}:
@@ -207,7 +208,7 @@ def _unpack(root: Path, revision: str, names: tuple[str, ...], folder: Path) -> 
     there = git.run(["ls-tree", "--name-only", commit], cwd=root)[1].decode().splitlines() if status == 0 else []
     wanted = [name for name in names if name in there]
     if "forks" not in wanted:
-        raise NotProvided(f"{revision} is neither a stack nor a revision of {root} that has any.")
+        raise SourceError("not-provided", f"{revision} is neither a stack nor a revision of {root} that has any.")
     data = git.run(["archive", "--format=tar", commit, "--", *wanted], cwd=root)[1]
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         archive.extractall(folder, filter="data")

@@ -18,33 +18,18 @@ from sparkwright.builder import bisect_inputs
 from sparkwright.builder import pipeline as wheel
 from sparkwright.builder.bisect_inputs import Recipe
 from sparkwright.builder.bisect_search import Answer
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.core import digest, process
 from sparkwright.core.console import console, duration
-from sparkwright.core.errors import (
-    ArchMismatch,
-    ArchTrap,
-    BaseMismatch,
-    BisectUndecided,
-    BuildFailed,
-    CommandFailed,
-    CompileFailed,
-    EarlyCheckFailed,
-    PatchConflict,
-    PatchInvalid,
-    PredicateFailed,
-    RequirementMismatch,
-    RuleMismatch,
-    SourceUnlocked,
-    SourceUnresolved,
-    SparkwrightError,
-)
+from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.forks.context import Session
 
 #: A state that cannot be made has no answer; anything else that goes wrong ends the search.
-NO_STATE: tuple[type[SparkwrightError], ...] = (
-    ArchMismatch, ArchTrap, BaseMismatch, BuildFailed, CompileFailed, EarlyCheckFailed, PatchConflict, PatchInvalid, RequirementMismatch,
-    RuleMismatch, SourceUnlocked, SourceUnresolved,
-)  # fmt: skip
+NO_STATE = frozenset({
+    "arch-mismatch", "arch-trap", "base-mismatch", "build-failed", "build-downloads", "compile-failed", "compiler-crashed",
+    "compiler-hung", "early-check-failed", "extension-missing", "file-invalid", "patch-conflict", "patch-invalid",
+    "requirement-mismatch", "rule-mismatch", "source-unlocked", "source-unresolved",
+})  # fmt: skip
 SKIP = 125
 
 
@@ -105,15 +90,17 @@ class Predicate:
             times: How often it is asked at least.
 
         Raises:
-            BisectUndecided: The command does not answer the same every time.
-            PredicateFailed: The command was killed, or ended with a status of 128 or more.
+            bisect-undecided: The command does not answer the same every time.
+            predicate-failed: The command was killed, or ended with a status of 128 or more.
         """
         began = time.monotonic()
         try:
             with console.step(name):
                 session, trees = bisect_inputs.write(self._session, make(), self.folder / "project")
                 built = wheel.build(session, self._fork) if self._build else None
-        except NO_STATE as error:
+        except SparkwrightError as error:
+            if error.reference not in NO_STATE:
+                raise
             return self._note(Step(name, "skip", why=f"{error.reference}: {error.what}", seconds=time.monotonic() - began))
         path = wheel.path_of(session, built) if built else None
         key = self._key(session, trees[self._fork], built.sha256 if built else "")
@@ -122,7 +109,7 @@ class Predicate:
         status = tuple(one for one, _ in runs)
         log = self._log(name)
         if len({_answer(one) for one in status}) > 1:
-            raise BisectUndecided(
+            raise PatchError("bisect-undecided", 
                 f"The command does not answer the same about {name} every time.",
                 details=[f"exit statuses: {', '.join(map(str, status))}", f"last output: {log}"],
                 todo="Make the command repeatable; to see how often it wavers, run it with a larger --repeat.",
@@ -165,10 +152,10 @@ class Predicate:
         try:
             process.run(self._command, log=self._log(name), env={**os.environ, **says})
             status = 0
-        except CommandFailed as error:
+        except CommandError as error:
             status = int(str(error.data["status"]))
             if not 0 < status < 128:
-                raise PredicateFailed(f"The command was ended about {name}, with status {status}.", details=error.details) from error
+                raise PatchError("predicate-failed", f"The command was ended about {name}, with status {status}.", details=error.details) from error
         self._session.store.put("predicate", key, status)
         self._asked.add(key)
         return status, False

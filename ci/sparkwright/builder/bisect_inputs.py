@@ -20,9 +20,10 @@ import msgspec
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import EnvironmentSpec
 from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import digest, strict_yaml
-from sparkwright.core.errors import FileInvalid, PatchConflict
+from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch as sources
 from sparkwright.forks import lock
 from sparkwright.forks.context import Session
@@ -102,7 +103,7 @@ def _packages(text: str) -> dict[str, str]:
         try:
             name = str(tomllib.loads(block)["packages"][0]["name"])
         except (tomllib.TOMLDecodeError, LookupError, TypeError) as error:
-            raise FileInvalid("pylock.toml has a package without a name.", details=block.splitlines()[:5]) from error
+            raise FileError("file-invalid", "pylock.toml has a package without a name.", details=block.splitlines()[:5]) from error
         found[name] = found.get(name, "") + block
     return found
 
@@ -133,11 +134,11 @@ def patched(session: Session, base: str, patches: Collection[Patch]) -> str:
     Return the tree that *patches* make of the tree *base*, each where its lines stand there; what is there already is left out.
 
     Raises:
-        PatchConflict: One does not apply.
+        patch-conflict: One does not apply.
     """
     done = series.evaluate(session.objects, base, list(patches))
     if bad := [one.name for one, outcome in zip(patches, done, strict=True) if outcome.status == "conflict"]:
-        raise PatchConflict(f"{', '.join(bad)} cannot be applied here.")
+        raise PatchError("patch-conflict", f"{', '.join(bad)} cannot be applied here.")
     return done[-1].tree if done else base
 
 
@@ -149,7 +150,7 @@ def write(session: Session, made: Recipe, folder: Path) -> tuple[Session, dict[s
         A run on it, and the patched tree of each fork.
 
     Raises:
-        PatchConflict, and what fetching raises: It cannot be made.
+        patch-conflict, and what fetching raises: It cannot be made.
     """
     shutil.rmtree(folder, ignore_errors=True)
     stack, arch, label = made.stack

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import msgspec
 
 from sparkwright.builder.environment import sandbox
 from sparkwright.builder.environment.sandbox import Room
-from sparkwright.core.errors import ConfigureFailed
+from sparkwright.builder.errors import BuildError
 
 #: Folder of the file API's requests and replies, in the build folder.
 API = ".cmake/api/v1"
@@ -95,8 +96,8 @@ def configure(
         room: Where CMake runs; without a network, but in this view of the file system, when it is left out.
 
     Raises:
-        ConfigureFailed: CMake ended with an error, or made no target of one of the names.
-        BuildDownloads: It tried to download something.
+        configure-failed: CMake ended with an error, or made no target of one of the names.
+        build-downloads: It tried to download something.
     """
     room = room or sandbox.room({})
     source, build = source.resolve(), build.resolve()
@@ -112,7 +113,7 @@ def configure(
             cmake, "-S", seen.source, "-B", seen.build, "-G", "Ninja", *(f"-D{name}={value}" for name, value in settings.items()),
             "--trace-expand", "--trace-format=json-v1", f"--trace-redirect={seen.build / TRACE}", *tracing,
         ],
-        env=env, log=log, failure=ConfigureFailed, what=what,
+        env=env, log=log, failure=partial(BuildError, "configure-failed"), what=what,
     )  # fmt: skip
     index = _index(build)
     return Configured(
@@ -143,7 +144,7 @@ def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iter
     commands = _commands(build)
     known = {entry["name"]: entry["jsonFile"] for entry in _reply(build, index, "codemodel-v2")["configurations"][0]["targets"]}
     if missing := [name for name in targets if name not in known]:
-        raise ConfigureFailed(f"CMake made no target {', '.join(missing)}.", details=[f"targets: {', '.join(sorted(known)) or 'none'}"])
+        raise BuildError("configure-failed", f"CMake made no target {', '.join(missing)}.", details=[f"targets: {', '.join(sorted(known)) or 'none'}"])
     for name in targets or known:
         target = msgspec.json.decode((build / API / "reply" / known[name]).read_bytes())
         for group in target.get("compileGroups", ()):
@@ -151,7 +152,7 @@ def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iter
                 path = seen.source / target["sources"][position]["path"]
                 tokens = commands.get((name, path))
                 if tokens is None:
-                    raise ConfigureFailed(f"CMake wrote no command for {path.name} of target {name}.", details=[f"build folder: {build}"])
+                    raise BuildError("configure-failed", f"CMake wrote no command for {path.name} of target {name}.", details=[f"build folder: {build}"])
                 yield Unit(name, _relative(path, seen), group["language"], gencode(tokens) if group["language"] == "CUDA" else ())
 
 

@@ -119,7 +119,7 @@ def run(
         after: Called with the container and its status once it has ended, while it is still there.
 
     Raises:
-        EngineUnreachable, EngineRefused, EmulationMissing, DiskFull: See there.
+        engine-unreachable, engine-refused, emulation-missing, disk-full: See there.
     """
     made: Container | None = None
     options = {**_options(engine, folders, variables or {}, memory, init), **(further or {})}

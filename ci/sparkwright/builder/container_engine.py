@@ -14,20 +14,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from sparkwright.core.errors import (
-    DiskFull,
-    EmulationMissing,
-    EngineForbidden,
-    EngineMissing,
-    EngineRefused,
-    EngineUnreachable,
-    SparkwrightError,
-)
+from sparkwright.builder.errors import ContainerError
+from sparkwright.core.errors import Failure, SparkwrightError, StoreError
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -73,8 +66,8 @@ class Engine:
         Say in our words what the SDK raises inside the block.
 
         Raises:
-            EngineUnreachable: The engine went away.
-            DiskFull, EmulationMissing, EngineRefused: The engine answered with an error.
+            engine-unreachable: The engine went away.
+            disk-full, emulation-missing, engine-refused: The engine answered with an error.
         """
         import requests
         import urllib3
@@ -88,16 +81,16 @@ class Engine:
         except APIError as error:
             raise self.meaning(str(error.explanation or error)) from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError) as error:
-            raise EngineUnreachable("The container engine went away.", details=[str(error)]) from error
+            raise ContainerError("engine-unreachable", "The container engine went away.", details=[str(error)]) from error
 
-    def meaning(self, text: str, otherwise: type[SparkwrightError] = EngineRefused, what: str = "") -> SparkwrightError:
-        """Return the failure that the engine's words *text* tell of; one of type *otherwise*, where they tell of none that we know."""
+    def meaning(self, text: str, otherwise: Failure = partial(ContainerError, "engine-refused"), what: str = "") -> SparkwrightError:
+        """Return the failure that the engine's words *text* tell of; what *otherwise* makes, where they tell of none that we know."""
         lines = text.strip().splitlines()[-25:]
         if "no space left on device" in text.lower():
             todo = "Make room there: docker system df says what is kept, docker system prune removes what nothing uses."
-            return DiskFull(f"The container engine has no room left under {self.root}.", details=lines[-3:], todo=todo)
+            return StoreError("disk-full", f"The container engine has no room left under {self.root}.", details=lines[-3:], todo=todo)
         if "exec format error" in text.lower():
-            return EmulationMissing("This machine cannot run the programs of the image.", details=lines[-3:])
+            return ContainerError("emulation-missing", "This machine cannot run the programs of the image.", details=lines[-3:])
         return otherwise(what or "The container engine refused.", details=lines)
 
 
@@ -106,7 +99,7 @@ def connect() -> Engine:
     Return the engine of this machine: that of ``DOCKER_HOST``, else the system's, else the user's own.
 
     Raises:
-        EngineMissing, EngineForbidden, EngineUnreachable: See there.
+        engine-missing, engine-forbidden, engine-unreachable: See there.
     """
     import docker
     import requests
@@ -117,14 +110,14 @@ def connect() -> Engine:
     try:
         return Engine(docker.DockerClient(base_url=f"unix://{address}", version="auto", timeout=PATIENCE))
     except (DockerException, requests.RequestException) as error:
-        raise EngineUnreachable(f"The container engine at {address} does not answer.", details=[str(error)]) from error
+        raise ContainerError("engine-unreachable", f"The container engine at {address} does not answer.", details=[str(error)]) from error
 
 
 def _address() -> str:
     if named := os.environ.get("DOCKER_HOST"):
         if not named.startswith("unix://"):
             what = f"DOCKER_HOST names an engine that is not on this machine: {named}."
-            raise EngineUnreachable(what, todo="Unset it, or name a socket: unix:///var/run/docker.sock. Builds lend the engine folders.")
+            raise ContainerError("engine-unreachable", what, todo="Unset it, or name a socket: unix:///var/run/docker.sock. Builds lend the engine folders.")
         return named.removeprefix("unix://")
     own = Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"), "docker.sock")
     return str(own) if own.exists() and not Path(SOCKET).exists() else SOCKET
@@ -140,11 +133,11 @@ def _knock(address: str) -> None:
         installed = shutil.which("dockerd")
         todo = "Start the engine: sudo systemctl start docker." if installed else ""
         what = f"No container engine listens: there is no {address}{', although dockerd is installed' if installed else ''}."
-        raise EngineMissing(what, todo=todo) from error
+        raise ContainerError("engine-missing", what, todo=todo) from error
     except PermissionError as error:
-        raise EngineForbidden(f"This user may not open {address}.", details=[_owner(address)]) from error
+        raise ContainerError("engine-forbidden", f"This user may not open {address}.", details=[_owner(address)]) from error
     except OSError as error:
-        raise EngineUnreachable(f"The container engine at {address} does not answer.", details=[str(error)]) from error
+        raise ContainerError("engine-unreachable", f"The container engine at {address} does not answer.", details=[str(error)]) from error
 
 
 def _owner(address: str) -> str:

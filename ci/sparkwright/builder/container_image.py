@@ -13,6 +13,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,13 @@ import msgspec
 from sparkwright.builder import container, self_wheel
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.environment import toolchain
+from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import BaseUnresolved, FileInvalid, ImageBuildFailed, ImageMismatch, Offline, SourceUnreachable
+from sparkwright.core.errors import FileError
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 #: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
 PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
@@ -60,12 +63,12 @@ def pinned(session: Session, named: str) -> str:
     Return the base image: *named*, else the one of ``environment.yaml``.
 
     Raises:
-        BaseUnresolved: It is named by a tag, not by its digest, or not at all.
+        base-unresolved: It is named by a tag, not by its digest, or not at all.
     """
     base = named or toolchain.spec(session.project).image
     if not PINNED.fullmatch(base):
         origin = "--base" if named else f"build/{session.project.stack}/environment.yaml"
-        raise BaseUnresolved(f"{origin} names {f'the base image {base!r}, which is no digest' if base else 'no base image'}.")
+        raise ContainerError("base-unresolved", f"{origin} names {f'the base image {base!r}, which is no digest' if base else 'no base image'}.")
     return base
 
 
@@ -77,7 +80,7 @@ def obtain(session: Session, engine: Engine, base: str, wanted: str) -> Builder:
         wanted: The platform; empty for the engine's own.
 
     Raises:
-        Offline, SourceUnreachable, ImageMismatch, EmulationMissing, ImageBuildFailed, DiskFull, EngineUnreachable: See there.
+        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed, disk-full, engine-unreachable: See there.
     """
     target, text = wanted or engine.platform, recipe(session, "builder.Dockerfile")
     with engine.answering(), console.step(f"builder image for {target}"):
@@ -87,7 +90,7 @@ def obtain(session: Session, engine: Engine, base: str, wanted: str) -> Builder:
         system = make(session, engine, "system", key, {"BASE": base}, target, {"Dockerfile": text})
         python = python_of(session, engine, system)
         if _ARCHITECTURES.get(python.machine) != target.rpartition("/")[2]:
-            raise ImageMismatch(f"{base} says that it is for {target}, but its programs are for {python.machine}.")
+            raise ContainerError("image-mismatch", f"{base} says that it is for {target}, but its programs are for {python.machine}.")
         with tempfile.TemporaryDirectory() as folder:
             ours = self_wheel.wheel(Path(folder))
             wheels = {f"wheels/{path.name}": path.read_bytes() for path in (ours, *self_wheel.required(session, python))}
@@ -97,12 +100,12 @@ def obtain(session: Session, engine: Engine, base: str, wanted: str) -> Builder:
 
 
 def recipe(session: Session, name: str) -> bytes:
-    """Return the file *name* of ``build/``; raise `FileInvalid` where it cannot be read."""
+    """Return the file *name* of ``build/``; raise `file-invalid` where it cannot be read."""
     path = session.project.root / "build" / name
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileInvalid(f"{path} cannot be read.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path} cannot be read.", details=[str(error)]) from error
 
 
 def bring(session: Session, engine: Engine, base: str, target: str) -> str:
@@ -111,19 +114,19 @@ def bring(session: Session, engine: Engine, base: str, target: str) -> str:
     if image is None or image.platform != target:
         if base.startswith("sha256:"):
             if image is None:
-                raise BaseUnresolved(f"The engine has no image {base}.", todo="See `docker image ls --no-trunc` for what it has.")
+                raise ContainerError("base-unresolved", f"The engine has no image {base}.", todo="See `docker image ls --no-trunc` for what it has.")
         else:
             _pull(session, engine, base, target)
             image = known(engine, base)
     if image is None or image.platform != target:
-        raise ImageMismatch(f"{base} is for {image.platform if image else 'another platform'}, not for {target}.")
+        raise ContainerError("image-mismatch", f"{base} is for {image.platform if image else 'another platform'}, not for {target}.")
     if target != engine.platform:
         said: list[str] = []
         # Without an init, which would be this machine's own program and start. Engines report the kernel's refusal in either way:
         # as an error of theirs, or as words of a program that ended.
         ended = container.run(engine, image.id, ["/bin/sh", "-c", "exit 0"], init=False, on_out=said.append, on_err=said.append)
         if ended.status:
-            raise engine.meaning("\n".join([*said, f"status: {ended.status}"]), ImageMismatch, f"The shell of {base} does not run.")
+            raise engine.meaning("\n".join([*said, f"status: {ended.status}"]), partial(ContainerError, "image-mismatch"), f"The shell of {base} does not run.")
     return image.id
 
 
@@ -149,20 +152,20 @@ def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
     from docker.errors import APIError
 
     if session.offline:
-        raise Offline(f"The engine does not have {base}.", todo="Run once with a connection, or load the image with `docker load`.")
+        raise SourceError("offline", f"The engine does not have {base}.", todo="Run once with a connection, or load the image with `docker load`.")
     sizes: dict[str, tuple[int, int]] = {}
     name, _, digested = base.partition("@")
     try:
         with console.step(f"pull {base}"), console.progress("layers", 0, "bytes") as line:
             for news in engine.client.api.pull(name, tag=digested, platform=target, stream=True, decode=True):
                 if "error" in news:
-                    raise SourceUnreachable(f"{base} cannot be pulled.", details=[str(news["error"])])
+                    raise SourceError("source-unreachable", f"{base} cannot be pulled.", details=[str(news["error"])])
                 if total := (detail := news.get("progressDetail") or {}).get("total"):
                     sizes[news.get("id", "")] = (detail.get("current", 0), total)
                 line.total = sum(total for _, total in sizes.values())
                 line.update(sum(done for done, _ in sizes.values()))
     except APIError as error:
-        raise SourceUnreachable(f"{base} cannot be pulled.", details=[str(error.explanation or error)]) from error
+        raise SourceError("source-unreachable", f"{base} cannot be pulled.", details=[str(error.explanation or error)]) from error
 
 
 def make(
@@ -177,7 +180,7 @@ def make(
         labels: Further ones of the image; who changes them changes the key.
 
     Raises:
-        ImageBuildFailed, DiskFull, EmulationMissing, EngineRefused: See there.
+        image-build-failed, disk-full, emulation-missing, engine-refused: See there.
     """
     tag = f"sparkwright-{stage}:{key[:16]}"
     if found := known(engine, tag):
@@ -196,14 +199,14 @@ def make(
             for news in heard:
                 if "error" in news:
                     said.append(str(news["error"]))
-                    raise engine.meaning("\n".join([*said, f"full log: {log}"]), ImageBuildFailed, f"The image {stage} cannot be built.")
+                    raise engine.meaning("\n".join([*said, f"full log: {log}"]), partial(ContainerError, "image-build-failed"), f"The image {stage} cannot be built.")
                 text = str(news.get("stream", ""))
                 sink.write(text)
                 said = [*said[-40:], *(row for row in text.splitlines() if row.strip())]
                 line.update(len(said), said[-1][-80:] if said else "")
     built = known(engine, tag)
     if built is None:
-        raise ImageBuildFailed(f"The image {stage} cannot be built.", details=[*said[-25:], f"full log: {log}"])
+        raise ContainerError("image-build-failed", f"The image {stage} cannot be built.", details=[*said[-25:], f"full log: {log}"])
     return built.id
 
 
@@ -231,7 +234,7 @@ def python_of(session: Session, engine: Engine, system: str) -> Interpreter:
     said: list[str] = []
     ended = container.run(engine, system, ["python3", "-c", Interpreter.SCRIPT], on_out=said.append, on_err=said.append)
     if ended.status:
-        raise ImageBuildFailed("The Python of the image does not run.", details=said[-10:])
+        raise ContainerError("image-build-failed", "The Python of the image does not run.", details=said[-10:])
     found = msgspec.json.decode("".join(said), type=Interpreter)
     session.store.put("interpreter", key, found)
     return found

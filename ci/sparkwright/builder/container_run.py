@@ -22,9 +22,10 @@ from sparkwright.builder.container import Ended, Folder
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.container_image import PROGRAM, Builder
 from sparkwright.builder.environment import cross, pylock
+from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import LockedFile
 from sparkwright.core.console import console
-from sparkwright.core.errors import ALL, CommandFailed, ContainerKilled, SparkwrightError
+from sparkwright.core.errors import CommandError, SparkwrightError, by_reference
 from sparkwright.core.store import Store
 from sparkwright.forks import download, fetch
 from sparkwright.forks.context import Session
@@ -55,7 +56,7 @@ def build(session: Session, words: Sequence[str], *, base: str = "", platform: s
         platform: What the image is for; empty for what the engine runs by itself.
 
     Raises:
-        EngineMissing, EngineForbidden, EngineUnreachable, BaseUnresolved, ContainerKilled, and what `image.obtain` and fetching raise.
+        engine-missing, engine-forbidden, engine-unreachable, base-unresolved, container-killed, and what `image.obtain` and fetching raise.
     """
     with container_engine.termination_interrupts():
         reached = container_engine.connect()
@@ -181,12 +182,12 @@ def _document(printed: Sequence[str]) -> dict[str, Any] | None:
 def _same(document: Mapping[str, Any], said: Sequence[str]) -> SparkwrightError:
     """Return the failure of the program inside as one of ours."""
     error = document.get("error", {})
-    kind = next((kind for kind in ALL if kind.reference == error.get("reference")), None)
+    kind = by_reference(str(error.get("reference")))
     if kind is None:
-        return CommandFailed("The program in the container failed before the build.", details=said[-20:])
+        return CommandError("command-failed", "The program in the container failed before the build.", details=said[-20:])
     return kind(error["what"], details=error["details"], todo=error["todo"])
 
 
-def _killed(ended: Ended, said: Sequence[str]) -> ContainerKilled:
+def _killed(ended: Ended, said: Sequence[str]) -> ContainerError:
     why = "the kernel ended a program for want of memory" if ended.out_of_memory else f"status {ended.status}"
-    return ContainerKilled("The program in the container did not come to its end.", details=[*said[-10:], why])
+    return ContainerError("container-killed", "The program in the container did not come to its end.", details=[*said[-10:], why])

@@ -25,6 +25,7 @@ from sparkwright.builder.compile.costs import Traces
 from sparkwright.builder.compile.gate import Gate
 from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.toolchain import FullEnvironment, Toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.handover import FullWorkspace
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive as wheelfile
@@ -34,9 +35,9 @@ from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
-from sparkwright.core.errors import BuildFailed, NotProvided
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 #: Said to CMake after all that the backend says (cmake(1): options count in their order).
 SCRIPT = "sparkwright-cache.cmake"
@@ -55,12 +56,12 @@ def build(
         papers: Returns the wheel's build record and what its bill of materials says.
 
     Raises:
-        NotProvided: The wheel is for another machine.
-        SourceUnresolved, ArchMismatch, ConfigureFailed, CompilerTooOld: Nothing was compiled.
-        BuildFailed, BuildDownloads, ExtensionMissing, and what the gate raises: See there.
+        not-provided: The wheel is for another machine.
+        source-unresolved, arch-mismatch, configure-failed, compiler-too-old: Nothing was compiled.
+        build-failed, build-downloads, extension-missing, and what the gate raises: See there.
     """
     if session.cross:
-        raise NotProvided(f"A full build of {source.fork} runs on the machine that it is for; a graft can be made for another one.")
+        raise SourceError("not-provided", f"A full build of {source.fork} runs on the machine that it is for; a graft can be made for another one.")
     whole = handover.fetch(session, source.fork)
     with console.step(f"build {source.fork} whole, with its own backend"):
         made = planning.planned(session, tools, source, configured=True, whole=whole)
@@ -126,7 +127,9 @@ def _admitted(
     try:
         with gate:
             yield {**ccache.without_settings(env), **(cache.environment if cache else {}), **ours, **gate.environment}, gate
-    except BuildFailed as error:
+    except BuildError as error:
+        if error.reference != "build-failed":
+            raise
         raise gate.failure or error from error
     compiled = [outcome for outcome in gate.outcomes if outcome.status == 0 and not outcome.hit]
     console.note(f"{fork}: {len(compiled)} units compiled, {sum(outcome.hit for outcome in gate.outcomes)} taken from the compiler cache")

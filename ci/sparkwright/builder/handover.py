@@ -19,11 +19,13 @@ from sparkwright.builder.compile import ninja as compiling
 from sparkwright.builder.configure import Configured
 from sparkwright.builder.environment import host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core.console import console
-from sparkwright.core.errors import ConfigureFailed, FileInvalid, Offline, SourceUnreachable, SourceUnresolved
+from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch as sources
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.package_index import shown
 
@@ -66,8 +68,8 @@ def fetch(session: Session, fork: str) -> Whole:
     Return the settings of a full build of *fork*, every vendored source in the object database.
 
     Raises:
-        SourceUnresolved: Some cannot be had: all of them are named, each with what stands in its way.
-        SourceMismatch: One is not what the lock names.
+        source-unresolved: Some cannot be had: all of them are named, each with what stands in its way.
+        source-mismatch: One is not what the lock names.
     """
     locked, found = wanted(session, fork), session.lock.forks[fork].vendored
     trees: dict[str, str] = {}
@@ -76,7 +78,9 @@ def fetch(session: Session, fork: str) -> Whole:
         for name, one in locked.items():
             try:
                 trees[name] = _tree(session, fork, name, found)
-            except (SourceUnresolved, SourceUnreachable, Offline) as error:
+            except SourceError as error:
+                if error.reference not in {"offline", "source-unreachable", "source-unresolved"}:
+                    raise
                 missing.append(f"{name}: {shown(one.url)} at {one.ref}: {' · '.join([error.what, *error.details[:4]])}")
             else:
                 if not one.variable:
@@ -84,7 +88,7 @@ def fetch(session: Session, fork: str) -> Whole:
                         f"{name}: {shown(one.url)} at {one.ref}: upstream's build takes it from the network alone, by no variable"
                     )
     if missing:
-        raise SourceUnresolved(
+        raise SourceError("source-unresolved", 
             f"{len(missing)} of {len(locked)} sources that a full build of {fork} compiles cannot be had.",
             details=missing,
             todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors (--mirror URL=REPLACEMENT), and lock again. "
@@ -100,17 +104,19 @@ def _check_folders(session: Session, fork: str, trees: Mapping[str, str]) -> Non
     whole = toolchain.spec(session.project).forks[fork].full or toolchain.FullEnvironment()
     for name, folder in whole.folders.items():
         if name not in trees or not session.objects.paths(trees[name], folder):
-            raise FileInvalid(f"environment.yaml hands {folder} of {name} to {fork}, and there is no such folder or source.")
+            raise FileError("file-invalid", f"environment.yaml hands {folder} of {name} to {fork}, and there is no such folder or source.")
 
 
 def _tree(session: Session, fork: str, name: str, found: Mapping[str, VendoredLock]) -> str:
     """Return the tree of a vendored source; a host that did not answer once is not waited for again."""
     host, commit = urlsplit(session.mirrored(found[name].url)).netloc, found[name].commit
     if host in session.silent and not (len(commit) == 40 and session.objects.has(f"{commit}^{{commit}}")):
-        raise SourceUnreachable(f"{host} did not answer before.")
+        raise SourceError("source-unreachable", f"{host} did not answer before.")
     try:
         return sources.vendored_tree(session, fork, name, found)
-    except SourceUnreachable:
+    except SourceError as error:
+        if error.reference != "source-unreachable":
+            raise
         session.silent.update({host} - {""})
         raise
 
@@ -160,8 +166,8 @@ class FullWorkspace(Workspace):
         Run the fork's real CMake, with a folder that another host compiler configured made anew.
 
         Raises:
-            ConfigureFailed, ToolMissing: See `Workspace.configure`.
-            CompilerTooOld: A source refuses this machine's compiler.
+            configure-failed, tool-missing: See `Workspace.configure`.
+            compiler-too-old: A source refuses this machine's compiler.
         """
         known, now = self.folder / "compiler", host_compiler.identity()
         if known.exists() and known.read_text() != now:
@@ -171,7 +177,9 @@ class FullWorkspace(Workspace):
         known.write_text(now)
         try:
             return super().configure(launcher)
-        except ConfigureFailed as error:
+        except BuildError as error:
+            if error.reference != "configure-failed":
+                raise
             raise host_compiler.explained(error) from error
 
     def environment(self) -> dict[str, str]:

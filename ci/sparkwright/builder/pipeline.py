@@ -34,10 +34,10 @@ from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import NotProvided
 from sparkwright.core.store import room_guard
 from sparkwright.forks import download
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 
 #: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials.
@@ -147,7 +147,7 @@ def build(session: Session, fork: str) -> BuiltWheel:
     Return the wheel of *fork*, built when the store has none of the same inputs, and placed in the output folder.
 
     Raises:
-        ArchMismatch, CompileFailed, BaseMismatch, and what the earlier stages raise.
+        arch-mismatch, compile-failed, base-mismatch, and what the earlier stages raise.
     """
     with session.store.lock(Workspace.name(session, fork)):
         return reused(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
@@ -282,7 +282,7 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
     settings = toolchain.spec(session.project).forks[fork]
     locked = session.lock.forks[fork].bases.get(session.machine)
     if locked is None:
-        raise NotProvided(f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.")
+        raise SourceError("not-provided", f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.")
     base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=session.offline)
     with console.step(f"graft {fork} onto {locked.filename}"):
         made = planning.planned(session, tools, source, configured=True)

@@ -19,15 +19,17 @@ from sparkwright.builder import handover, preprocessor, versions
 from sparkwright.builder.compile import resources
 from sparkwright.builder.environment import host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel import graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import EarlyCheckFailed, SourceMismatch, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import download
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 
 def check(session: Session, source: SourceTree, *, building: bool = True) -> None:
@@ -38,7 +40,7 @@ def check(session: Session, source: SourceTree, *, building: bool = True) -> Non
         building: Look at this machine and at the base of a graft, too, and not at the source alone.
 
     Raises:
-        EarlyCheckFailed: It cannot; every finding is listed. One failure that has a class of its own is raised as it is.
+        early-check-failed: It cannot; every finding is listed. One failure that has a class of its own is raised as it is.
     """
     checks: list[Callable[[Session, SourceTree], Iterator[str]]] = [python, conditionals, versions.versions]
     if building:
@@ -62,7 +64,7 @@ def check(session: Session, source: SourceTree, *, building: bool = True) -> Non
     lines += [line for error in errors for line in _lines(error)]
     if lines:
         what = f"{source.fork} cannot be built: {count} {'finding' if count == 1 else 'findings'}."
-        raise EarlyCheckFailed(what, details=lines, data={"findings": lines})
+        raise BuildError("early-check-failed", what, details=lines, data={"findings": lines})
 
 
 def _lines(error: SparkwrightError) -> Iterator[str]:
@@ -123,7 +125,7 @@ def base(session: Session, source: SourceTree) -> Iterator[str]:
     # It was right when it came. What the store has held for weeks is read once more before an hour is spent on it.
     if (found := digest.sha256_file(path)) != locked.sha256:
         what, details = f"{path.name} in the store is no longer the file that the lock names.", [f"lock: {locked.sha256}", f"file: {found}"]
-        raise SourceMismatch(what, details=details, todo=f"Remove {path}; the next run fetches it again.")
+        raise SourceError("source-mismatch", what, details=details, todo=f"Remove {path}; the next run fetches it again.")
     graft.compare(session, source, path, settings)
     yield from versions.forks(session, _required(path, settings), path.name)
 

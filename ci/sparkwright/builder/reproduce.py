@@ -12,19 +12,22 @@ import dataclasses
 import shutil
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.builder import pipeline
 from sparkwright.builder.environment import cross, host_compiler
+from sparkwright.builder.errors import BuildError, WheelError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import WheelName, members
 from sparkwright.core.console import console
-from sparkwright.core.errors import InputsDiffer, NotProvided, UsageError, WheelInvalid
+from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import damage_guard
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
 #: What another store borrows: bytes that the lock names by hash, and locks, since two stores then work on them.
@@ -43,18 +46,18 @@ def record_of(path: Path) -> BuildRecord:
     Return the build record in the wheel at *path*.
 
     Raises:
-        WheelInvalid: It is no wheel.
-        NotProvided: It has no build record, or one of another kind.
+        wheel-invalid: It is no wheel.
+        not-provided: It has no build record, or one of another kind.
     """
     name = f"{WheelName.of(path.name).info}/sparkwright.json"
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as archive:
+    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as archive:
         info = members(archive, path.name).get(name)
         data = archive.read(name) if info and info.file_size <= _LARGEST_RECORD else b""
     try:
         return msgspec.json.decode(data, type=BuildRecord)
     except msgspec.DecodeError as error:
         todo = "Only wheels that `sparkwright build` made can be built again."
-        raise NotProvided(f"{path.name} has no build record that says what it was made of.", details=[str(error)], todo=todo) from error
+        raise SourceError("not-provided", f"{path.name} has no build record that says what it was made of.", details=[str(error)], todo=todo) from error
 
 
 def session_for(session: Session, path: Path, record: BuildRecord) -> Session:
@@ -62,14 +65,14 @@ def session_for(session: Session, path: Path, record: BuildRecord) -> Session:
     Return *session* as it has to be to build the wheel at *path* again.
 
     Raises:
-        NotProvided: This checkout has no such stack or fork.
-        InputsDiffer: It has, with other content.
+        not-provided: This checkout has no such stack or fork.
+        inputs-differ: It has, with other content.
     """
     root = session.project.root
     # The wheel's word is compared with what is there; no path is made of it.
     stacks = {found.parent.name for found in root.glob("forks/*/stack.yaml")}
     if record.stack not in stacks:
-        raise NotProvided(f"{path.name} is of stack {record.stack!r}, which is not here.", details=[f"stacks: {', '.join(sorted(stacks))}"])
+        raise SourceError("not-provided", f"{path.name} is of stack {record.stack!r}, which is not here.", details=[f"stacks: {', '.join(sorted(stacks))}"])
     project = Project(root, record.stack)
     project.fork(record.source.fork)
     platform = WheelName.of(path.name).tag
@@ -80,7 +83,7 @@ def session_for(session: Session, path: Path, record: BuildRecord) -> Session:
     tries = {full: _differing(dataclasses.replace(made, full=full), record) for full in (False, True)}
     full = min(tries, key=lambda full: len(tries[full]))
     if tries[full]:
-        raise InputsDiffer(f"{path.name} was made from other inputs than this checkout holds.", details=tries[full])
+        raise BuildError("inputs-differ", f"{path.name} was made from other inputs than this checkout holds.", details=tries[full])
     return dataclasses.replace(made, full=full)
 
 
@@ -104,7 +107,7 @@ def elsewhere(session: Session, folder: Path | None, *, cached: bool) -> Iterato
         UsageError: *folder* holds something.
     """
     if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is not an empty folder.")
+        raise UsageError("usage", f"{folder} is not an empty folder.")
     with session.store.lock("rebuild"):
         place = folder.absolute() if folder else session.store.root / "work" / "rebuild"
         if not folder:

@@ -21,9 +21,10 @@ from sparkwright.builder.wheel.sbom import SBOM, Bill
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest, process, project_data
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed, NotProvided, Offline, SourceUnreachable
+from sparkwright.core.errors import CommandError
 from sparkwright.forks import download, package_index
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 #: What a source distribution among the requirements is built with (tree-sitter-cmake has no Linux wheel).
 BACKENDS = ("setuptools", "wheel")
@@ -102,16 +103,16 @@ def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) 
         wanted: Its requirements (default: those of the running program with all its parts, and what their source distributions need).
 
     Raises:
-        Offline: They are not known or not here, and the run may not ask.
-        SourceUnreachable, SourceMismatch, DiskFull: See there.
-        NotProvided: A requirement has neither a wheel for that Python nor a source distribution.
+        offline: They are not known or not here, and the run may not ask.
+        source-unreachable, source-mismatch, disk-full: See there.
+        not-provided: A requirement has neither a wheel for that Python nor a source distribution.
     """
     lines = [*wanted] or [*requirements(), *BACKENDS]
     key = digest.key("program", {"requires": lines, "python": python})
     locked = session.store.get("program", key, tuple[LockedFile, ...])
     if locked is None:
         if session.offline:
-            raise Offline(f"What sparkwright itself requires on Python {python.version} was never resolved in this store.")
+            raise SourceError("offline", f"What sparkwright itself requires on Python {python.version} was never resolved in this store.")
         locked = tuple(sorted(_resolved(session, python, lines)))
         session.store.put("program", key, locked)
     with console.progress("download", len(locked)) as line:
@@ -134,8 +135,8 @@ def _resolved(session: Session, python: Interpreter, lines: Sequence[str]) -> It
     )
     try:
         packages = tomllib.loads(process.output(command, env=env))["packages"]
-    except CommandFailed as error:
-        raise SourceUnreachable("What sparkwright itself requires cannot be resolved.", details=error.details) from error
+    except CommandError as error:
+        raise SourceError("source-unreachable", "What sparkwright itself requires cannot be resolved.", details=error.details) from error
     ranks = {tag: rank for rank, tag in enumerate(python.tags())}
     return (_best(package, ranks) for package in packages)
 
@@ -151,7 +152,7 @@ def _best(package: dict[str, Any], ranks: dict[str, int]) -> LockedFile:
             rated.append((min(fitting), _name(file), file))
     file = min(rated)[2] if rated else package.get("sdist")
     if file is None:
-        raise NotProvided(f"{package['name']} {package['version']} has no file for the Python of the image.")
+        raise SourceError("not-provided", f"{package['name']} {package['version']} has no file for the Python of the image.")
     return LockedFile(package["name"], _name(file), file["hashes"]["sha256"])
 
 

@@ -51,7 +51,7 @@ def rules_of(session: Session) -> ArchRules:
     rules = all_rules(session)
     known = [rule.name for rule in rules.rules]
     if unknown := [name for name in session.without if name not in known]:
-        raise UsageError(f"archs.yaml has no rule {', '.join(unknown)}.", details=[f"rules: {', '.join(known)}"])
+        raise UsageError("usage", f"archs.yaml has no rule {', '.join(unknown)}.", details=[f"rules: {', '.join(known)}"])
     return rules.without(*session.without)
 
 
@@ -60,7 +60,7 @@ def make(session: Session, fork: str) -> SourceTree:
     Return the source tree of *fork*, made when the store has none.
 
     Raises:
-        PatchConflict, PatchNoEffect, RuleMismatch, ArchTrap, SourceUnlocked, and what fetching raises.
+        patch-conflict, patch-no-effect, rule-mismatch, arch-trap, source-unlocked, and what fetching raises.
     """
     source = fetch.fetch(session, fork)
     patched = series.apply(session, source)

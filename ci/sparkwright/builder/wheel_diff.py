@@ -15,13 +15,14 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.core.errors import WheelInvalid
 from sparkwright.forks.archive import damage_guard
 
 #: What a difference is, from the harmless to the grave; the gravest that applies is given.
@@ -76,7 +77,7 @@ def compare(one: Path, other: Path) -> WheelDifference:
     Return what differs between the wheels *one* and *other*.
 
     Raises:
-        WheelInvalid: One is damaged. ArchiveUnsafe: A member's name leaves its folder.
+        wheel-invalid: One is damaged. archive-unsafe: A member's name leaves its folder.
     """
     with _opened(one) as (first, found), _opened(other) as (second, again):
         differing = [
@@ -92,7 +93,7 @@ def compare(one: Path, other: Path) -> WheelDifference:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as wheel:
+    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as wheel:
         yield wheel, wheelfile.members(wheel, path.name)
 
 

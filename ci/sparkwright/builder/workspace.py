@@ -19,7 +19,7 @@ from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import version_label
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileInvalid, ToolMissing
+from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks.context import Session
 
 
@@ -76,8 +76,8 @@ class Workspace:
             launcher: What stands in front of each compiler call.
 
         Raises:
-            ConfigureFailed: CMake ended with an error.
-            ToolMissing: The headers of this Python, which extension modules are compiled against, are not installed.
+            configure-failed: CMake ended with an error.
+            tool-missing: The headers of this Python, which extension modules are compiled against, are not installed.
         """
         renamed = {} if self.room.places else {folder.absolute(): sandbox.INSIDE / name for folder, name in self._places.items()}
         defines = version_label.flags(self.defines(), renamed)
@@ -134,11 +134,11 @@ def _filled(value: str, places: Mapping[str, str]) -> str:
     for name, folder in places.items():
         value = value.replace(name, folder)
     if "{" in value:
-        raise FileInvalid(f"environment.yaml has an unknown place in {value!r}.", details=[f"known: {', '.join(places)}"])
+        raise FileError("file-invalid", f"environment.yaml has an unknown place in {value!r}.", details=[f"known: {', '.join(places)}"])
     return value
 
 
 def _require_python_headers() -> None:
     if not toolchain.python_header().exists():
         todo = "Install the headers of this Python: sudo apt-get install python3-dev"
-        raise ToolMissing(f"{toolchain.python_header()} is not there.", todo=todo)
+        raise CommandError("tool-missing", f"{toolchain.python_header()} is not there.", todo=todo)

@@ -10,9 +10,9 @@ from sparkwright.cherry_picks import patch_probes, upstream_revisions
 from sparkwright.cherry_picks.patch_probes import Finding, NeededUpTo, Package
 from sparkwright.cherry_picks.upstream_revisions import Release
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided
 from sparkwright.forks import package_index
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ def releases(session: Session, name: str, package: Package, upto: str = "") -> l
         upto: The last version of a package that has sdists; empty for the newest.
 
     Raises:
-        SourceUnreachable: The index does not answer, or lacks a wheel that the data names.
+        source-unreachable: The index does not answer, or lacks a wheel that the data names.
     """
     from packaging.version import Version
 
@@ -57,8 +57,8 @@ def derive(session: Session, upto: Sequence[tuple[str, str]] = ()) -> list[Row]:
         upto: Packages and the last version of each that is asked.
 
     Raises:
-        NotProvided: A package of an idea has no releases to ask.
-        Offline, SourceUnreachable, SourceMismatch: A release cannot be had.
+        not-provided: A package of an idea has no releases to ask.
+        offline, source-unreachable, source-mismatch: A release cannot be had.
     """
     book, last = patch_probes.book(session.project.root), dict(upto)
     wanted = dict.fromkeys(idea.package for idea in book.ideas)
@@ -66,7 +66,7 @@ def derive(session: Session, upto: Sequence[tuple[str, str]] = ()) -> list[Row]:
     for name in wanted:
         found = releases(session, name, book.packages.get(name, Package()), last.get(name, ""))
         if not found:
-            raise NotProvided(
+            raise SourceError("not-provided", 
                 f"No release of {name} can be asked.", todo="Run this with a connection once; the releases stay in the store."
             )
         with console.progress(f"releases of {name}", len(found)) as progress:

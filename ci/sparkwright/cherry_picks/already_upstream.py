@@ -16,8 +16,7 @@ import msgspec
 from sparkwright.cherry_picks import diff, history
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.git import GitFailed
+from sparkwright.core.errors import GitError, SparkwrightError
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
 from sparkwright.forks.mirror import Mirror
@@ -93,7 +92,7 @@ def _patch_id(session: Session, mirror: Mirror | None, base: Base, one: Patch, r
         return Evidence("patch-id", None, "the diff is empty")
     try:
         candidates = same_files(objects, paths, base.commit)
-    except GitFailed:
+    except GitError:
         return Evidence("patch-id", None, f"the history of {base.name} is not known here")
     for commit in candidates:
         try:

@@ -10,11 +10,12 @@ import msgspec
 from sparkwright.cherry_picks import drift, history, upstream_revisions
 from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.drift import Trial
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core.console import console
-from sparkwright.core.errors import BisectUndecided, NotProvided
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.package_index import shown
 
@@ -50,12 +51,12 @@ def search(count: int, attempt: Try) -> tuple[Trial, int, Trial, int]:
         count: How many bases there are, in order; the answer at the first and the last must differ.
 
     Raises:
-        BisectUndecided: They do not.
+        bisect-undecided: They do not.
     """
     low = attempt(0)
     high = attempt(count - 1) if count > 1 else low
     if good(low) == good(high):
-        raise BisectUndecided(
+        raise PatchError("bisect-undecided", 
             f"{low.patch} is the same at both ends.", details=[f"{one.base}: {one.state}" for one in (low, high)],
             todo="Choose other ends with --from and --to.",
         )  # fmt: skip
@@ -80,13 +81,13 @@ def over_commits(session: Session, fork: str, book: Ledger, patches: Sequence[Pa
     Return the commit of the upstream branch, after *start* up to *end*, at which the last of *patches* turns.
 
     Raises:
-        BisectUndecided, SourceUnreachable, Offline: See there.
-        NotProvided: *end* does not follow *start*.
+        bisect-undecided, source-unreachable, offline: See there.
+        not-provided: *end* does not follow *start*.
     """
     mirror, objects = session.mirror(book.url), session.objects
     line = [start, *history.first_parents(objects, start, end)]
     if len(line) < 2:
-        raise NotProvided(f"{end[:12]} does not follow {start[:12]}.")
+        raise SourceError("not-provided", f"{end[:12]} does not follow {start[:12]}.")
 
     def attempt(number: int) -> Trial:
         base = upstream_revisions.of_commit(session, mirror, line[number][:12], line[number], patches)
@@ -118,18 +119,18 @@ def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch | None, st
     Return the commits to search between: what the command line names, else a pick's own base, and the tip of the branch.
 
     Raises:
-        NotProvided: There is no natural start for a patch of ours, or a name means nothing.
-        Offline, SourceUnreachable: The repository may not be asked, or does not answer.
+        not-provided: There is no natural start for a patch of ours, or a name means nothing.
+        offline, source-unreachable: The repository may not be asked, or does not answer.
     """
     tip = mirror.history(book.branch, newest=not session.offline)
     if not start and not (patch and patch.pick):
         what = patch.name if patch else "The search"
-        raise NotProvided(f"{what} needs a commit to start from.", todo="Name one with --from, or search releases with --releases.")
+        raise SourceError("not-provided", f"{what} needs a commit to start from.", todo="Name one with --from, or search releases with --releases.")
     begin = _commit(session, mirror, start) if start else book.record(patch.pick).base if patch else ""
     last = _commit(session, mirror, end) if end else tip
     for name, found in ((start, begin), (end or book.branch, last)):
         if not found:
-            raise NotProvided(f"{shown(book.url)} has no branch, tag or commit {name}.", todo="Choose ends with --from and --to.")
+            raise SourceError("not-provided", f"{shown(book.url)} has no branch, tag or commit {name}.", todo="Choose ends with --from and --to.")
     return begin or "", last or ""
 
 

@@ -17,9 +17,10 @@ from sparkwright.cherry_picks import drift, ledger, series
 from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.drift import Trial
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, NotProvided
+from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch, lock, package_index, resolve
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import ForkSpec, StackSpec, WheelSpec
 
@@ -48,15 +49,15 @@ def plan(session: Session, fork: str, version: str) -> Bump:
     Return what a bump of *fork* to the release *version* would do.
 
     Raises:
-        NotProvided: It is that version already.
-        FileInvalid: stack.yaml names the version in a way that the program does not rewrite.
-        SourceUnreachable, SourceUnresolved, Offline: The release cannot be had.
+        not-provided: It is that version already.
+        file-invalid: stack.yaml names the version in a way that the program does not rewrite.
+        source-unreachable, source-unresolved, offline: The release cannot be had.
     """
     project = session.project
     before = project.fork(fork)
     after = _spec(before, version)
     if after == before:
-        raise NotProvided(f"{fork} is at {version} already.")
+        raise SourceError("not-provided", f"{fork} is at {version} already.")
     text = _stack_text(session, fork, before, after)
     made = resolve.resolve_fork(session, fork, after)
     locked = msgspec.structs.replace(session.lock, forks={**session.lock.forks, fork: made})
@@ -81,7 +82,7 @@ def _spec(before: ForkSpec, version: str) -> ForkSpec:
     """Return the fork's intent at *version*: the index's files of the same project, and the tag named after it."""
     named = before.sources
     if named.sdist is None:
-        raise NotProvided("The fork has no release on the package index to bump to.", todo="Edit stack.yaml and run `sparkwright lock`.")
+        raise SourceError("not-provided", "The fork has no release on the package index to bump to.", todo="Edit stack.yaml and run `sparkwright lock`.")
     old, project = named.sdist.version, named.sdist.name
     replace = msgspec.structs.replace
     git = replace(named.git, ref=named.git.ref.replace(old, version), commit="") if named.git and named.git.ref.endswith(old) else named.git
@@ -120,7 +121,7 @@ def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) 
         text = text[: start.end()] + block + text[stop:]
     expected = msgspec.structs.replace(session.project.spec, forks={**session.project.spec.forks, fork: after})
     if not start or strict_yaml.parse(text, StackSpec, str(session.project.stack_file)) != expected:
-        raise FileInvalid(
+        raise FileError("file-invalid", 
             f"{session.project.stack_file} is not written in the form that bump rewrites.",
             details=[f"expected: {fork} at {new} instead of {old}"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright rebase`.",

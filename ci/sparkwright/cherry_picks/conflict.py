@@ -19,10 +19,11 @@ import msgspec
 from sparkwright.cherry_picks import diff, history
 from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.diff import Hunk, Section
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core.console import console
-from sparkwright.core.errors import PatchConflict, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.mirror import Mirror
@@ -275,10 +276,10 @@ _HUNK = {
 }
 
 
-def error(report: ConflictReport, says: Sequence[str] = ()) -> PatchConflict:
+def error(report: ConflictReport, says: Sequence[str] = ()) -> PatchError:
     """Return the failure that carries *report*, after what git *says*."""
     bad = [file.path for file in report.files if not file.fits]
-    return PatchConflict(
+    return PatchError("patch-conflict", 
         f"{report.patch} does not apply to {report.fork}{': ' + ', '.join(bad) if bad else ''}.",
         details=[*says, *lines(report)],
         data={"conflict": report},

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from sparkwright.core.errors import PatchInvalid
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.core.git import LINK, SUBMODULE
 from sparkwright.core.git_store import Objects
 
@@ -129,7 +129,7 @@ def sections(diff: bytes) -> tuple[Section, ...]:
     Return what *diff* does, file by file.
 
     Raises:
-        PatchInvalid: A header or a hunk is cut off, a path leaves the tree, or a link or submodule would be made.
+        patch-invalid: A header or a hunk is cut off, a path leaves the tree, or a link or submodule would be made.
     """
     starts = [match.start() for match in re.finditer(rb"^diff --git ", diff, re.MULTILINE)]
     return tuple(_section(diff[start:end]) for start, end in itertools.pairwise([*starts, len(diff)]))
@@ -145,22 +145,22 @@ def _section(data: bytes) -> Section:
     modes = {head.get(b"new mode ", b"").strip(), head.get(b"new file mode ", b"").strip(), index[3] if index else b""}
     if links := modes & {LINK.encode(), SUBMODULE.encode()}:
         what = "link" if LINK.encode() in links else "submodule"
-        raise PatchInvalid(f"A patch makes a {what}, or changes one: {lines[0].decode('utf-8', 'replace')}")
+        raise PatchError("patch-invalid", f"A patch makes a {what}, or changes one: {lines[0].decode('utf-8', 'replace')}")
     old, new = _paths(lines[0], head)
     for path in (old, new):
         _check(path)
     binary = body < len(lines) and not lines[body].startswith(b"@@ ")
     if body == len(lines) and not _complete(head, index):
-        raise PatchInvalid(f"The header of {new or old} is cut off.")
+        raise PatchError("patch-invalid", f"The header of {new or old} is cut off.")
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
     return Section(old, new, data, () if binary else tuple(_hunks(lines[body:], new or old)), binary, blob)
 
 
 def _check(path: str) -> None:
     if path.startswith("/") or {"..", ".git", "."} & set(path.lower().split("/")):
-        raise PatchInvalid(f"A patch names a path outside the tree: {path!r}")
+        raise PatchError("patch-invalid", f"A patch names a path outside the tree: {path!r}")
     if any((letter < " " and letter != "\t") or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in path):
-        raise PatchInvalid(f"A patch names a path that is not plain UTF-8 text: {path!r}")
+        raise PatchError("patch-invalid", f"A patch names a path that is not plain UTF-8 text: {path!r}")
 
 
 def _complete(head: dict[bytes, bytes], index: re.Match[bytes] | None) -> bool:
@@ -195,7 +195,7 @@ def _paths(first: bytes, head: dict[bytes, bytes]) -> tuple[str, str]:
         if verb + b" from " in head:
             old, new = _unquoted(head[verb + b" from "]), _unquoted(head.get(verb + b" to ", b""))
     if not old and not new:
-        raise PatchInvalid(f"A patch has a header without a path: {first.decode('utf-8', 'replace')}")
+        raise PatchError("patch-invalid", f"A patch has a header without a path: {first.decode('utf-8', 'replace')}")
     return "" if b"new file mode " in head else old, "" if b"deleted file mode " in head else new
 
 
@@ -232,13 +232,13 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
             at += 1
         # The last of the lines is what follows the last line end: a line of a hunk that stands there was cut.
         if (len(before), len(after)) != (count, new_count) or any(not line.endswith(b"\n") for line in before[:-1] + after[:-1]):
-            raise PatchInvalid(f"A hunk of {path} is cut off.", details=[f"at its line {start}: {count} and {new_count} lines announced"])
+            raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=[f"at its line {start}: {count} and {new_count} lines announced"])
         end = lines[at - 2] if lines[at - 1].startswith(b"\\") else lines[at - 1]
         last = end.startswith((b"-", b"+"))
         yield Hunk(start, new_start, match[5].decode("utf-8", "replace").strip(), tuple(before), tuple(after), last)
     # git would take no notice of it. What follows a mail's patch is its signature.
     if at < len(lines) and lines[at].startswith((b"@", b"+", b"-", b" ")) and lines[at].rstrip() != b"--":
-        raise PatchInvalid(f"A hunk of {path} has more lines than it announces.", details=[lines[at].decode("utf-8", "replace")])
+        raise PatchError("patch-invalid", f"A hunk of {path} has more lines than it announces.", details=[lines[at].decode("utf-8", "replace")])
 
 
 def lines_of(text: bytes) -> list[bytes]:

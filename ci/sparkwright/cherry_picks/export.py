@@ -11,13 +11,14 @@ from pathlib import Path
 
 from sparkwright.cherry_picks import ledger, patch, series, series_git, worktree
 from sparkwright.cherry_picks.already_upstream import Base
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.series_git import Exported
 from sparkwright.cherry_picks.worktree import State
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import ExportMismatch, NotProvided, PatchLost, RebaseUnfinished
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 #: Stands in a series while an export writes: a patch that is not there, so that every reader refuses the half of it.
 UNFINISHED = "this-export-was-killed-run-it-again"
@@ -40,23 +41,23 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
         drop: Patches that may be missing although no test says that upstream has them.
 
     Raises:
-        RebaseUnfinished: Something waits, or is not committed.
-        PatchLost: A patch of the series has no commit.
-        PatchInvalid, PickMismatch: A commit is not of the form; a pick was edited.
-        ExportMismatch: The files would not give the worktree's tree, or what they replace was changed since the worktree was made.
-        NotProvided: There is no worktree, or *drop* names no patch.
+        rebase-unfinished: Something waits, or is not committed.
+        patch-lost: A patch of the series has no commit.
+        patch-invalid, pick-mismatch: A commit is not of the form; a pick was edited.
+        export-mismatch: The files would not give the worktree's tree, or what they replace was changed since the worktree was made.
+        not-provided: There is no worktree, or *drop* names no patch.
     """
     folder = worktree.folder_of(session, fork)
     made_for = worktree.state(folder)
     if waiting := worktree.unfinished(folder):
-        raise RebaseUnfinished(f"The worktree of {fork} is not ready.", details=[str(folder), *waiting])
+        raise PatchError("rebase-unfinished", f"The worktree of {fork} is not ready.", details=[str(folder), *waiting])
     objects = session.objects
     base, tip = worktree.brought(objects, folder)
     files = series_git.export(objects, base, tip, made_for.said)
     _account(session, fork, made_for, files, drop)
     for one in files:
         if one.pick and objects.resolve(f"{one.commit}^{{tree}}") != made_for.picks.get(one.pick):
-            raise ExportMismatch(
+            raise PatchError("export-mismatch", 
                 f"{one.name} is not what the ledger pins.", todo="Put the change into a commit of its own; it becomes a patch of ours."
             )
     _verify(objects, fork, made_for.base.tree, files, objects.resolve(f"{tip}^{{tree}}"))
@@ -71,13 +72,13 @@ def _account(session: Session, fork: str, made_for: State, files: Sequence[Expor
     there = {name for name in now if name.startswith("#") or name.endswith(".patch")}
     have = {one.name for one in files}
     if unknown := sorted(set(drop) - there - before.keys()):
-        raise NotProvided(f"The series of {fork} has no patch {', '.join(unknown)} to drop.", details=sorted(there))
+        raise SourceError("not-provided", f"The series of {fork} has no patch {', '.join(unknown)} to drop.", details=sorted(there))
     if lost := sorted(there - have - made_for.dropped.keys() - set(drop)):
-        raise PatchLost(f"The worktree of {fork} lost {len(lost)} patches.", details=lost)
+        raise PatchError("patch-lost", f"The worktree of {fork} lost {len(lost)} patches.", details=lost)
     fresh = {one.name: digest.sha256_bytes(one.data) for one in files if not one.pick}
     fresh |= {name: digest.sha256_bytes(text.encode()) for name, text in made_for.files.items()}
     if changed := [name for name, value in now.items() if value not in (before.get(name), fresh.get(name)) and name not in drop]:
-        raise ExportMismatch(
+        raise PatchError("export-mismatch", 
             f"{', '.join(changed)} of {fork} changed since the worktree was made.",
             todo="Take those changes back and export again, or give the worktree up: `sparkwright rebase --abort`.",
         )
@@ -92,7 +93,7 @@ def _verify(objects: Objects, fork: str, base: str, files: Sequence[Exported], e
         else:
             ours.append(patch.parse(one.name, one.data))
     if (applied := series.apply_to(objects, fork, tree, ours)).tree != expected:
-        raise ExportMismatch(f"The exported series of {fork} would give another tree than the worktree has.", details=[applied.tree])
+        raise PatchError("export-mismatch", f"The exported series of {fork} would give another tree than the worktree has.", details=[applied.tree])
 
 
 def write(session: Session, fork: str, files: Sequence[Exported], others: Mapping[str, str] | None = None) -> list[str]:
@@ -176,12 +177,12 @@ def check(session: Session, fork: str, base: Base) -> int:
     See that the files of the series are what its commits give, and return how many there are.
 
     Raises:
-        ExportMismatch: They are not; the details name them.
+        export-mismatch: They are not; the details name them.
     """
     folder = session.project.series_folder(fork)
     files = [one for one in rendered(session, fork, base) if not one.pick]
     wrong = [one.name for one in files if (folder / one.name).read_bytes() != one.data]
     if wrong:
-        raise ExportMismatch(f"{len(wrong)} patches of {fork} are not in the exported form.", details=wrong)
+        raise PatchError("export-mismatch", f"{len(wrong)} patches of {fork} are not in the exported form.", details=wrong)
     console.note(f"{fork}: {len(files)} patches are what their commits give")
     return len(files)

@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, NotProvided
+from sparkwright.core.errors import FileError
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
 
 State = Literal["open", "merged", "closed", "unresolved"]
@@ -122,11 +123,11 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Return the record of pull request *number*.
 
         Raises:
-            NotProvided: There is none.
+            not-provided: There is none.
         """
         if found := self.known(number):
             return found
-        raise NotProvided(f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`.")
+        raise SourceError("not-provided", f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`.")
 
     def known(self, number: int) -> Record | None:
         """Return the record of pull request *number*, or None when there is none."""
@@ -157,7 +158,7 @@ def load(root: Path, fork: str) -> Ledger | None:
     Return the ledger of *fork*, or None when it has none.
 
     Raises:
-        FileInvalid: It is damaged, lists a pull request twice, or lets a stack carry one that is not pinned.
+        file-invalid: It is damaged, lists a pull request twice, or lets a stack carry one that is not pinned.
     """
     path = path_of(root, fork)
     return strict_yaml.load(path, Ledger) if path.exists() else None
@@ -168,11 +169,11 @@ def require(root: Path, fork: str) -> Ledger:
     Return the ledger of *fork*.
 
     Raises:
-        FileInvalid: As `load`; also when there is none.
+        file-invalid: As `load`; also when there is none.
     """
     found = load(root, fork)
     if found is None:
-        raise FileInvalid(
+        raise FileError("file-invalid", 
             f"{fork} has no ledger.", details=[f"expected: {path_of(root, fork)}"], todo="Begin one: a file with the field `url`."
         )
     return found

@@ -16,8 +16,8 @@ import msgspec
 
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Section
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.errors import PatchInvalid
 
 #: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
@@ -62,7 +62,7 @@ def parse(name: str, data: bytes) -> Patch:
     Return the patch in *data*.
 
     Raises:
-        PatchInvalid: It is not a mail with a diff, lacks a trailer, or has an unknown Upstream-Status.
+        patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown Upstream-Status.
     """
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
@@ -70,22 +70,24 @@ def parse(name: str, data: bytes) -> Patch:
     try:
         head = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise PatchInvalid(f"The header of {name} is not UTF-8.") from error
+        raise PatchError("patch-invalid", f"The header of {name} is not UTF-8.") from error
     if not found or b"\ndiff --git " not in b"\n" + rest:
-        raise PatchInvalid(f"{name} is not a patch as git format-patch writes it.")
+        raise PatchError("patch-invalid", f"{name} is not a patch as git format-patch writes it.")
     trailers = dict(line.split(": ", 1) for line in head.splitlines() if line.partition(": ")[0] in TRAILERS)
     missing = [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]
     if missing:
-        raise PatchInvalid(f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
+        raise PatchError("patch-invalid", f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
     if trailers["Upstream-Status"].split()[0] not in STATUSES:
-        raise PatchInvalid(
+        raise PatchError("patch-invalid", 
             f"{name} has an unknown Upstream-Status.", details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
         )
     data_of = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
     try:
         touched = diff.sections(data_of)
-    except PatchInvalid as error:
-        raise PatchInvalid(f"{name}: {error.what}", details=error.details) from error
+    except PatchError as error:
+        if error.reference != "patch-invalid":
+            raise
+        raise PatchError("patch-invalid", f"{name}: {error.what}", details=error.details) from error
     return Patch(
         name=name,
         sha256=sha256_bytes(data),

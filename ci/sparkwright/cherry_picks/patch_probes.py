@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
 
 State = Literal["needed", "absorbed", "not-there", "unknown"]
@@ -158,7 +158,7 @@ def load(root: Path) -> tuple[Idea, ...]:
     Return the ideas of the checkout *root*; `book` has their packages, too.
 
     Raises:
-        FileInvalid: As `yamlfile.load`; also where two ideas have one name.
+        file-invalid: As `yamlfile.load`; also where two ideas have one name.
     """
     return book(root).ideas
 
@@ -169,7 +169,7 @@ def book(root: Path) -> Ideas:
     found = strict_yaml.load(path, Ideas)
     names = [idea.name for idea in found.ideas]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise FileInvalid(f"{path} has two ideas of one name.", details=twice)
+        raise FileError("file-invalid", f"{path} has two ideas of one name.", details=twice)
     return found
 
 

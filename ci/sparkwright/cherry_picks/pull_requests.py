@@ -12,23 +12,15 @@ import datetime
 import msgspec
 
 from sparkwright.cherry_picks import diff, history
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import digest, github
 from sparkwright.core.console import console
-from sparkwright.core.errors import (
-    GitHubLimited,
-    GitHubRefused,
-    GitHubUnreachable,
-    PickMismatch,
-    PickMoved,
-    PullRequestGone,
-    SourceUnreachable,
-    UsageError,
-)
-from sparkwright.core.git import GitFailed
+from sparkwright.core.errors import GitError, GitHubError, UsageError
 from sparkwright.core.github import GitHub
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
 from sparkwright.forks.mirror import Mirror
 
@@ -64,15 +56,17 @@ def see(session: Session, ledger: Ledger, number: int) -> Seen:
     Return what pull request *number* is today.
 
     Raises:
-        PullRequestGone: It never was, or is deleted.
-        Offline, SourceUnreachable: Neither the API nor the repository answers.
+        pull-request-gone: It never was, or is deleted.
+        offline, source-unreachable: Neither the API nor the repository answers.
     """
     owner = github.repository_of(ledger.url)
     if owner and not session.offline:
         try:
             found = GitHub.from_environment(session.mirrored(API)).pull(*owner, number)
             return Seen("api", found.title, found.author, found.state, found.head, found.merge, found.base_ref)
-        except (GitHubUnreachable, GitHubLimited, GitHubRefused) as error:
+        except GitHubError as error:
+            if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
+                raise
             console.note(f"{error.reference}: {error.what} Asking git alone.")
     return _see_by_git(session, ledger, number)
 
@@ -81,14 +75,14 @@ def _see_by_git(session: Session, ledger: Ledger, number: int) -> Seen:
     mirror = session.mirror(ledger.url)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
-        raise SourceUnreachable(f"{ledger.url} has no branch {ledger.branch}.")
+        raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
     head = mirror.ref(f"refs/pull/{number}/head")
     squash = history.merged_as(session.objects, number, tip)
     if squash:
         title = squash.subject[: squash.subject.rindex("(#")].strip()
         return Seen("git", title, squash.author, "merged", head or UNRESOLVED, squash.commit, ledger.branch)
     if head is None:
-        raise PullRequestGone(f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it.")
+        raise GitHubError("pull-request-gone", f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it.")
     known = ledger.known(number)
     if known and known.merge:
         return Seen("git", UNRESOLVED, UNRESOLVED, "merged", head, known.merge, ledger.branch)
@@ -102,9 +96,9 @@ def _head(session: Session, ledger: Ledger, number: int, head: str) -> None:
     """Bring the history of a pull request's *head*."""
     found = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
     if found is None:
-        raise SourceUnreachable(f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull requests does.")
+        raise SourceError("source-unreachable", f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull requests does.")
     if found != head:
-        raise PickMismatch(f"#{number} moved while it was looked at.", todo="Run the same again.")
+        raise PatchError("pick-mismatch", f"#{number} moved while it was looked at.", todo="Run the same again.")
 
 
 def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: str, drop_when: str) -> Record:
@@ -112,8 +106,8 @@ def record(session: Session, ledger: Ledger, seen: Seen, number: int, reason: st
     Return the record of pull request *number* with its pins made now.
 
     Raises:
-        PickMismatch: What the API calls its merge commit is not part of the branch, or nothing tells which commits were its.
-        SourceUnreachable: The repository does not offer its commits.
+        pick-mismatch: What the API calls its merge commit is not part of the branch, or nothing tells which commits were its.
+        source-unreachable: The repository does not offer its commits.
     """
     base = _base(session, ledger, seen, number)
     tip = seen.merge or seen.head
@@ -146,7 +140,7 @@ def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
         UsageError: The ledger knows it better already.
     """
     if (known := ledger.known(number)) and known.pinned:
-        raise UsageError(f"The ledger pins {known.name} already.")
+        raise UsageError("usage", f"The ledger pins {known.name} already.")
     return Record(
         number=number, title=UNRESOLVED, author=UNRESOLVED, state="unresolved", seen="never", date=UNRESOLVED, head=UNRESOLVED,
         base=UNRESOLVED, sha256=UNRESOLVED, patch_id=UNRESOLVED, reason=reason, drop_when=drop_when,
@@ -159,7 +153,7 @@ def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
     tip = mirror.history(seen.branch, newest=True)
     if seen.merge:
         if tip is None or not history.is_ancestor(session.objects, seen.merge, tip):
-            raise PickMismatch(
+            raise PatchError("pick-mismatch", 
                 f"The merge commit of #{number} is not part of {seen.branch}.",
                 details=[f"merge: {seen.merge}", f"{seen.branch}: {tip or 'no such branch'}"],
             )
@@ -167,7 +161,7 @@ def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
     _head(session, ledger, number, seen.head)
     base = history.merge_base(session.objects, seen.head, tip) if tip else None
     if base is None:
-        raise PickMismatch(f"#{number} has no common history with {seen.branch}.")
+        raise PatchError("pick-mismatch", f"#{number} has no common history with {seen.branch}.")
     if base == seen.head:
         raise _unclear(number, seen, "its commits are part of the branch, and no merge commit says from where on")
     return base
@@ -200,8 +194,8 @@ def _before_merge(session: Session, ledger: Ledger, seen: Seen, number: int) -> 
     return at
 
 
-def _unclear(number: int, seen: Seen, why: str) -> PickMismatch:
-    return PickMismatch(
+def _unclear(number: int, seen: Seen, why: str) -> PatchError:
+    return PatchError("pick-mismatch", 
         f"It cannot be told what #{number} changed on {seen.branch}.",
         details=[why, f"head:  {seen.head}", f"merge: {seen.merge or '-'}"],
         todo="Carry the change as a patch of ours, made from the commits on the branch.",
@@ -213,13 +207,13 @@ def check_head(session: Session, ledger: Ledger, old: Record, seen: Seen) -> Non
     Compare what is there now with what was pinned.
 
     Raises:
-        PickMoved: The head, or the merge commit, is another one; the details hold both and the difference of the two heads.
+        pick-moved: The head, or the merge commit, is another one; the details hold both and the difference of the two heads.
     """
     if old.merge and seen.merge and old.merge != seen.merge:
-        raise PickMoved(f"The merge commit of #{old.number} is another one now.", details=[f"pinned: {old.merge}", f"now:    {seen.merge}"])
+        raise PatchError("pick-moved", f"The merge commit of #{old.number} is another one now.", details=[f"pinned: {old.merge}", f"now:    {seen.merge}"])
     if UNRESOLVED in (old.head, seen.head) or old.head == seen.head:
         return
-    raise PickMoved(
+    raise PatchError("pick-moved", 
         f"The head of #{old.number} moved since it was pinned.",
         details=[f"pinned: {old.head}", f"now:    {seen.head}", *_difference(session, ledger, old, seen)],
     )
@@ -241,7 +235,9 @@ def _difference(session: Session, ledger: Ledger, old: Record, seen: Seen) -> li
             mirror.files(set().union(*read))
             sides.append((base, head))
         found = history.range_diff(objects, *sides)
-    except (SourceUnreachable, GitFailed) as error:
+    except (SourceError, GitError) as error:
+        if isinstance(error, SourceError) and error.reference != "source-unreachable":
+            raise
         return [f"the pinned state cannot be had any more: {error.what}"]
     rest = [f"({len(found) - SHOWN} more lines)"] if len(found) > SHOWN else []
     return ["range-diff of both states:", *(f"  {line}" for line in [*found[:SHOWN], *rest])]
@@ -259,11 +255,11 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
     Return the diff that *record* pins, from the store, or rendered from the pinned commits.
 
     Raises:
-        PickMismatch: The record is not pinned, or the diff does not hash to its pins.
-        Offline, SourceUnreachable: The commits are not in the store, and the repository may not be asked or does not have them.
+        pick-mismatch: The record is not pinned, or the diff does not hash to its pins.
+        offline, source-unreachable: The commits are not in the store, and the repository may not be asked or does not have them.
     """
     if not record.pinned:
-        raise PickMismatch(f"The ledger does not pin {record.name} of {ledger.url}.", todo=f"Run `sparkwright pick {record.number}`.")
+        raise PatchError("pick-mismatch", f"The ledger does not pin {record.name} of {ledger.url}.", todo=f"Run `sparkwright pick {record.number}`.")
     path = session.store.root / "diffs" / record.sha256
     # That the bytes are right does not make the other pins right.
     pins = digest.key("diff", [record.base, record.tip, record.sha256, record.patch_id, record.files])
@@ -273,13 +269,13 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
     data = _rendered(session, session.mirror(ledger.url), record.base, record.tip)
     found = (digest.sha256_bytes(data), diff.patch_id(session.objects, data))
     if found != (record.sha256, record.patch_id):
-        raise PickMismatch(
+        raise PatchError("pick-mismatch", 
             f"The diff of {record.name} is not the one that the ledger pins.",
             details=[f"ledger: sha256 {record.sha256}, patch-id {record.patch_id}", f"now:    sha256 {found[0]}, patch-id {found[1]}"],
         )
     touched = {section.path for section in diff.sections(data)}
     if touched != set(record.files):
-        raise PickMismatch(
+        raise PatchError("pick-mismatch", 
             f"The ledger's files of {record.name} are not those that its diff touches.", details=sorted(touched ^ set(record.files))
         )
     session.store.write(f"diffs/{record.sha256}", data)
@@ -292,12 +288,12 @@ def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Pa
     Return what *stack* applies of *record*: its diff less the paths that the stack leaves out.
 
     Raises:
-        PickMismatch: As `diff_of`; also when a path to leave out is not part of the diff.
+        pick-mismatch: As `diff_of`; also when a path to leave out is not part of the diff.
     """
     whole = diff_of(session, ledger, record)
     left_out = record.stacks.get(stack, {})
     if unknown := sorted(set(left_out) - set(record.files)):
-        raise PickMismatch(
+        raise PatchError("pick-mismatch", 
             f"{record.name} does not touch what {stack} leaves out of it.", details=unknown, todo="Mend `stacks` in the ledger."
         )
     data = diff.without(whole, left_out)
@@ -317,5 +313,5 @@ def left_out(words: list[str]) -> dict[str, str]:
     """
     pairs = [word.partition("=") for word in words]
     if bad := [path for path, _, reason in pairs if not path or not reason.strip()]:
-        raise UsageError(f"--exclude {bad[0]!r} is not of the form PATH=REASON.")
+        raise UsageError("usage", f"--exclude {bad[0]!r} is not of the form PATH=REASON.")
     return {path: reason.strip() for path, _, reason in pairs}

@@ -13,10 +13,11 @@ import msgspec
 from sparkwright.cherry_picks import apply_check, export, series, series_git, upstream_revisions, worktree
 from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.apply_check import Outcome
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.worktree import State
 from sparkwright.core.console import console
-from sparkwright.core.errors import PatchConflict, RebaseUnfinished, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
 
@@ -49,12 +50,12 @@ def start(
         gone: Patches to leave out, each with the evidence that the base has it.
 
     Raises:
-        RebaseUnfinished: There is a worktree already.
-        PatchConflict: A pick does not apply; it is not ours to mend, so nothing is made.
+        rebase-unfinished: There is a worktree already.
+        patch-conflict: A pick does not apply; it is not ours to mend, so nothing is made.
     """
     folder = worktree.folder_of(session, fork)
     if folder.exists():
-        raise RebaseUnfinished(f"There is a worktree of {fork} already.", details=[str(folder)])
+        raise PatchError("rebase-unfinished", f"There is a worktree of {fork} already.", details=[str(folder)])
     pins = export.pins(session, fork, files or {})
     patches = [one for one in series.of(session, fork) if one.name not in (gone or {})]
     done, (root, tip), stopped = _commits(session.objects, fork, base, patches)
@@ -82,7 +83,7 @@ def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) 
             if outcome.status == "conflict" and not one.pick:
                 return done, (root, tip), one.name
             if outcome.status == "conflict":
-                raise PatchConflict(
+                raise PatchError("patch-conflict", 
                     f"{one.name} does not apply to {base.name}.", details=outcome.says,
                     todo=f"Leave the files out that conflict, or all of it: `sparkwright pick {fork}{one.name} --exclude …` or `--drop`.",
                 )  # fmt: skip

@@ -18,11 +18,11 @@ from sparkwright.cherry_picks import pull_requests as pick
 from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.apply_check import Outcome
 from sparkwright.cherry_picks.conflict import ConflictReport
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import PatchConflict, PatchInvalid, PatchNoEffect, PatchUpstream
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
 from sparkwright.forks.fetch import FetchedSource
@@ -82,7 +82,7 @@ def names(folder: Path) -> list[str]:
     Return the file names that the file ``series`` in *folder* lists; a fork without one has none.
 
     Raises:
-        PatchInvalid: A listed patch is missing, is listed twice, or a patch in the folder is not listed.
+        patch-invalid: A listed patch is missing, is listed twice, or a patch in the folder is not listed.
     """
     listing = folder / "series"
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
@@ -92,7 +92,7 @@ def names(folder: Path) -> list[str]:
     wrong += [f"listed, but not there: {name}" for name in found if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(found))]
     if wrong:
-        raise PatchInvalid(f"{listing} and its folder disagree.", details=wrong, todo="List every patch once, in the order of application.")
+        raise PatchError("patch-invalid", f"{listing} and its folder disagree.", details=wrong, todo="List every patch once, in the order of application.")
     return found
 
 
@@ -101,7 +101,7 @@ def load(folder: Path) -> tuple[Patch, ...]:
     Return our patches in *folder*, in order.
 
     Raises:
-        PatchInvalid: As `names`; also when a patch cannot be read.
+        patch-invalid: As `names`; also when a patch cannot be read.
     """
     return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
 
@@ -111,7 +111,7 @@ def picks(session: Session, fork: str) -> tuple[Patch, ...]:
     Return the pull requests that the stack carries, in the ledger's order.
 
     Raises:
-        PickMismatch, Offline, SourceUnreachable: See `pick.patch_of`.
+        pick-mismatch, offline, source-unreachable: See `pick.patch_of`.
     """
     book = ledger.load(session.project.root, fork)
     return tuple(pick.patch_of(session, book, one, session.project.stack) for one in book.carried(session.project.stack)) if book else ()
@@ -137,10 +137,10 @@ def apply(session: Session, source: FetchedSource) -> PatchedTree:
     Apply the series of the source's fork.
 
     Raises:
-        PatchConflict: A patch does not apply; the report is in the failure.
-        PatchUpstream: The base, or an earlier patch, has the change already.
-        PatchNoEffect: A patch leaves the tree as it was.
-        PatchInvalid, PickMismatch, Offline, SourceUnreachable: The series cannot be read.
+        patch-conflict: A patch does not apply; the report is in the failure.
+        patch-already-upstream: The base, or an earlier patch, has the change already.
+        patch-no-effect: A patch leaves the tree as it was.
+        patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
     """
     wanted = entries(session, source.fork)
     found = known(session, source.fork, source.tree)
@@ -221,13 +221,13 @@ def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outc
 def _refuse(fork: str, tree: str, one: Patch, done: Outcome, report: ConflictReport | None) -> None:
     where = [*done.says, f"tree before it: {tree}"]
     if done.status == "already-upstream":
-        raise PatchUpstream(f"{one.name} is in {fork} already.", details=[one.subject, f"drop it when: {one.drop_when}", *where])
+        raise PatchError("patch-already-upstream", f"{one.name} is in {fork} already.", details=[one.subject, f"drop it when: {one.drop_when}", *where])
     if done.status == "empty":
-        raise PatchNoEffect(f"{one.name} changes nothing in {fork}.", details=where)
+        raise PatchError("patch-no-effect", f"{one.name} changes nothing in {fork}.", details=where)
     if report is None:
-        raise PatchConflict(f"{one.name} does not apply to {fork}.", details=where)
+        raise PatchError("patch-conflict", f"{one.name} does not apply to {fork}.", details=where)
     error = conflict.error(report)
-    raise PatchConflict(error.what, details=[*where, *error.details], data=error.data)
+    raise PatchError("patch-conflict", error.what, details=[*where, *error.details], data=error.data)
 
 
 def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> Explain:

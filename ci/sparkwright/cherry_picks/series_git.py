@@ -15,8 +15,8 @@ from email.header import Header
 import msgspec
 
 from sparkwright.cherry_picks import diff, patch
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.core.errors import PatchInvalid
 from sparkwright.core.git_store import Objects
 
 #: The trailers that carry a file name or a pull request through git; no exported patch holds them.
@@ -103,7 +103,7 @@ def _commit(objects: Objects, tree: str, parent: str, author: str, date: str, te
     words = ["commit-tree", tree, *(["-p", parent] if parent else [])]
     status, out, said = objects.run(words, env={**who, **COMMITTER}, stdin=text.encode("utf-8", "surrogateescape"), check=False)
     if status:
-        raise PatchInvalid(f"git makes no commit of {text.partition(chr(10))[0]!r}.", details=said.splitlines()[-5:])
+        raise PatchError("patch-invalid", f"git makes no commit of {text.partition(chr(10))[0]!r}.", details=said.splitlines()[-5:])
     return out.decode().strip()
 
 
@@ -132,7 +132,7 @@ def read(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None =
         said: Messages by what ``git am`` made of them; see `carried`.
 
     Raises:
-        PatchInvalid: A message is not text.
+        patch-invalid: A message is not text.
     """
     words = ["log", "--reverse", "--topo-order", "-z", "--encoding=UTF-8", "--format=%H%x00%P%x00%an <%ae>%x00%aD%x00%B"]
     raw = objects.run([*words, f"{base}..{tip}", "--"])[1].split(b"\0")
@@ -141,7 +141,7 @@ def read(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None =
         try:
             commit, parents, author, date, text = (part.decode() for part in raw[at : at + 5])
         except UnicodeDecodeError:
-            raise PatchInvalid(f"The message of {raw[at].decode()[:12]} is not UTF-8.") from None
+            raise PatchError("patch-invalid", f"The message of {raw[at].decode()[:12]} is not UTF-8.") from None
         made.append(Commit(commit, tuple(parents.split()), author, date, *_marked((said or {}).get(text, text))))
     return made
 
@@ -163,12 +163,12 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
     Return the files of the commits after *base* up to *tip*, oldest first.
 
     Raises:
-        PatchInvalid: A merge is among them, a name cannot be a file's or is taken, or a message lacks a trailer that every patch must have.
+        patch-invalid: A merge is among them, a name cannot be a file's or is taken, or a message lacks a trailer that every patch must have.
     """
     made: list[Exported] = []
     for one in read(objects, base, tip, said):
         if len(one.parents) != 1:
-            raise PatchInvalid(
+            raise PatchError("patch-invalid", 
                 f"{one.commit[:12]} has {len(one.parents)} parents; a series is a line of commits.", todo="Make it one with git rebase."
             )
         if re.fullmatch(r"#[1-9][0-9]*", one.name):
@@ -177,7 +177,7 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
         subject = " ".join(one.text.partition("\n\n")[0].split())
         name = one.name or f"{_slug(subject)}.patch"
         if name in {other.name for other in made} or not _NAME.fullmatch(name) or not name.isprintable() or len(name.encode()) > _LONGEST:
-            raise PatchInvalid(
+            raise PatchError("patch-invalid", 
                 f"{one.commit[:12]} would become {name!r}, which is taken or is no file name of a patch.",
                 todo=f"Name its file in the last line of its message: {FILE}: NAME.patch",
             )
@@ -189,7 +189,7 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
 def _rendered(objects: Objects, one: Commit, subject: str) -> bytes:
     body = one.text.partition("\n\n")[2].strip("\n")
     if "---" in body.split("\n"):
-        raise PatchInvalid(f"The message of {one.commit[:12]} has a line ---, which ends the text of a patch.", todo="Write it otherwise.")
+        raise PatchError("patch-invalid", f"The message of {one.commit[:12]} has a line ---, which ends the text of a patch.", todo="Write it otherwise.")
     top = f"From: {encoded(one.author)}\nDate: {one.date}\nSubject: [PATCH] {encoded(subject)}\n\n{body}\n---\n"
     return top.encode() + diff.render(objects, one.parents[0], one.commit, context=CONTEXT)
 

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from sparkwright.cherry_picks import diff
 from sparkwright.cherry_picks.diff import Hunk, Section
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.core.errors import PatchInvalid
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects, blob_id, quoted
 
@@ -33,7 +33,9 @@ def trees(objects: Objects, base: str, patches: Sequence[Patch]) -> list[str] | 
         return []
     try:
         parts = [one.sections() for one in patches]
-    except PatchInvalid:
+    except PatchError as error:
+        if error.reference != "patch-invalid":
+            raise
         return None
     touched = {path for part in parts for one in part for path in (one.old, one.new) if path}
     new = {one.new for part in parts for one in part if not one.old}

@@ -11,9 +11,9 @@ from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided, Offline, SourceUnreachable
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
 
@@ -51,7 +51,7 @@ def releases(project: str, *, after: str = "", upto: str = "") -> list[Release]:
         after, upto: Versions that bound the list; *upto* is part of it.
 
     Raises:
-        SourceUnreachable: The index does not answer, or has no such project.
+        source-unreachable: The index does not answer, or has no such project.
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
     from packaging.version import Version
@@ -73,7 +73,7 @@ def of_release(session: Session, release: Release) -> Base:
     Return the base of *release*, in the object database.
 
     Raises:
-        Offline, SourceUnreachable, SourceMismatch, ArchiveUnsafe: It cannot be had.
+        offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be had.
     """
     known = _imported(session, release)
     if not known:
@@ -98,7 +98,7 @@ def of_commit(session: Session, mirror: Mirror, name: str, commit: str, patches:
     Return the base of the upstream *commit*: its trees, and of its files those that *patches* touch.
 
     Raises:
-        Offline, SourceUnreachable: The repository may not be asked, or does not have them.
+        offline, source-unreachable: The repository may not be asked, or does not have them.
     """
     mirror.commit(commit)
     tree = session.objects.resolve(f"{commit}^{{tree}}")
@@ -120,8 +120,8 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
     Return what *name* means: a version on the index, or a branch, tag or commit of the upstream repository.
 
     Raises:
-        NotProvided: It means nothing of the kind.
-        Offline, SourceUnreachable: Nobody could be asked.
+        not-provided: It means nothing of the kind.
+        offline, source-unreachable: Nobody could be asked.
     """
     spec = session.project.fork(fork).sources.sdist
     if spec and (found := [one for one in known_releases(session, spec.name) if one.version == name]):
@@ -131,14 +131,16 @@ def named(session: Session, fork: str, mirror: Mirror | None, name: str, patches
         commit = name if whole else mirror.history(name, newest=not session.offline)
         if commit:
             return of_commit(session, mirror, name, commit, patches)
-    raise NotProvided(f"{name} is neither a release nor a branch, tag or commit of {fork}.")
+    raise SourceError("not-provided", f"{name} is neither a release nor a branch, tag or commit of {fork}.")
 
 
 def known_releases(session: Session, project: str) -> list[Release]:
     """Return the releases of *project* as `listed`; none where the index does not answer."""
     try:
         return listed(session, project)
-    except SourceUnreachable as error:
+    except SourceError as error:
+        if error.reference != "source-unreachable":
+            raise
         console.note(error.what)
         return []
 
@@ -159,16 +161,16 @@ def between(session: Session, project: str, start: str, end: str) -> list[Releas
     Return the releases of *project* from *start* to *end*, or to the newest, oldest first; with --offline, those that are in the store.
 
     Raises:
-        NotProvided: An end is no release, or they are the wrong way round.
-        SourceUnreachable: The index does not answer.
+        not-provided: An end is no release, or they are the wrong way round.
+        source-unreachable: The index does not answer.
     """
     found = listed(session, project)
     names = [one.version for one in found]
     if unknown := [name for name in (start, end) if name and name not in names]:
         where = "in the store" if session.offline else "on the package index"
-        raise NotProvided(f"There is no release {project} {unknown[0]} {where}.", details=[f"there are: {', '.join(names) or 'none'}"])
+        raise SourceError("not-provided", f"There is no release {project} {unknown[0]} {where}.", details=[f"there are: {', '.join(names) or 'none'}"])
     if end and names.index(start) > names.index(end):
-        raise NotProvided(f"{project} {start} is later than {end}.", todo="Choose ends with --from and --to.")
+        raise SourceError("not-provided", f"{project} {start} is later than {end}.", todo="Choose ends with --from and --to.")
     return found[names.index(start) : names.index(end) + 1 if end else None]
 
 
@@ -187,7 +189,9 @@ def later(session: Session, fork: str, mirror: Mirror | None, branch: str, patch
             tip = None
         try:
             yield of_release(session, release)
-        except SourceUnreachable as error:
+        except SourceError as error:
+            if error.reference != "source-unreachable":
+                raise
             console.warn(f"{release.project} {release.version} is left out: {error.what}")
     if tip:
         yield tip
@@ -198,7 +202,9 @@ def _tip(session: Session, mirror: Mirror, branch: str, patches: Collection[Patc
         commit = mirror.history(branch, newest=not session.offline)
         day = history.commit(session.objects, commit).date if commit else ""
         return of_commit(session, mirror, f"{branch} {day}", commit, patches) if commit else None
-    except (SourceUnreachable, Offline) as error:
+    except SourceError as error:
+        if error.reference not in {"offline", "source-unreachable"}:
+            raise
         console.note(f"{branch} of {mirror.url} is left out: {error.what}")
         return None
 

@@ -17,9 +17,9 @@ from sparkwright.cherry_picks import series_git
 from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import git
-from sparkwright.core.errors import NotProvided
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 #: The worktree's branch, and the ref of the base below it.
 BRANCH, BASE = "series", "refs/sparkwright/base"
@@ -116,12 +116,12 @@ def state(folder: Path) -> State:
     Return what the worktree in *folder* was made for.
 
     Raises:
-        NotProvided: There is none.
+        not-provided: There is none.
     """
     try:
         return msgspec.json.decode((folder / ".git" / "sparkwright.json").read_bytes(), type=State)
     except (OSError, msgspec.DecodeError):
-        raise NotProvided(f"There is no worktree at {folder}.", todo="Make one with `sparkwright rebase`.") from None
+        raise SourceError("not-provided", f"There is no worktree at {folder}.", todo="Make one with `sparkwright rebase`.") from None
 
 
 def abort(session: Session, fork: str) -> None:
@@ -129,7 +129,7 @@ def abort(session: Session, fork: str) -> None:
     Remove the worktree of *fork*, and what was done in it.
 
     Raises:
-        NotProvided: There is none.
+        not-provided: There is none.
     """
     folder = folder_of(session, fork)
     if not folder.exists():

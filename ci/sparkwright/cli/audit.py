@@ -14,8 +14,8 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import flashinfer_aot, jit_cache
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for it.
 FORM = 3
@@ -25,7 +25,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Audit the named wheels, or those that the last build of the stack made; fail when one has a finding."""
     wheels = arguments.wheels or [path for fork in session.forks for path in _last(session, fork)]
     if not wheels:
-        raise NotProvided("There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
+        raise SourceError("not-provided", "There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
     reports = [audited(session, path, judged_as(path, arguments.judge)) for path in wheels]
     if arguments.compare:
         compare.show(reports)

@@ -9,8 +9,9 @@ import msgspec
 
 from sparkwright.cli import measuring
 from sparkwright.core.console import console
-from sparkwright.core.errors import MeasurementInvalid, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.load import benchy, vllmrs
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Generator
@@ -28,7 +29,7 @@ GENERATORS: Mapping[str, Callable[[Session], Generator]] = {
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Measure, print tables and plots, and keep the result."""
     if arguments.calibrate and arguments.server:
-        raise UsageError("A calibration starts servers again and again.", todo="Name an environment with --serve and --python.")
+        raise UsageError("usage", "A calibration starts servers again and again.", todo="Name an environment with --serve and --python.")
     recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
     kind: Kind = "calibration" if arguments.calibrate else "bench"
     blocks = arguments.calibrate or arguments.launches or (1 if arguments.server else 0)
@@ -39,5 +40,5 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     console.note(f"result: {path}")
     console.document({"result": msgspec.to_builtins(result), "file": str(path)})
     if result.state == "invalid":
-        raise MeasurementInvalid(f"{result.model} was not measured to the end.", details=[result.says])
+        raise GateError("measurement-invalid", f"{result.model} was not measured to the end.", details=[result.says])
     return 0

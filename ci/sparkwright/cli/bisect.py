@@ -19,15 +19,16 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cli.drift import MARKS
 from sparkwright.cli.rebase import only_fork
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Search between two ends, by halves, and tell what turned and who did it."""
     fork = only_fork(session)
     if bool(arguments.run) == bool(arguments.patch):
-        raise UsageError("bisect wants a patch, or --run and a command.")
+        raise UsageError("usage", "bisect wants a patch, or --run and a command.")
     if arguments.run:
         return _measured(session, fork, arguments)
     patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
@@ -69,7 +70,7 @@ def _cause(session: Session, fork: str, predicate: Predicate, arguments: argpars
         return bisect_axes.over_patches(session, fork, predicate)
     if arguments.over == "locks":
         if not (arguments.start and arguments.end):
-            raise UsageError("--over locks wants two stacks or revisions of this checkout: --from and --to.")
+            raise UsageError("usage", "--over locks wants two stacks or revisions of this checkout: --from and --to.")
         sides = [bisect_axes.side(session, fork, name) for name in (arguments.start, arguments.end)]
         return bisect_axes.over_locks(sides[0], sides[1], (arguments.start, arguments.end), predicate)
     book = ledger.require(session.project.root, fork)
@@ -82,7 +83,7 @@ def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:
     called = [{one.name, one.name.removesuffix(".patch"), *([str(one.pick)] if one.pick else [])} for one in patches]
     at = next((number for number, words in enumerate(called) if name in words), None)
     if at is None:
-        raise NotProvided(f"The series has no patch {name!r}.", details=[one.name for one in patches])
+        raise SourceError("not-provided", f"The series has no patch {name!r}.", details=[one.name for one in patches])
     return [patches[at]] if alone else list(patches[: at + 1])
 
 
@@ -95,6 +96,6 @@ def _over_commits(session: Session, fork: str, patches: list[Patch], arguments: 
 def _over_releases(session: Session, fork: str, patches: list[Patch], arguments: argparse.Namespace) -> Turn:
     sdist = session.lock.forks[fork].sdist
     if sdist is None:
-        raise NotProvided(f"{fork} has no releases on the package index.")
+        raise SourceError("not-provided", f"{fork} has no releases on the package index.")
     found = upstream_revisions.between(session, sdist.name, arguments.start or sdist.version, arguments.end)
     return bisect.over_releases(session, fork, ledger.load(session.project.root, fork), patches, found)

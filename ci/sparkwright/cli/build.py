@@ -34,7 +34,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         console.document(document)
         return status
     if arguments.base or arguments.platform:
-        raise UsageError("--base and --platform say what the container is made of; without --container there is none.")
+        raise UsageError("usage", "--base and --platform say what the container is made of; without --container there is none.")
     if arguments.only:
         return _only(session, arguments.only)
     announce(session, ahead=arguments.aot)
@@ -56,7 +56,7 @@ def _only(session: Session, unit: str) -> int:
     """Compile one unit; say what it cost and where its object is."""
     forks = [fork for fork in session.forks if session.kind(fork) == "graft"]
     if len(forks) != 1:
-        raise UsageError("--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out.")
+        raise UsageError("usage", "--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out.")
     made = single_unit.compile_unit(session, forks[0], unit)
     single_unit.show(made)
     console.document({"unit": made})

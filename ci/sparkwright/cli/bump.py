@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from sparkwright.cherry_picks import bump, export, history, rebase, upstream_revisions
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import proof
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cli import drift
 from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided, PatchConflict
 from sparkwright.core.github import ADDRESS, GitHub
 from sparkwright.core.github_repository import Repository
 from sparkwright.forks import fetch
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.operate.upkeep import bumped, foreseen, proposal
 from sparkwright.operate.upkeep.foreseen import Foreseen
 from sparkwright.operate.upkeep.proposal import Proposed
@@ -26,7 +27,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a worktree where a person is needed."""
     fork = only_fork(session)
     if session.offline:
-        raise NotProvided("bump asks the index and the upstream, which --offline forbids.", todo="Run it with a connection.")
+        raise SourceError("not-provided", "bump asks the index and the upstream, which --offline forbids.", todo="Run it with a connection.")
     if arguments.pull:
         bumped.clean(session.project.root)
     version = arguments.to
@@ -40,7 +41,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     made = bump.plan(session, fork, version)
     _tell(made)
     if stuck := [one for one in made.trials if one.patch.startswith("#") and one.state in ("conflict", "likely-upstream")]:
-        raise PatchConflict(
+        raise PatchError("patch-conflict", 
             f"{', '.join(one.patch for one in stuck)} of {fork} cannot go along to {version}.",
             details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
             todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",

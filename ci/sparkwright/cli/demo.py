@@ -28,7 +28,7 @@ from sparkwright.cli import audit
 from sparkwright.cli.main import find_root
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import ArchMismatch, AuditFailed, CommandFailed, SparkwrightError, VerifiedRefused
+from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.demo import base, released, upstreams
 from sparkwright.forks import fetch, lock, resolve
@@ -155,7 +155,7 @@ def _apply(session: Session) -> str:
 
 def _plan_without(session: Session) -> str:
     bare = dataclasses.replace(session, without=("supported-12.1",))
-    return _must_fail(ArchMismatch, lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after))
+    return _must_fail("arch-mismatch", lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after))
 
 
 def _plan(session: Session) -> str:
@@ -170,7 +170,7 @@ def _build(session: Session) -> str:
 
 
 def _audit_official(session: Session, path: Path) -> str:
-    return _must_fail(AuditFailed, lambda: report.raise_for_findings(audit.audited(session, path)))
+    return _must_fail("audit-failed", lambda: report.raise_for_findings(audit.audited(session, path)))
 
 
 def _audit(session: Session) -> str:
@@ -182,16 +182,18 @@ def _audit(session: Session) -> str:
 
 
 def _publish_verified(session: Session) -> str:
-    return _must_fail(VerifiedRefused, lambda: released.publish(session, None))
+    return _must_fail("verified-refused", lambda: released.publish(session, None))
 
 
-def _must_fail(kind: type[SparkwrightError], work: Callable[[], object]) -> str:
+def _must_fail(reference: str, work: Callable[[], object]) -> str:
     try:
         work()
-    except kind as error:
+    except SparkwrightError as error:
+        if error.reference != reference:
+            raise
         return f"fails as it must: {error.reference}: {error.what}"
-    raise CommandFailed(
-        f"The demo's stage that must end with {kind.reference} did not fail.", todo="Please report this; a check has stopped checking."
+    raise CommandError("command-failed", 
+        f"The demo's stage that must end with {reference} did not fail.", todo="Please report this; a check has stopped checking."
     )
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import EnvironmentBroken, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.release import environment
 from sparkwright.release.client import caches, health, state
 from sparkwright.release.client.install import Done
+from sparkwright.release.errors import InstallError
 
 #: What pipx and uv leave in the environments that they make for one program.
 TOOLS = ("pipx_metadata.json", "uv-receipt.toml")
@@ -34,7 +35,7 @@ def chosen(into: Path | None) -> Path:
         return Path(active)
     own = Path(sys.prefix)
     if sys.prefix == sys.base_prefix or any((own / name).exists() for name in TOOLS):
-        raise UsageError("No environment is active.", todo="Name one with --into, or make one with `python3 -m venv` and activate it.")
+        raise UsageError("usage", "No environment is active.", todo="Name one with --into, or make one with `python3 -m venv` and activate it.")
     return own
 
 
@@ -66,14 +67,14 @@ def doctor(into: Path, *, deep: bool) -> int:
     Say which set is installed, and whether something broke it.
 
     Raises:
-        NothingInstalled: None is. EnvironmentBroken: Something did, or an installation was cut off.
+        nothing-installed: None is. environment-broken: Something did, or an installation was cut off.
     """
     place = environment.probe(into)
     half = state.installing(place)
     if half is not None:
         name = half.chosen.name if half.chosen else "the removal of everything"
         before = half.before.chosen.name if half.before else "nothing"
-        raise EnvironmentBroken(
+        raise InstallError("environment-broken", 
             f"{place.prefix} is half installed: {name} was cut off.", details=[f"there was before: {before}"],
             data={"state": "half installed"},
             todo="Run the same `sparkwright install` (or `uninstall`) again to finish, or `sparkwright rollback` to undo it.",
@@ -89,7 +90,7 @@ def doctor(into: Path, *, deep: bool) -> int:
     console.document({**document, "read": "every byte" if deep else "sizes and times", "caches": caches.present(place)})
     if faults:
         data = {"state": "broken", "faults": msgspec.to_builtins(faults)}
-        raise EnvironmentBroken(f"{known.chosen.name} in {place.prefix} was changed.", details=[str(fault) for fault in faults], data=data)
+        raise InstallError("environment-broken", f"{known.chosen.name} in {place.prefix} was changed.", details=[str(fault) for fault in faults], data=data)
     console.result(
         "intact: every byte is as it was installed" if deep else "intact: no size, time or RECORD differs (--deep reads every byte)"
     )

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import EvidenceInvalid, SparkwrightError, UsageError
+from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.forks.context import Outside
 from sparkwright.gates.ladder import RUNGS
+from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import check, inside
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.gathered import Folder
@@ -44,7 +45,7 @@ class Told(msgspec.Struct, frozen=True):
 def run(session: Outside, arguments: argparse.Namespace) -> int:
     """Check each wheel, show what holds, and fail with the first that does not."""
     if arguments.folder and (arguments.at or arguments.signed_for):
-        raise UsageError("--from looks at a folder of files, --at and --signed-for at an index; give one of them.")
+        raise UsageError("usage", "--from looks at a folder of files, --at and --signed-for at an index; give one of them.")
     look = _from_folder(arguments) if arguments.folder else _from_index(session, arguments)
     told: list[Told] = []
     failures: list[SparkwrightError] = []
@@ -79,16 +80,16 @@ def _from_index(session: Outside, arguments: argparse.Namespace) -> Any:
             if wheel is None:
                 continue
             if wheel.filename != path.name:
-                raise EvidenceInvalid(f"{path.name} is published under another name.", details=[wheel.filename])
+                raise TrustError("evidence-invalid", f"{path.name} is published under another name.", details=[wheel.filename])
             about = [one for one in index.proof(entry).wheels if one.wheel == wheel.sha256]
             if len(about) != 1:
-                raise EvidenceInvalid(f"The proof of {entry.name} says nothing of {path.name}, or twice.")
+                raise TrustError("evidence-invalid", f"The proof of {entry.name} says nothing of {path.name}, or twice.")
             fork = next((one for one in release.forks if one.name == wheel.fork), None)
             found = check.checked(wheel, fork, about[0], index.evidence, index.trust)
             inside.check(path, found)
             yield msgspec.structs.replace(_told(wheel, about[0], found), release=entry.name, channel=entry.channel, yanked=entry.yanked)
             return
-        raise EvidenceInvalid(
+        raise TrustError("evidence-invalid", 
             f"The index {index.manifest.url} holds nothing of {path.name}.", details=[f"sha256 {at_hand.sha256}"],
             todo="Ask the index that it came from, or take it for what it is: a file that nobody vouches for.",
         )  # fmt: skip

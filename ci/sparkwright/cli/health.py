@@ -9,6 +9,7 @@ import msgspec
 
 from sparkwright.core.console import console
 from sparkwright.forks.context import Outside
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import health, held
 
 
@@ -17,7 +18,7 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
     Say how the server fares.
 
     Raises:
-        ServerDead, ServerStuck, NodeLost: It does not serve.
+        server-dead, server-stuck, node-lost: It does not serve.
     """
     key = os.environ.get("VLLM_API_KEY", "")
     if arguments.server:
@@ -27,6 +28,6 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
     where = f" at {found.url}" if found.url else ""
     console.document({"health": found})
     if failure := health.FAILURES.get(found.state):
-        raise failure(f"The server{where} is not well: {found.state}.", details=[found.says], data=msgspec.to_builtins(found))
+        raise ServeError(failure, f"The server{where} is not well: {found.state}.", details=[found.says], data=msgspec.to_builtins(found))
     console.result(f"{found.state}: {found.says}{where}")
     return 0

@@ -56,10 +56,10 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 def _publisher(session: Session, arguments: argparse.Namespace) -> Publisher | None:
     if arguments.at is None:
         if arguments.signing_key or arguments.identity:
-            raise UsageError("--signing-key and --identity belong to --at.")
+            raise UsageError("usage", "--signing-key and --identity belong to --at.")
         return None
     if not arguments.push:
-        raise UsageError("--at keeps the record of what --push pushed, and nothing is pushed.")
+        raise UsageError("usage", "--at keeps the record of what --push pushed, and nothing is pushed.")
     given: dict[str, Any] = {**vars(arguments), "key": arguments.signing_key, "predecessor": []}
     return publishing.publisher(session, argparse.Namespace(**given))
 

@@ -26,7 +26,7 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
     if arguments.stock or arguments.built:
         return _trial(session, arguments)
     if arguments.restore:
-        raise UsageError("--restore belongs to --onsite.")
+        raise UsageError("usage", "--restore belongs to --onsite.")
     wish = Wish(
         arguments.index, tuple(arguments.key), arguments.signed_for, arguments.channel, arguments.stack or "", arguments.release,
         arguments.replace, arguments.repair, arguments.dry_run,
@@ -44,7 +44,7 @@ def _trial(session: Session, arguments: argparse.Namespace) -> int:
     from sparkwright.operate import trial
 
     if arguments.into is None or (arguments.stock and arguments.built):
-        raise UsageError("An environment to gate in is named by --into, and holds either wheels of yours or the stock one.")
+        raise UsageError("usage", "An environment to gate in is named by --into, and holds either wheels of yours or the stock one.")
     if arguments.stock:
         kept = trial.stock(session, arguments.into.absolute())
         console.result(str(kept))
@@ -92,7 +92,7 @@ def _onsite(session: Session, arguments: argparse.Namespace) -> int:
     from sparkwright.release import onsite, spec
 
     if arguments.into is None:
-        raise UsageError("--onsite needs --into.")
+        raise UsageError("usage", "--onsite needs --into.")
     wanted = spec.load(session.project)
     console.note(SCOPE)
     if wanted is None:

@@ -6,9 +6,9 @@ import argparse
 
 from sparkwright.builder.environment import pylock
 from sparkwright.core.console import console
-from sparkwright.core.errors import Offline
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.gates.load import benchy
 from sparkwright.gates.tasks import harness
 
@@ -16,7 +16,7 @@ from sparkwright.gates.tasks import harness
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; what stays unresolved is reported."""
     if session.offline:
-        raise Offline("lock asks the index and the upstream hosts, which --offline forbids.")
+        raise SourceError("offline", "lock asks the index and the upstream hosts, which --offline forbids.")
     made = resolve.resolve(session)
     with console.step("lock the tools"):
         tools = pylock.lock(session)

@@ -34,9 +34,10 @@ from sparkwright.cli import (
 )
 from sparkwright.core import project_data
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided, SparkwrightError, UsageError
+from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.store import Store, room_guard
 from sparkwright.forks.context import Outside, Session, mirror_map
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
 #: Verb → what it does; each is a module of this package with a function ``run(session, arguments) -> int``.
@@ -91,7 +92,7 @@ def find_root() -> Path:
     """Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this program lies in."""
     if found := project_data.checkout():
         return found
-    raise NotProvided(
+    raise SourceError("not-provided", 
         f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root."
     )
 
@@ -251,7 +252,7 @@ def session_of(arguments: argparse.Namespace) -> Session:
     Return the run that the command line describes.
 
     Raises:
-        NotProvided: No such checkout, stack or fork.
+        not-provided: No such checkout, stack or fork.
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     root = (arguments.root or find_root()).absolute()
@@ -299,7 +300,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return error.exit_code
     except SystemExit as end:
         if end.code:
-            console.finish({"reference": UsageError.reference, "what": "The command line cannot be read.", "todo": UsageError.todo})
+            console.finish({"reference": "usage", "what": "The command line cannot be read.", "todo": UsageError.references["usage"].todo})
         return int(end.code or 0)
     except KeyboardInterrupt:
         console.note("interrupted; what is finished is kept, and the next run goes on from here")

@@ -26,7 +26,7 @@ def pair(text: str) -> tuple[str, str]:
     """
     name, _, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_]\w*", name) or "=" not in text:
-        raise UsageError(f"--variable {text!r} is not of the form NAME=VALUE.")
+        raise UsageError("usage", f"--variable {text!r} is not of the form NAME=VALUE.")
     return name, value
 
 
@@ -38,7 +38,7 @@ def question(kind: Kind, arguments: argparse.Namespace, recipe: Recipe | None, *
         UsageError: What it names does not go together.
     """
     if bool(arguments.serve) != bool(arguments.python):
-        raise UsageError("A model is served from an environment.", todo="Give both --serve DIR and --python FILE.")
+        raise UsageError("usage", "A model is served from an environment.", todo="Give both --serve DIR and --python FILE.")
     one = Environment(arguments.python, arguments.wheel) if arguments.python else None
     return Question(
         kind, one, one if kind == "calibration" else None, url, arguments.serve, arguments.model or "model", recipe,

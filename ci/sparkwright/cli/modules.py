@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import ModulesUnexpected
 from sparkwright.forks.context import Session
+from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, loaded, modules, roofline
 from sparkwright.gates.model.modules import Audit, Row
 from sparkwright.gates.model.roofline import GB10, Bandwidth
@@ -40,7 +40,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         loaded.show_listed(inside, found)
     wrong = [*(f"{one.reference}: {one.says}" for one in found.findings), *(served.wrong if served else ())]
     if wrong:
-        raise ModulesUnexpected(f"{arguments.model.resolve().name} is not what its config or its server says.", details=wrong[:20])
+        raise ModelError("modules-unexpected", f"{arguments.model.resolve().name} is not what its config or its server says.", details=wrong[:20])
     return 0
 
 

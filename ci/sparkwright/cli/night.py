@@ -46,11 +46,11 @@ def _night(arguments: argparse.Namespace) -> Night:
     }
     for name in ("workflow", "run", "stack"):
         if not given[name]:
-            raise UsageError(f"Nothing says which {name} this is about; name it with --{name}.")
+            raise UsageError("usage", f"Nothing says which {name} this is about; name it with --{name}.")
     try:
         return msgspec.convert(given, Night)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError("That is no record of a night.", details=[str(error)]) from error
+        raise UsageError("usage", "That is no record of a night.", details=[str(error)]) from error
 
 
 def _stages(arguments: argparse.Namespace) -> list[Stage]:
@@ -58,7 +58,7 @@ def _stages(arguments: argparse.Namespace) -> list[Stage]:
     told = [night.stage(text) for text in arguments.stage]
     documents = {one.name: one for one in map(night.documented, arguments.document)}
     if len({one.name for one in told}) < len(told) or len(documents) < len(arguments.document):
-        raise UsageError("A stage is named twice.")
+        raise UsageError("usage", "A stage is named twice.")
     merged = [night.together(one, documents.pop(one.name, None)) for one in told]
     return [*merged, *documents.values()]
 

@@ -21,7 +21,7 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
     """Write what was asked for; without a file to write, print Markdown here."""
     files: dict[str, Path] = {kind: path for kind in ("html", "markdown") if (path := getattr(arguments, kind))}
     if len({path.resolve() for path in files.values()}) < len(files):
-        raise UsageError("--html and --markdown name the same file.")
+        raise UsageError("usage", "--html and --markdown name the same file.")
     found = _found(session, arguments)
     if found.yanked:
         console.warn(f"{found.release.name} was yanked: {found.yanked}")

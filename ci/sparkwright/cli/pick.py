@@ -8,9 +8,10 @@ import re
 import msgspec
 
 from sparkwright.cherry_picks import conflict, ledger, pull_requests, series
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.core.console import console
-from sparkwright.core.errors import PatchNoEffect, PatchUpstream, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks import fetch
 from sparkwright.forks.context import Session
 
@@ -43,11 +44,11 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 def _agree(arguments: argparse.Namespace) -> None:
     if arguments.exclude and len(arguments.pulls) > 1:
-        raise UsageError("--exclude goes with one pull request.")
+        raise UsageError("usage", "--exclude goes with one pull request.")
     if arguments.drop and (arguments.carry or arguments.exclude):
-        raise UsageError("A stack cannot both drop and carry a pull request.")
+        raise UsageError("usage", "A stack cannot both drop and carry a pull request.")
     if arguments.unseen and (arguments.carry or arguments.exclude or arguments.accept):
-        raise UsageError("What nobody looked at cannot be carried.", todo="Give --unseen without --carry, --exclude and --accept.")
+        raise UsageError("usage", "What nobody looked at cannot be carried.", todo="Give --unseen without --carry, --exclude and --accept.")
 
 
 def _named(session: Session, word: str) -> tuple[str, int]:
@@ -56,7 +57,7 @@ def _named(session: Session, word: str) -> tuple[str, int]:
     if not fork and len(session.forks) == 1:
         fork = session.forks[0]
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", number) or not fork:
-        raise UsageError(f"{word!r} names no pull request.", todo="Say FORK#NUMBER, or NUMBER with --fork FORK.")
+        raise UsageError("usage", f"{word!r} names no pull request.", todo="Say FORK#NUMBER, or NUMBER with --fork FORK.")
     session.project.fork(fork)
     return fork, int(number)
 
@@ -66,7 +67,7 @@ def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: in
     known = book.known(number)
     reason, drop_when = (getattr(arguments, field) or (getattr(known, field) if known else "") for field in ("reason", "drop_when"))
     if not reason.strip() or not drop_when.strip():
-        raise UsageError(
+        raise UsageError("usage", 
             f"{fork}#{number} needs a reason and a condition for dropping it.", todo="Give both: --reason TEXT --drop-when TEXT."
         )
     if arguments.unseen:
@@ -102,6 +103,6 @@ def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
     if done.status == "conflict":
         raise conflict.error(series.explainer(session, source, book)(done.tree, patches[-1], patches[:-1]), done.says)
     if done.status == "empty":
-        raise PatchNoEffect(f"{fork}{record.name} changes nothing in {session.project.stack}.", details=done.says)
+        raise PatchError("patch-no-effect", f"{fork}{record.name} changes nothing in {session.project.stack}.", details=done.says)
     if done.status != "applied":
-        raise PatchUpstream(f"{fork}{record.name} is in {session.project.stack} already.", details=done.says)
+        raise PatchError("patch-already-upstream", f"{fork}{record.name} is in {session.project.stack} already.", details=done.says)

@@ -16,10 +16,10 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Decide, and publish or refuse."""
     kind, _, repository = arguments.files.partition(":")
     if (kind, bool(repository)) not in (("folder", False), ("github", True)):
-        raise UsageError(f"--files {arguments.files!r} is neither folder nor github:OWNER/REPO.")
+        raise UsageError("usage", f"--files {arguments.files!r} is neither folder nor github:OWNER/REPO.")
     wheels = tuple(path.absolute() for path in arguments.wheels)
     if missing := [str(path) for path in wheels if not path.is_file()]:
-        raise UsageError("There is no such wheel.", details=missing)
+        raise UsageError("usage", "There is no such wheel.", details=missing)
     who = publishing.publisher(session, arguments)
     asked = Asked(wheels, arguments.channel, arguments.verdicts, repository, arguments.url, arguments.reason, arguments.dry_run)
     _show(sequence.publish(who, asked), dry=arguments.dry_run)

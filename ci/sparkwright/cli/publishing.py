@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import SignerUnknown, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy
+from sparkwright.release.errors import TrustError
 from sparkwright.release.publish import changes
 from sparkwright.release.publish.changes import Changed
 from sparkwright.release.publish.prepare import Publisher
@@ -28,8 +29,8 @@ def publisher(session: Session, arguments: argparse.Namespace) -> Publisher:
     Return who publishes where, as the command line says.
 
     Raises:
-        UsageError: Neither a key nor an identity is named. KeyInvalid, IdentityUnusable: It cannot sign.
-        SignerUnknown: ci/release.yaml names others.
+        UsageError: Neither a key nor an identity is named. key-invalid, identity-unusable: It cannot sign.
+        signer-unknown: ci/release.yaml names others.
     """
     policy = policies.load(session.project.root)
     signer = _signer(arguments)
@@ -42,7 +43,7 @@ def _signer(arguments: argparse.Namespace) -> Signer:
         # Whoever only decides signs nothing.
         return KeySigner.passing()
     if bool(arguments.key) == arguments.identity:
-        raise UsageError("Either --key FILE or --identity says who signs.", todo="Make a key with `sparkwright key FILE`.")
+        raise UsageError("usage", "Either --key FILE or --identity says who signs.", todo="Make a key with `sparkwright key FILE`.")
     if arguments.identity:
         from sparkwright.release.signing.identity import IdentitySigner
 
@@ -55,9 +56,9 @@ def _trust(signer: Signer, policy: ReleasePolicy, predecessors: Sequence[Path], 
     identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
     own = signer.public if isinstance(signer, KeySigner) else None
     if own and not passing and policy.keys and own.fingerprint not in policy.keys:
-        raise SignerUnknown("ci/release.yaml does not name this key as one that publishes.", details=[f"fingerprint: {own.fingerprint}"])
+        raise TrustError("signer-unknown", "ci/release.yaml does not name this key as one that publishes.", details=[f"fingerprint: {own.fingerprint}"])
     if own is None and signer.by not in [one.identity for one in identities]:
-        raise SignerUnknown("ci/release.yaml does not name this identity as one that publishes.", details=[f"identity: {signer.by}"])
+        raise TrustError("signer-unknown", "ci/release.yaml does not name this identity as one that publishes.", details=[f"identity: {signer.by}"])
     known = tuple(PublicKey.load(path) for path in predecessors)
     return Trust((*([own] if own else []), *known), identities, said="the publisher")
 

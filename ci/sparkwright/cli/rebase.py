@@ -6,11 +6,13 @@ import argparse
 
 from sparkwright.cherry_picks import already_upstream, apply_check, conflict, ledger, rebase, series, upstream_revisions, worktree
 from sparkwright.cherry_picks.already_upstream import Base
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.core.console import console
-from sparkwright.core.errors import Offline, PatchConflict, SourceUnreachable, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -41,7 +43,7 @@ def only_fork(session: Session, *, made: bool = False) -> str:
     if len(forks) > 1:
         forks = [fork for fork in forks if series.entries(session, fork)]
     if len(forks) != 1:
-        raise UsageError("One fork at a time, please.", todo="Name it with --fork.")
+        raise UsageError("usage", "One fork at a time, please.", todo="Name it with --fork.")
     return forks[0]
 
 
@@ -62,7 +64,7 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
     Print what came of every patch, and how to go on.
 
     Raises:
-        PatchConflict: One waits in the worktree; the report is in the failure.
+        patch-conflict: One waits in the worktree; the report is in the failure.
     """
     rows = [
         [name, one.status, "; ".join(one.says) or (f"{one.moved} hunks at other lines" if one.moved else "")]
@@ -83,7 +85,7 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
         evidence=already_upstream.evidence(session, mirror, base, patches[at], None, taken),
         commands=(f"resolve it in {made.folder}: git add FILE…, git am --continue", command(session, fork, "export")),
     ))  # fmt: skip
-    raise PatchConflict(
+    raise PatchError("patch-conflict", 
         error.what, details=error.details, data=error.data,
         todo=f"Resolve it in {made.folder} (git add FILE…, git am --continue), then {command(session, fork, 'export')}; "
         "until then nothing reviewed is changed.",
@@ -94,7 +96,9 @@ def _tip(session: Session, book: Ledger) -> str:
     """Return upstream's newest commit, brought now if it can be: the report names the commits behind a conflict."""
     try:
         return session.mirror(book.url).history(book.branch) or ""
-    except (Offline, SourceUnreachable) as error:
+    except SourceError as error:
+        if error.reference not in {"offline", "source-unreachable"}:
+            raise
         console.note(error.what)
         return ""
 

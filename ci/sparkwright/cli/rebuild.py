@@ -12,8 +12,9 @@ from sparkwright.builder import reproduce
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.core.console import console
 from sparkwright.core.digest import key
-from sparkwright.core.errors import NotProvided, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -21,9 +22,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     names = arguments.wheels or session.forks
     wheels = [path for name in names if (path := _wheel(session, str(name), named=bool(arguments.wheels)))]
     if not wheels:
-        raise NotProvided("There is no wheel to build again.", todo="Run `sparkwright build`, or name a wheel.")
+        raise SourceError("not-provided", "There is no wheel to build again.", todo="Run `sparkwright build`, or name a wheel.")
     if arguments.elsewhere and len(wheels) > 1:
-        raise UsageError("--elsewhere holds one rebuild; name one wheel or fork.")
+        raise UsageError("usage", "--elsewhere holds one rebuild; name one wheel or fork.")
     # What cannot be built again is found out before an hour goes into what can.
     records = [(path, reproduce.record_of(path)) for path in wheels]
     sessions = [reproduce.session_for(session, path, record) for path, record in records]
@@ -40,7 +41,7 @@ def _wheel(session: Session, name: str, *, named: bool) -> Path | None:
     """Return the wheel that *name* means: a file, or the last build of a fork."""
     if name.endswith(".whl"):
         if not Path(name).is_file():
-            raise NotProvided(f"There is no wheel {name}.")
+            raise SourceError("not-provided", f"There is no wheel {name}.")
         return Path(name)
     session.project.fork(name)
     built = session.store.get("wheel", key("wheel", building.inputs(session, name)), BuiltWheel)
@@ -49,7 +50,7 @@ def _wheel(session: Session, name: str, *, named: bool) -> Path | None:
         return path
     if named:
         todo = "Run `sparkwright build` first."
-        raise NotProvided(f"The wheel of {name} that this checkout makes is not in {session.output}.", todo=todo)
+        raise SourceError("not-provided", f"The wheel of {name} that this checkout makes is not in {session.output}.", todo=todo)
     return None
 
 

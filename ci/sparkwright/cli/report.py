@@ -18,9 +18,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     made: dict[str, Path] = {kind: path for kind in ("html", "markdown") if (path := getattr(arguments, kind))}
     for path in made.values():
         if path.resolve() in [one.resolve() for one in given]:
-            raise UsageError(f"{path} is one of the results, and would be written over.")
+            raise UsageError("usage", f"{path} is one of the results, and would be written over.")
     if len({path.resolve() for path in made.values()}) < len(made):
-        raise UsageError("--html and --markdown name the same file.")
+        raise UsageError("usage", "--html and --markdown name the same file.")
     if "html" in made:
         with console.progress("drawing the page, %", 100) as progress:
             _write(session, made["html"], page.render(results, lambda share: progress.update(round(100 * share))))

@@ -15,9 +15,10 @@ import msgspec
 
 from sparkwright.cli.runneroptions import REVIEWED
 from sparkwright.core.console import console
-from sparkwright.core.errors import RunnerExposed, RunnerSetup, RunnerUnfit, RunnerUnready, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub
 from sparkwright.forks.context import Session
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import admit, condition, egress, fitness, holding, labels, lease, once, perform, plan, registration
 from sparkwright.operate.runner import policy as policies
 from sparkwright.operate.runner.exposure import exposed
@@ -45,7 +46,7 @@ def _setup(session: Session, arguments: argparse.Namespace) -> int:
     settings = _settings(policy, arguments)
     if ways := exposed(root / ".github" / "workflows", policy.all_labels()):
         lines = [f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}" for one in ways]
-        raise RunnerExposed("A workflow of this checkout lets strangers onto this machine.", details=lines)
+        raise LabError("runner-exposed", "A workflow of this checkout lets strangers onto this machine.", details=lines)
     steps = plan.steps(policy, settings)
     dry = arguments.action == "plan" or arguments.dry_run
     stands = tuple(perform.stand(step, place) for step in steps) if dry else _set_up(steps, place, arguments)
@@ -65,7 +66,7 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
         UsageError: Something of it is missing, or cannot be.
     """
     if not arguments.repository:
-        raise UsageError("setup needs --repository OWNER/NAME.")
+        raise UsageError("usage", "setup needs --repository OWNER/NAME.")
     wanted = tuple(dict.fromkeys(re.findall(r"[^,\s]+", arguments.labels)))
     machine = labels.Machine.here()
     partner, _, address = arguments.partner.partition("=")
@@ -78,11 +79,11 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
     try:
         settings = msgspec.convert(record, Settings)
     except msgspec.ValidationError as error:
-        raise UsageError("This machine cannot be set up so.", details=[str(error)]) from error
+        raise UsageError("usage", "This machine cannot be set up so.", details=[str(error)]) from error
     if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
-        raise UsageError("A label is not true of this machine.", details=wrong)
+        raise UsageError("usage", "A label is not true of this machine.", details=wrong)
     if says := policies.mispaired(settings):
-        raise UsageError(f"This machine cannot be in such a pair: {says}.")
+        raise UsageError("usage", f"This machine cannot be in such a pair: {says}.")
     return settings
 
 
@@ -90,20 +91,20 @@ def _key(path: Path | None) -> str | None:
     try:
         return path.read_text("ascii").strip() if path else None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no public ssh key.", details=[str(error)]) from error
+        raise UsageError("usage", f"{path} is no public ssh key.", details=[str(error)]) from error
 
 
 def _set_up(steps: Sequence[Step], place: Place, arguments: argparse.Namespace) -> tuple[Stand, ...]:
     _root()
     if not arguments.yes:
-        raise UsageError("setup changes this machine. Read what `sparkwright runner plan` prints, and say --yes.")
+        raise UsageError("usage", "setup changes this machine. Read what `sparkwright runner plan` prints, and say --yes.")
     with console.step("set up"):
         return perform.set_up(steps, place)
 
 
 def _root() -> None:
     if os.geteuid() != 0:
-        raise RunnerSetup("Only root can do this.", todo="Run it with sudo; `plan` needs no rights.")
+        raise LabError("runner-setup", "Only root can do this.", todo="Run it with sudo; `plan` needs no rights.")
 
 
 def _print(steps: Sequence[Step], stands: Sequence[Stand]) -> None:
@@ -128,7 +129,7 @@ def _check(arguments: argparse.Namespace) -> int:
     console.table("This runner", ("", "state", ""), [(one.name, one.state, one.says) for one in found], result=True)
     console.document({"findings": found})
     if unfit := [one for one in found if one.state == "unfit"]:
-        raise RunnerUnfit(
+        raise LabError("runner-unfit", 
             f"{len(unfit)} of {len(found)} things are not as they should be.", details=[f"{one.name}: {one.says}" for one in unfit]
         )
     return 0
@@ -140,7 +141,7 @@ def _once(arguments: argparse.Namespace) -> int:
     ground = Ground.of(arguments.config, _place(arguments))
     address = ground.settings.api
     if not address.startswith("https://") and not re.match(r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"):
-        raise UsageError(f"The token does not go in the clear to {address}.")
+        raise UsageError("usage", f"The token does not go in the clear to {address}.")
     github = GitHub(address, registration.token(dict(os.environ), ground.config), patience=30)
     entry = once.once(ground, github)
     console.document({"run": entry})
@@ -175,10 +176,10 @@ def _egress(arguments: argparse.Namespace) -> int:
     for name in found.unknown:
         console.warn(f"{name} leads nowhere")
     if not found.addresses:
-        raise RunnerUnready("No name of the list leads anywhere; the addresses that were known run out.", details=found.unknown)
+        raise LabError("runner-unready", "No name of the list leads anywhere; the addresses that were known run out.", details=found.unknown)
     status, said = place.ask(["nft", "-f", "-"], egress.refreshed(policy, found.addresses))
     if status:
-        raise RunnerSetup("The rules do not take the addresses.", details=said.splitlines()[-10:])
+        raise LabError("runner-setup", "The rules do not take the addresses.", details=said.splitlines()[-10:])
     console.note(f"{len(found.addresses)} addresses may be connected to")
     console.document({"addresses": found.addresses, "unknown": found.unknown})
     return 0
@@ -188,7 +189,7 @@ def _lease(arguments: argparse.Namespace) -> int:
     _root()
     ground = Ground.of(arguments.config, _place(arguments))
     if not arguments.leader:
-        raise UsageError("lease needs --leader NAME.")
+        raise UsageError("usage", "lease needs --leader NAME.")
     console.note(lease.hold(ground, arguments.leader, lambda: condition.recover(ground)))
     return 0
 
@@ -216,7 +217,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         return 0
     _root()
     if not arguments.yes:
-        raise UsageError("remove changes this machine. See what `sparkwright runner remove --dry-run` prints, and say --yes.")
+        raise UsageError("usage", "remove changes this machine. See what `sparkwright runner remove --dry-run` prints, and say --yes.")
     condition.stop_taking(ground, 60 * arguments.patience)
     condition.clean(ground)
     stands = perform.take_back(steps, place)

@@ -42,7 +42,7 @@ def wished(arguments: argparse.Namespace) -> Wish:
     Return what the command line asks for, above what the environment does where that is to be asked.
 
     Raises:
-        UsageError: The command line contradicts itself. VariableRefused: See `variables.told`.
+        UsageError: The command line contradicts itself. variable-refused: See `variables.told`.
     """
     below = variables.told(os.environ) if arguments.environment else Wish()
     role = "worker" if arguments.ray_worker is not None else "head" if arguments.ray_head else ""
@@ -56,7 +56,7 @@ def wished(arguments: argparse.Namespace) -> Wish:
     wish = replace(below, **above)
     wish = replace(wish, flags=(*below.flags, *arguments.flag), variables=dict(map(pair, arguments.variable)))
     if role == "worker" and not wish.head:
-        raise UsageError(
+        raise UsageError("usage", 
             "A worker needs the address of the head.", todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment."
         )
     if not arguments.environment:
@@ -74,7 +74,7 @@ def _unheard(wish: Wish) -> None:
 def python(arguments: argparse.Namespace) -> Path:
     """Return the Python of the environment that is meant."""
     if arguments.python is not None and arguments.into is not None:
-        raise UsageError("--python and --into name two environments.", todo="Give one of them.")
+        raise UsageError("usage", "--python and --into name two environments.", todo="Give one of them.")
     found: Path = arguments.python or environments.chosen(arguments.into) / "bin" / "python"
     return found
 

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import SitePartial, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import making
 from sparkwright.operate.site.making import Asked
 from sparkwright.release.client.install import Wish
@@ -19,7 +20,7 @@ from sparkwright.release.client.install import Wish
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Read everything, write what changed, and say what could not be taken."""
     if urlsplit(arguments.link).scheme not in ("", "http", "https"):
-        raise UsageError(f"{arguments.link!r} is no address of an index.")
+        raise UsageError("usage", f"{arguments.link!r} is no address of an index.")
     wish = Wish(arguments.index, tuple(arguments.key), arguments.signed_for)
     today = arguments.day or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     drift, status, nights = tuple(arguments.drift), arguments.status, arguments.nights
@@ -44,5 +45,5 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     console.document({**told, **counts, "site": msgspec.to_builtins(written)})
     if wrong and arguments.strict:
         details = [f"{one.name}: {one.reference}" for one in wrong[:50]]
-        raise SitePartial(f"{len(wrong)} records could not be taken.", details=details)
+        raise LabError("site-partial", f"{len(wrong)} records could not be taken.", details=details)
     return 0

@@ -8,8 +8,8 @@ import msgspec
 
 from sparkwright.cli import measuring
 from sparkwright.core.console import console
-from sparkwright.core.errors import GateFailed, GateInconclusive, GateNotRun, MeasurementInvalid
 from sparkwright.forks.context import Session
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer
@@ -29,10 +29,10 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     path = measuring.keep(session, result)
     console.document({"result": msgspec.to_builtins(result), "claims": msgspec.to_builtins(found), "file": str(path)})
     if result.state == "invalid":
-        raise MeasurementInvalid(f"{recipe.name} was not measured to the end.", details=[result.says])
+        raise GateError("measurement-invalid", f"{recipe.name} was not measured to the end.", details=[result.says])
     if not found:
-        raise GateNotRun(f"Nobody published a figure of {recipe.name} that could be held against this.", details=[f"result: {path}"])
-    for agreement, words, error in (("slower", "not reached here", GateFailed), ("open", "undecided here", GateInconclusive)):
+        raise GateError("gate-not-run", f"Nobody published a figure of {recipe.name} that could be held against this.", details=[f"result: {path}"])
+    for agreement, words, reference in (("slower", "not reached here", "gate-failed"), ("open", "undecided here", "gate-inconclusive")):
         if worse := [f"{one.cell}: {one.says}" for one in found if one.agreement == agreement]:
-            raise error(f"{len(worse)} of {len(found)} published figures are {words}.", details=worse)
+            raise GateError(reference, f"{len(worse)} of {len(found)} published figures are {words}.", details=worse)
     return 0

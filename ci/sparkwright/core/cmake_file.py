@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparkwright.core.errors import RuleMismatch
+from sparkwright.core.errors import FileError
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -104,7 +104,7 @@ def parse(text: bytes, origin: str) -> tuple[Command, ...]:
     Return the commands of *text* in document order; those that open a scope (``if``, ``foreach``, …) are among them.
 
     Raises:
-        RuleMismatch: The text is not well-formed CMake; the message names *origin* and the line.
+        rule-mismatch: The text is not well-formed CMake; the message names *origin* and the line.
     """
     root = _parser().parse(text).root_node
     if root.has_error:
@@ -191,10 +191,10 @@ def _fault(root: Node) -> Node:
     return node
 
 
-def _malformed(origin: str, node: Node) -> RuleMismatch:
+def _malformed(origin: str, node: Node) -> FileError:
     line = node.start_point[0] + 1
     sample = (_text(node).strip().splitlines() or ["a closing bracket, quote or end command is missing"])[0][:100]
-    return RuleMismatch(
+    return FileError("rule-mismatch", 
         f"{origin} is not well-formed CMake at line {line}.",
         details=[f"{origin}:{line}: {sample}"],
         todo="Compare the file with upstream's. If CMake itself accepts it, the grammar (tree-sitter-cmake) does not know the construct.",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sparkwright.core.errors import CommandFailed, DiskFull, ToolMissing
+from sparkwright.core.errors import CommandError, GitError, StoreError
 from sparkwright.core.process import leashed
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
@@ -58,10 +58,7 @@ OnProgress = Callable[[str, int, int], None]
 _PROGRESS = re.compile(rb"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)")
 
 
-class GitFailed(CommandFailed):
-    reference = "git-failed"
-    means = "git refused a command; the object store in the cache directory may be damaged."
-    todo = "Read git's own words above. Removing objects.git and mirrors from the cache directory makes the next run fetch again."
+
 
 
 def _command() -> Any:
@@ -91,9 +88,9 @@ def run(
         on_progress: Told what git's ``--progress`` says, as it comes; standard output is not returned then.
 
     Raises:
-        ToolMissing: git is not installed.
-        GitFailed: It ended with another status than 0 and *check* is set.
-        DiskFull: It found no room for what it writes.
+        tool-missing: git is not installed.
+        git-failed: It ended with another status than 0 and *check* is set.
+        disk-full: It found no room for what it writes.
     """
     command = ["git", *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")), *arguments]
     own = {"GIT_CONFIG_GLOBAL": str(_GLOBAL), "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "TZ": "UTC"}
@@ -118,12 +115,12 @@ def run(
                 )  # fmt: skip
         except Exception as error:
             if isinstance(error, FileNotFoundError) or type(error).__name__ == "GitCommandNotFound":
-                raise ToolMissing("git is not installed.") from error
+                raise CommandError("tool-missing", "git is not installed.") from error
             raise
     if status and any(words in str(err) for words in ("No space left on device", "Disk quota exceeded")):
-        raise DiskFull(f"git found no room left under {cwd}.", details=str(err).strip().splitlines()[-5:])
+        raise StoreError("disk-full", f"git found no room left under {cwd}.", details=str(err).strip().splitlines()[-5:])
     if check and status:
-        raise GitFailed(f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
+        raise GitError("git-failed", f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
     return int(status), bytes(out), str(err)
 
 

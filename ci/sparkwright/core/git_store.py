@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.core.git import EXECUTABLE, HERE, REGULAR, SUBMODULE, GitFailed, run
+from sparkwright.core.errors import GitError
+from sparkwright.core.git import EXECUTABLE, HERE, REGULAR, SUBMODULE, run
 from sparkwright.core.store import room_guard
 
 
@@ -117,7 +118,7 @@ class Objects:
             head = out.index(b"\n", start)
             words = out[start:head].decode().split()
             if words[:2] != [blob, "blob"]:
-                raise GitFailed(f"git does not have {path}.", details=[" ".join(words)])
+                raise GitError("git-failed", f"git does not have {path}.", details=[" ".join(words)])
             start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 
@@ -218,14 +219,14 @@ class Objects:
             patience: Seconds after which a host that says nothing counts as not answering.
 
         Raises:
-            GitFailed: The host does not answer, or not as a host of repositories does.
+            git-failed: The host does not answer, or not as a host of repositories does.
         """
         wanted = (ref,) if ref.startswith("refs/") or ref == "HEAD" else (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
         ask = ["ls-remote", "--quiet", "--", url]
         out = self.run([*ask, "HEAD", *wanted], timeout=patience)[1].decode()
         # A login page without a line end counts as a repository without refs.
         if not out and not self.run(ask, timeout=patience)[1]:
-            raise GitFailed("git found no ref at all.", details=["no branch and no tag is offered: is this a git repository?"])
+            raise GitError("git-failed", "git found no ref at all.", details=["no branch and no tag is offered: is this a git repository?"])
         found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
         return next((found[name] for name in wanted if name in found), None)
 

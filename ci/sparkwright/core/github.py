@@ -24,7 +24,7 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, PullRequestGone, SparkwrightError
+from sparkwright.core.errors import GitHubError, SparkwrightError
 
 if TYPE_CHECKING:
     import requests
@@ -168,13 +168,13 @@ class GitHub:
         longest_wait: Seconds of a rate limit that are waited for; a longer one is an error.
 
     Raises:
-        GitHubRefused: The token has characters that no token has.
+        github-refused: The token has characters that no token has.
     """
 
     def __init__(self, address: str = ADDRESS, token: str = "", *, patience: float = 60.0, longest_wait: float = 10.0) -> None:
         # requests would show such a token when it refuses to send it.
         if token and not re.fullmatch(r"[!-~]+", token):
-            raise GitHubRefused("The token for GitHub holds a space, a line end or a letter outside ASCII.")
+            raise GitHubError("github-refused", "The token for GitHub holds a space, a line end or a letter outside ASCII.")
         self.address, self._token = address.rstrip("/"), token
         self.patience, self.longest_wait = patience, longest_wait
 
@@ -192,25 +192,25 @@ class GitHub:
         Return what GitHub says of pull request *number* now.
 
         Raises:
-            GitHubUnreachable: Nothing came in time, or something that is not GitHub's answer.
-            GitHubRefused: The token is wrong, or may not read the repository.
-            GitHubLimited: Too much was asked, by this user or from this address.
-            PullRequestGone: GitHub has no such pull request.
+            github-unreachable: Nothing came in time, or something that is not GitHub's answer.
+            github-refused: The token is wrong, or may not read the repository.
+            github-limited: Too much was asked, by this user or from this address.
+            pull-request-gone: GitHub has no such pull request.
         """
         where = f"{owner}/{name}#{number}"
         if not re.fullmatch(_REPOSITORY, f"{owner}/{name}") or number < 1:
-            raise PullRequestGone(f"GitHub can have no pull request {one_line(where, 200)}.")
+            raise GitHubError("pull-request-gone", f"GitHub can have no pull request {one_line(where, 200)}.")
         reply = self._ask(f"{self.address}/repos/{owner}/{name}/pulls/{number}", where)
         if reply.status != 200:
             raise self.refusal(reply, where)
         if len(reply.body) > LARGEST:
-            raise GitHubUnreachable(f"The answer for {where} is larger than {LARGEST} bytes.")
+            raise GitHubError("github-unreachable", f"The answer for {where} is larger than {LARGEST} bytes.")
         try:
             return self._record(msgspec.json.decode(reply.body, type=_Pull), number)
         # msgspec's own errors are ValueErrors; deep nesting and days before the year 1 are not.
         except (ValueError, RecursionError, OverflowError) as error:
             begins = self.shown(reply.body.decode("utf-8", "replace"), 80)
-            raise GitHubUnreachable(
+            raise GitHubError("github-unreachable", 
                 f"What came for {where} is no pull request.", details=[self.shown(str(error), 200), f"it begins: {begins}"]
             ) from None
 
@@ -236,12 +236,12 @@ class GitHub:
             path: Below the address of the API. *record*: What is sent along, as JSON.
 
         Raises:
-            GitHubUnreachable: Nothing came in time, or too much.
+            github-unreachable: Nothing came in time, or too much.
         """
         data = b"" if record is None else msgspec.json.encode(record)
         reply = self._ask(f"{self.address}{path}", where, method, data)
         if len(reply.body) > LARGEST:
-            raise GitHubUnreachable(f"The answer for {where} is larger than {LARGEST} bytes.")
+            raise GitHubError("github-unreachable", f"The answer for {where} is larger than {LARGEST} bytes.")
         return reply
 
     def _ask(self, url: str, where: str, method: str = "GET", data: bytes = b"") -> Reply:
@@ -276,7 +276,7 @@ class GitHub:
                 break
             console.detail(f"{where}: {broke}; asking again")
             time.sleep(pause)
-        raise GitHubUnreachable(f"GitHub does not tell of {where}.", details=[broke, f"attempts: {attempt}"])
+        raise GitHubError("github-unreachable", f"GitHub does not tell of {where}.", details=[broke, f"attempts: {attempt}"])
 
     def _follow(self, url: str, where: str, until: float) -> Reply:
         """Return the reply behind redirects, none of which leaves the host."""
@@ -287,11 +287,11 @@ class GitHub:
                 return reply
             place = urljoin(place, reply.headers.get("location", ""))
             if (there := host_of(place)) != host_of(url):
-                raise GitHubUnreachable(
+                raise GitHubError("github-unreachable", 
                     f"The question for {where} is sent on to another host.",
                     details=[f"to: {self.shown(there, 200)}", "nothing was asked there"],
                 )
-        raise GitHubUnreachable(f"The question for {where} is sent on in a circle.")
+        raise GitHubError("github-unreachable", f"The question for {where} is sent on in a circle.")
 
     def _bounded(self, url: str, until: float, method: str = "GET", data: bytes = b"") -> Reply:
         """
@@ -364,14 +364,14 @@ class GitHub:
         if reply.limited:
             todo = "Wait until the limit ends; another token of the same account shares it." if self._token else ""
             details = [f"the limit ends: {reply.limit_ends}", f"asked {used}", *says]
-            return GitHubLimited(f"GitHub tells nothing of {where} for now.", details=details, todo=todo)
+            return GitHubError("github-limited", f"GitHub tells nothing of {where} for now.", details=details, todo=todo)
         details = [f"answered {reply.status}, asked {used}", *says]
         if reply.status in (401, 403):
             todo = "" if self._token else "Set GITHUB_TOKEN to a token that may read the repository."
-            return GitHubRefused(f"GitHub refuses to tell of {where}.", details=details, todo=todo)
+            return GitHubError("github-refused", f"GitHub refuses to tell of {where}.", details=details, todo=todo)
         if reply.status in (404, 410):
-            return PullRequestGone(f"GitHub has no pull request {where}.", details=details)
-        return GitHubUnreachable(f"GitHub does not tell of {where}.", details=details)
+            return GitHubError("pull-request-gone", f"GitHub has no pull request {where}.", details=details)
+        return GitHubError("github-unreachable", f"GitHub does not tell of {where}.", details=details)
 
     @property
     def has_token(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core.errors import GitHubRefused, GitHubUnreachable, SparkwrightError
+from sparkwright.core.errors import GitHubError, SparkwrightError
 from sparkwright.core.github import GitHub, Reply
 
 T = TypeVar("T")
@@ -25,12 +25,12 @@ class Repository:
         repository: ``OWNER/NAME``.
 
     Raises:
-        GitHubRefused: That cannot be a repository.
+        github-refused: That cannot be a repository.
     """
 
     def __init__(self, github: GitHub, repository: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}\Z)[A-Za-z0-9._-]+", repository):
-            raise GitHubRefused(f"{repository!r:.200} is no repository of GitHub.", todo="Write it as OWNER/REPOSITORY.")
+            raise GitHubError("github-refused", f"{repository!r:.200} is no repository of GitHub.", todo="Write it as OWNER/REPOSITORY.")
         self.github, self.repository = github, repository
 
     def listed(self, path: str, kind: type[T], where: str, query: str = "") -> Iterator[T]:
@@ -41,7 +41,7 @@ class Repository:
             query: What else is asked of the list, encoded (``state=open``).
 
         Raises:
-            GitHubRefused: The list has no end that is worth waiting for; and as `told`.
+            github-refused: The list has no end that is worth waiting for; and as `told`.
         """
         for page in range(1, PAGES + 1):
             asked = f"{path}?{f'{query}&' if query else ''}per_page={PAGE}&page={page}"
@@ -49,15 +49,15 @@ class Repository:
             yield from found
             if len(found) < PAGE:
                 return
-        raise GitHubRefused(f"There are more than {PAGE * PAGES} of {where}.", todo="Remove what is not needed any more.")
+        raise GitHubError("github-refused", f"There are more than {PAGE * PAGES} of {where}.", todo="Remove what is not needed any more.")
 
     def told(self, method: str, path: str, kind: type[T], where: str, record: object = None) -> T:
         """
         Ask, and return what came as a record.
 
         Raises:
-            GitHubUnreachable: Nothing came in time, or something that is not GitHub's answer.
-            GitHubRefused, GitHubLimited: GitHub does not do it.
+            github-unreachable: Nothing came in time, or something that is not GitHub's answer.
+            github-refused, github-limited: GitHub does not do it.
         """
         return self.decoded(self.github.ask(method, self.path(path), where, record), kind, where)
 
@@ -69,7 +69,7 @@ class Repository:
             return msgspec.json.decode(reply.body, type=kind)
         except (ValueError, RecursionError) as error:
             begins = self.github.shown(reply.body.decode("utf-8", "replace"), 80)
-            raise GitHubUnreachable(
+            raise GitHubError("github-unreachable", 
                 f"What came for {where} is not GitHub's answer.", details=[self.github.shown(str(error), 200), f"it begins: {begins}"]
             ) from None
 
@@ -78,7 +78,7 @@ class Repository:
         if reply.status in (404, 410, 422) and not reply.limited:
             details = [f"answered {reply.status}", *([said] if (said := self.github.said(reply)) else [])]
             todo = "Compare the name of the repository, and give GITHUB_TOKEN the right to write there."
-            return GitHubRefused(f"GitHub does not have or do this: {where}.", details=details, todo=todo)
+            return GitHubError("github-refused", f"GitHub does not have or do this: {where}.", details=details, todo=todo)
         return self.github.refusal(reply, where)
 
     def path(self, path: str) -> str:

@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from sparkwright.core.errors import CommandFailed, ToolMissing
+from sparkwright.core.errors import CommandError, Failure
 
 
 def leashed(
@@ -28,7 +29,7 @@ def leashed(
 
     Raises:
         FileNotFoundError: There is no such program.
-        ToolMissing: A limit is asked for, and there is no prlimit.
+        tool-missing: A limit is asked for, and there is no prlimit.
     """
     words = [os.fspath(word) for word in command]
     found = shutil.which(words[0], path=path)
@@ -49,7 +50,7 @@ def _util(name: str) -> str | None:
 def _prlimit() -> str:
     if found := _util("prlimit"):
         return found
-    raise ToolMissing("prlimit is not installed; it is part of util-linux.")
+    raise CommandError("tool-missing", "prlimit is not installed; it is part of util-linux.")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -73,7 +74,7 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
-    failure: type[CommandFailed] = CommandFailed,
+    failure: Failure = partial(CommandError, "command-failed"),
     what: str = "",
     shown: Sequence[str | os.PathLike[str]] = (),
     end_by: signal.Signals = signal.SIGTERM,
@@ -87,8 +88,8 @@ def run(
         end_by: How it is ended when this program is interrupted or killed.
 
     Raises:
-        ToolMissing: The program does not exist.
-        CommandFailed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
+        tool-missing: The program does not exist.
+        command-failed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
     """
     arguments = [os.fspath(part) for part in command]
     known = [os.fspath(part) for part in shown] or arguments
@@ -104,7 +105,7 @@ def run(
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             )  # fmt: skip
         except FileNotFoundError as error:
-            raise ToolMissing(f"{arguments[0]} is not installed.") from error
+            raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
         assert child.stdout is not None
         try:
             for line in child.stdout:
@@ -133,8 +134,8 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
     Return what a short *command* prints on standard output.
 
     Raises:
-        ToolMissing: The program does not exist.
-        CommandFailed: It ended with another status than 0, or not within *timeout* seconds.
+        tool-missing: The program does not exist.
+        command-failed: It ended with another status than 0, or not within *timeout* seconds.
     """
     arguments = [os.fspath(part) for part in command]
     try:
@@ -143,9 +144,9 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
-        raise ToolMissing(f"{arguments[0]} is not installed.") from error
+        raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
+        raise CommandError("command-failed", f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
     if done.returncode:
-        raise CommandFailed(f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:])
+        raise CommandError("command-failed", f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:])
     return done.stdout

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sparkwright.core.errors import CacheUnusable, DiskFull, StoreBusy
+from sparkwright.core.errors import StoreError
 
 T = TypeVar("T")
 
@@ -44,14 +44,14 @@ def flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def room_guard(place: Path) -> Iterator[None]:
-    """Turn "no space left on device" and "disk quota exceeded" into `DiskFull`, which names *place* and what is free."""
+    """Turn "no space left on device" and "disk quota exceeded" into `disk-full`, which names *place* and what is free."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(place if place.exists() else place.parent).free
-        raise DiskFull(f"There is no room left under {place}.", details=[f"free: {free / 1e6:,.0f} MB"]) from error
+        raise StoreError("disk-full", f"There is no room left under {place}.", details=[f"free: {free / 1e6:,.0f} MB"]) from error
 
 
 class Store:
@@ -72,7 +72,7 @@ class Store:
                     self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
                     self.write("README", README.encode())
         except OSError as error:
-            raise CacheUnusable(f"{self.root} cannot be used as the cache directory.", details=[str(error)]) from error
+            raise StoreError("cache-unusable", f"{self.root} cannot be used as the cache directory.", details=[str(error)]) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""
@@ -146,7 +146,7 @@ class Store:
             wait: Seconds to wait for another holder; −1 waits without end, after saying so.
 
         Raises:
-            StoreBusy: The lock was not free in time.
+            store-busy: The lock was not free in time.
         """
         from filelock import FileLock, Timeout
 
@@ -163,7 +163,7 @@ class Store:
                 console.note(f"another sparkwright works on {name}; waiting for it to end")
                 lock.acquire(timeout=wait)
         except Timeout as error:
-            raise StoreBusy(f"{name} is in use by another process.", details=[f"lock: {path}"]) from error
+            raise StoreError("store-busy", f"{name} is in use by another process.", details=[f"lock: {path}"]) from error
         try:
             yield
         finally:

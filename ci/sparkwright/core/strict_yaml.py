@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 T = TypeVar("T")
 
@@ -63,16 +63,16 @@ def parse(text: str, kind: type[T], origin: str) -> T:
     Return *text* as a record of type *kind*.
 
     Raises:
-        FileInvalid: The text is not YAML, repeats a key, or does not fit the record; the message names the place.
+        file-invalid: The text is not YAML, repeats a key, or does not fit the record; the message names the place.
     """
     try:
         data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a subclass of the safe loader
     except (yaml.YAMLError, RecursionError) as error:
-        raise FileInvalid(f"{origin} is not readable as YAML.", details=str(error).splitlines()) from error
+        raise FileError("file-invalid", f"{origin} is not readable as YAML.", details=str(error).splitlines()) from error
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise FileInvalid(f"{origin} does not have the expected fields.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{origin} does not have the expected fields.", details=[str(error)]) from error
 
 
 def load(path: Path, kind: type[T]) -> T:
@@ -80,14 +80,14 @@ def load(path: Path, kind: type[T]) -> T:
     Return the file at *path* as a record of type *kind*.
 
     Raises:
-        FileInvalid: As `parse`; also when the file is missing, is not UTF-8 or is larger than `LARGEST`.
+        file-invalid: As `parse`; also when the file is missing, is not UTF-8 or is larger than `LARGEST`.
     """
     try:
         if path.stat().st_size > LARGEST:
-            raise FileInvalid(f"{path} is larger than {LARGEST} bytes.")
+            raise FileError("file-invalid", f"{path} is larger than {LARGEST} bytes.")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileInvalid(f"{path} cannot be read.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path} cannot be read.", details=[str(error)]) from error
     return parse(text, kind, str(path))
 
 

@@ -17,10 +17,11 @@ import platform
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
+from sparkwright.builder.errors import BuildError
 from sparkwright.core import digest, process
-from sparkwright.core.errors import CompileFailed
 from sparkwright.demo.upstreams import SOURCES
 
 NAME, VERSION = "mini-vllm", "0.33.0"
@@ -70,7 +71,7 @@ def write_base_wheel(
         compiler: The C++ compiler that nvcc drives; empty for its own choice.
 
     Raises:
-        CompileFailed: nvcc refused a source.
+        compile-failed: nvcc refused a source.
     """
     sources = {library: sorted(path for pattern in patterns for path in tree.glob(pattern)) for library, patterns in LIBRARIES.items()}
     sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
@@ -80,7 +81,7 @@ def write_base_wheel(
     def build(library: str) -> Path:
         made = scratch / f"{library}.abi3.so"
         command: list[str | Path] = [nvcc, *FLAGS, *([f"-ccbin={compiler}"] if compiler else ()), *includes, "-o", made, *sources[library]]
-        process.run(command, log=scratch / f"{library}.log", env=env, failure=CompileFailed)
+        process.run(command, log=scratch / f"{library}.log", env=env, failure=partial(BuildError, "compile-failed"))
         return made
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -14,7 +14,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import audit, gate
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, NothingInstalled
+from sparkwright.core.errors import CommandError
 from sparkwright.demo import base, toy
 from sparkwright.forks.context import Outside, Session
 from sparkwright.gates import host, ladder
@@ -23,6 +23,7 @@ from sparkwright.gates.ready import Ready
 from sparkwright.release.client import back, install
 from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import policy as policies
+from sparkwright.release.errors import InstallError
 from sparkwright.release.manifest.records import Channel
 from sparkwright.release.publish import sequence
 from sparkwright.release.publish.prepare import Publisher
@@ -64,7 +65,7 @@ def gated(session: Session) -> str:
         gate.keep(session, made)
         said.append(made.verdicts[0].state)
     if set(said) != {"pass"}:
-        raise CommandFailed("G0 does not pass for every wheel of the demo.", details=said, todo="Please report this.")
+        raise CommandError("command-failed", "G0 does not pass for every wheel of the demo.", details=said, todo="Please report this.")
     return f"G0 passes for {len(said)} wheels; G2 is {made.verdicts[1].state} without a GB10"
 
 
@@ -99,7 +100,7 @@ def installed(session: Session, tools: Toolchain) -> str:
         outside = Outside(session.store, state=place(session) / "state")
         first, again = (install.install(outside, folder, wish) for _ in range(2))
     if (first.state, again.state) != ("installed", "there already"):
-        raise CommandFailed("The demo's installation is not what it should be.", details=[first.state, again.state])
+        raise CommandError("command-failed", "The demo's installation is not what it should be.", details=[first.state, again.state])
     return f"{len(first.came)} packages, verified; again: {again.state}"
 
 
@@ -110,7 +111,7 @@ def served(session: Session) -> str:
     with toy.serving([place(session) / "user" / "bin" / "mini-vllm"], model, log) as url:
         said = {toy.ask(url, toy.PROMPT, stream=stream) for stream in (False, True)}
     if said != {toy.expected(model, toy.PROMPT)}:
-        raise CommandFailed("The installed wheel serves other words than the weights stand for.", details=sorted(said))
+        raise CommandError("command-failed", "The installed wheel serves other words than the weights stand for.", details=sorted(said))
     return f"{toy.PROMPT!r} → {said.pop()[:40]!r}…"
 
 
@@ -120,7 +121,9 @@ def removed(session: Session) -> str:
     gone = back.uninstall(Outside(session.store), folder)
     try:
         back.rollback(Outside(session.store), folder)
-    except NothingInstalled:
+    except InstallError as error:
+        if error.reference != "nothing-installed":
+            raise
         return f"{len(gone.removed)} packages removed"
-    raise CommandFailed("An environment with nothing installed has something to go back to.", todo="Please report this.")
+    raise CommandError("command-failed", "An environment with nothing installed has something to go back to.", todo="Please report this.")
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, SourceUnreachable
+from sparkwright.core.errors import CommandError
+from sparkwright.forks.errors import SourceError
 
 TEXT = "a wheel is only as good as its proof . so every patch says why it exists , each kernel shows what it does and the reader decides ."
 PROMPT, ANSWER = "A wheel", TEXT.removeprefix("a wheel ")
@@ -133,7 +134,7 @@ def ask(url: str, prompt: str, most: int = 64, *, stream: bool = False) -> str:
     Return what the server at *url* writes after *prompt*, whole or put together from a stream.
 
     Raises:
-        SourceUnreachable: It does not answer, or not with a completion.
+        source-unreachable: It does not answer, or not with a completion.
     """
     import requests
 
@@ -145,7 +146,7 @@ def ask(url: str, prompt: str, most: int = 64, *, stream: bool = False) -> str:
         pieces = [json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
         return "".join(choice["text"] for piece in pieces for choice in piece["choices"]).strip()
     except (requests.RequestException, ValueError, LookupError, TypeError) as error:
-        raise SourceUnreachable(f"The toy's server gave no completion: {error}") from error
+        raise SourceError("source-unreachable", f"The toy's server gave no completion: {error}") from error
 
 
 @contextlib.contextmanager
@@ -157,7 +158,7 @@ def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[
         log: Where it writes its complaints.
 
     Raises:
-        CommandFailed: It ended, or did not come up, or did not end when it was asked to.
+        command-failed: It ended, or did not come up, or did not end when it was asked to.
     """
     command = process.leashed([*program, "serve", folder, "--port", "0"])
     with log.open("wb") as sink:
@@ -167,14 +168,14 @@ def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[
             child.send_signal(signal.SIGTERM)
             status = child.wait(_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise CommandFailed(f"The toy's server did not end within {_SECONDS} s of SIGTERM.") from error
+            raise CommandError("command-failed", f"The toy's server did not end within {_SECONDS} s of SIGTERM.") from error
         finally:
             child.kill()
             child.wait()
             if child.stdout:
                 child.stdout.close()
     if status:
-        raise CommandFailed(f"The toy's server ended with status {status}.", details=_tail(log))
+        raise CommandError("command-failed", f"The toy's server ended with status {status}.", details=_tail(log))
 
 
 def _address(child: subprocess.Popen[bytes], log: Path) -> str:
@@ -183,7 +184,7 @@ def _address(child: subprocess.Popen[bytes], log: Path) -> str:
     line = _line(child.stdout, time.monotonic() + _SECONDS)
     found = re.search(r"http://[0-9.]+:[0-9]+", line)
     if found is None:
-        raise CommandFailed("The toy's server did not come up.", details=[line, *_tail(log)])
+        raise CommandError("command-failed", "The toy's server did not come up.", details=[line, *_tail(log)])
     return found[0]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from sparkwright.core import git
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"
@@ -152,13 +152,13 @@ def _edited(before: Mapping[str, bytes], *edits: _Edit) -> dict[str, bytes]:
     Return the files that *edits* change, whole.
 
     Raises:
-        FileInvalid: A text to replace does not occur exactly once: the shipped file was changed without its history.
+        file-invalid: A text to replace does not occur exactly once: the shipped file was changed without its history.
     """
     after: dict[str, bytes] = {}
     for edit in edits:
         text = after.get(edit.path, before.get(edit.path, b"")).decode()
         if edit.old and text.count(edit.old) != 1:
-            raise FileInvalid(f"The demo's {edit.path} holds {edit.old!r} {text.count(edit.old)} times instead of once.")
+            raise FileError("file-invalid", f"The demo's {edit.path} holds {edit.old!r} {text.count(edit.old)} times instead of once.")
         after[edit.path] = (text.replace(edit.old, edit.new) if edit.old else edit.new).encode()
     return after
 

@@ -15,11 +15,12 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import ArchiveUnsafe, SparkwrightError
+from sparkwright.core.errors import Failure, FileError
 from sparkwright.core.git import EXECUTABLE, LINK, REGULAR
 
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
@@ -43,11 +44,11 @@ def safe_path(name: str, origin: str) -> str:
     Return the member name *name*, known to stay inside its folder.
 
     Raises:
-        ArchiveUnsafe: It is absolute, climbs with ``..``, hides in ``.git``, or has a character no source path has.
+        archive-unsafe: It is absolute, climbs with ``..``, hides in ``.git``, or has a character no source path has.
     """
     parts = name.split("/")
     if name.startswith("/") or _odd(name) or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
-        raise ArchiveUnsafe(f"{origin} has a member that would leave its folder.", details=[f"member: {name!r}"])
+        raise FileError("archive-unsafe", f"{origin} has a member that would leave its folder.", details=[f"member: {name!r}"])
     return name
 
 
@@ -62,11 +63,11 @@ def _check_link(path: str, target: str, origin: str) -> None:
     # A name before ".." may be a link itself, so that the text alone does not say where the two lead.
     leaves = climbs > path.count("/") or ".." in parts[climbs:]
     if not target or target.startswith("/") or _odd(target) or leaves:
-        raise ArchiveUnsafe(f"{origin} has a link that leaves its folder.", details=[f"member: {path!r}", f"points to: {target!r}"])
+        raise FileError("archive-unsafe", f"{origin} has a link that leaves its folder.", details=[f"member: {path!r}", f"points to: {target!r}"])
 
 
 @contextlib.contextmanager
-def damage_guard(origin: str, failure: type[SparkwrightError] = ArchiveUnsafe) -> Iterator[None]:
+def damage_guard(origin: str, failure: Failure = partial(FileError, "archive-unsafe")) -> Iterator[None]:
     """Turn what Python's archive readers raise for damaged bytes into *failure*; errors of the disk stay what they are."""
     try:
         yield
@@ -90,10 +91,10 @@ class _Budget:
         above = [path[:place] for place, letter in enumerate(path) if letter == "/"]
         self._folders.update(above)
         if path in self.seen or path in self._folders or not self.seen.isdisjoint(above):
-            raise ArchiveUnsafe(f"{self.origin} holds the same path twice.", details=[f"member: {path!r}"])
+            raise FileError("archive-unsafe", f"{self.origin} holds the same path twice.", details=[f"member: {path!r}"])
         self.seen.add(path)
         if len(self.seen) > MOST_FILES or self.bytes > MOST_BYTES:
-            raise ArchiveUnsafe(f"{self.origin} is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes.")
+            raise FileError("archive-unsafe", f"{self.origin} is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes.")
 
 
 def sdist_members(archive: Path) -> Iterator[Member]:
@@ -101,7 +102,7 @@ def sdist_members(archive: Path) -> Iterator[Member]:
     Yield the files of the source distribution *archive* (``.tar.gz``), its single top folder taken away.
 
     Raises:
-        ArchiveUnsafe: A member is unsafe (module docstring), or the archive is damaged.
+        archive-unsafe: A member is unsafe (module docstring), or the archive is damaged.
     """
     origin, top = archive.name, ""
     budget = _Budget(origin)
@@ -111,7 +112,7 @@ def sdist_members(archive: Path) -> Iterator[Member]:
             head, _, path = name.partition("/")
             top = top or head
             if head != top:
-                raise ArchiveUnsafe(f"{origin} has more than one top folder.", details=[top, head])
+                raise FileError("archive-unsafe", f"{origin} has more than one top folder.", details=[top, head])
             if info.isdir() or not path:
                 continue
             if info.issym():
@@ -124,7 +125,7 @@ def sdist_members(archive: Path) -> Iterator[Member]:
                 assert stream is not None
                 yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, stream.read())
             else:
-                raise ArchiveUnsafe(f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"])
+                raise FileError("archive-unsafe", f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"])
 
 
 def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
@@ -132,7 +133,7 @@ def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
     Yield the files below *folder* of the wheel *archive*; modes inside wheels carry no meaning for headers.
 
     Raises:
-        ArchiveUnsafe: A member is unsafe, the archive is damaged, or the folder is not in it.
+        archive-unsafe: A member is unsafe, the archive is damaged, or the folder is not in it.
     """
     origin = archive.name
     budget = _Budget(origin)
@@ -148,7 +149,7 @@ def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
             with zipped.open(info) as stream:
                 data = stream.read(info.file_size + 1)
             if len(data) != info.file_size:
-                raise ArchiveUnsafe(f"{origin} holds more than it admits to.", details=[f"member: {name!r}"])
+                raise FileError("archive-unsafe", f"{origin} holds more than it admits to.", details=[f"member: {name!r}"])
             yield Member(path, REGULAR, data)
     if not budget.seen:
-        raise ArchiveUnsafe(f"{origin} has no folder {folder!r}.")
+        raise FileError("archive-unsafe", f"{origin} has no folder {folder!r}.")

@@ -155,7 +155,7 @@ def config() -> Config:
     Return the user's configuration; nothing is configured where there is no file.
 
     Raises:
-        FileInvalid: It is damaged, or was named and is not there.
+        file-invalid: It is damaged, or was named and is not there.
     """
     named = os.environ.get("SPARKWRIGHT_CONFIG")
     if named:
@@ -172,10 +172,10 @@ def mirror_map(values: list[str]) -> dict[str, str]:
 
     Raises:
         UsageError: An option has no ``=`` or an empty side.
-        FileInvalid: The user's file cannot be read.
+        file-invalid: The user's file cannot be read.
     """
     pairs = [value.partition("=") for value in values]
     for value, (url, _, replacement) in zip(values, pairs, strict=True):
         if not url or not replacement:
-            raise UsageError(f"--mirror {value!r} is not of the form URL=REPLACEMENT.")
+            raise UsageError("usage", f"--mirror {value!r} is not of the form URL=REPLACEMENT.")
     return {**config().mirrors, **{url: replacement for url, _, replacement in pairs}}

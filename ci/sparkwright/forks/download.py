@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from sparkwright import __version__
 from sparkwright.core.console import console
-from sparkwright.core.errors import Offline, SourceMismatch, SourceUnreachable
 from sparkwright.core.store import Store, room_guard
 from sparkwright.forks import package_index
+from sparkwright.forks.errors import SourceError
 
 if TYPE_CHECKING:
     import requests
@@ -52,22 +52,22 @@ def obtain(store: Store, project: str, filename: str, sha256: str, *, offline: b
     Return the path of *filename* of *project* with the given *sha256*, downloading it when the store has none.
 
     Raises:
-        Offline: It is not in the store and *offline* is set.
-        SourceUnreachable: The index does not offer it, or the connection broke too often.
-        SourceMismatch: The index states another hash, or other bytes arrived; those are removed.
-        DiskFull: There is no room; what arrived is kept.
+        offline: It is not in the store and *offline* is set.
+        source-unreachable: The index does not offer it, or the connection broke too often.
+        source-mismatch: The index states another hash, or other bytes arrived; those are removed.
+        disk-full: There is no room; what arrived is kept.
     """
     path = path_of(store, sha256, filename)
     if path.exists():
         return path
     if offline:
-        raise Offline(f"{filename} is not in the store.")
+        raise SourceError("offline", f"{filename} is not in the store.")
     with store.lock(f"download-{sha256[:16]}"):
         if path.exists():
             return path
         offer = package_index.find(project, filename)
         if offer.sha256 and offer.sha256 != sha256:
-            raise SourceMismatch(f"{filename} is not the file that the lock names.", details=[f"lock:  {sha256}", f"index: {offer.sha256}"])
+            raise SourceError("source-mismatch", f"{filename} is not the file that the lock names.", details=[f"lock:  {sha256}", f"index: {offer.sha256}"])
         partial = store.folder("downloads", sha256) / f"{filename}.part"
         _resume(offer.url, partial)
         _verify(partial, filename, sha256)
@@ -80,7 +80,7 @@ def _verify(partial: Path, filename: str, sha256: str) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
         partial.unlink()
-        raise SourceMismatch(
+        raise SourceError("source-mismatch", 
             f"{filename} arrived with other bytes than the lock names.", details=[f"lock:    {sha256}", f"arrived: {found}"]
         )
 
@@ -99,12 +99,12 @@ def _resume(url: str, partial: Path) -> None:
                     return
                 broke = "the connection closed before the end"
             except requests.HTTPError as error:
-                raise SourceUnreachable(f"{package_index.shown(url)} cannot be had.", details=[package_index.shown(str(error))]) from error
+                raise SourceError("source-unreachable", f"{package_index.shown(url)} cannot be had.", details=[package_index.shown(str(error))]) from error
             except requests.RequestException as error:
                 broke = package_index.shown(str(error))
             after = partial.stat().st_size if partial.exists() else 0
             console.detail(f"{partial.name}: {broke}; {after - before} bytes came, trying again")
-    raise SourceUnreachable(
+    raise SourceError("source-unreachable", 
         f"{package_index.shown(url)} broke off {ATTEMPTS} times.",
         details=[broke, f"kept: {partial.stat().st_size if partial.exists() else 0} bytes in {partial}"],
     )

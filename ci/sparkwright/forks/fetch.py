@@ -13,9 +13,10 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileInvalid, NotProvided, Offline, SourceMismatch, SourceUnreachable, SourceUnresolved
+from sparkwright.core.errors import FileError
 from sparkwright.forks import archive, download
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.package_index import shown
 from sparkwright.forks.stack import KINDS, SourceKind
@@ -45,8 +46,8 @@ def fetch(session: Session, fork: str) -> FetchedSource:
     Bring the source of *fork* into the object database, verified.
 
     Raises:
-        NotProvided: The lock has no such kind of source for the fork.
-        SourceMismatch, SourceUnreachable, SourceUnresolved, Offline, ArchiveUnsafe: See there.
+        not-provided: The lock has no such kind of source for the fork.
+        source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: See there.
     """
     return fetch_locked(session, fork, session.lock.forks[fork])
 
@@ -71,12 +72,12 @@ def choose(session: Session, fork: str, locked: ForkLock) -> SourceKind:
     Return the kind of source to take; ``auto`` takes git when commit and tree are locked and reachable, and says why not.
 
     Raises:
-        NotProvided: The run is for this fork, and the lock has no source of the kind that was asked for.
+        not-provided: The run is for this fork, and the lock has no source of the kind that was asked for.
     """
     have, asked = _kinds(locked), _asked(session, fork, locked)
     if asked != "auto":
         if asked not in have:
-            raise NotProvided(f"{fork} has no source of kind {asked}.", details=[f"locked: {', '.join(have)}"])
+            raise SourceError("not-provided", f"{fork} has no source of kind {asked}.", details=[f"locked: {', '.join(have)}"])
         return asked
     if session.source not in ("auto", *have):
         console.note(f"{fork}: it has no source of kind {session.source} and is only needed by another fork, so any other kind will do")
@@ -101,7 +102,9 @@ def _reachable(session: Session, locked: GitLock) -> bool:
         return True
     try:
         return not session.offline and session.mirror(locked.url).ref(locked.ref) is not None
-    except SourceUnreachable:
+    except SourceError as error:
+        if error.reference != "source-unreachable":
+            raise
         return False
 
 
@@ -114,7 +117,7 @@ def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["gi
     if not (file.tree and session.objects.whole(file.tree)):
         tree = import_file(session, file)
         if file.tree != tree:
-            raise SourceMismatch(
+            raise SourceError("source-mismatch", 
                 f"The content of {file.filename} is not the tree that the lock names.", details=[f"lock: {file.tree}", f"tree: {tree}"]
             )
     return FetchedSource(fork, kind, file.filename + (f" ({file.folder})" if file.folder else ""), file.sha256, file.tree, True)
@@ -139,13 +142,13 @@ def verified_tree(session: Session, url: str, commit: str, expected: str) -> str
     Return the tree of *commit*, brought without its files.
 
     Raises:
-        SourceMismatch: It is another one than *expected*, which may be `UNRESOLVED`.
-        Offline, SourceUnreachable: See `Mirror.commit`.
+        source-mismatch: It is another one than *expected*, which may be `UNRESOLVED`.
+        offline, source-unreachable: See `Mirror.commit`.
     """
     session.mirror(url).commit(commit)
     tree = session.objects.resolve(f"{commit}^{{tree}}")
     if expected not in (UNRESOLVED, tree):
-        raise SourceMismatch(
+        raise SourceError("source-mismatch", 
             f"Commit {commit} of {shown(url)} has another tree than the lock names.", details=[f"lock:   {expected}", f"commit: {tree}"]
         )
     return tree
@@ -156,12 +159,12 @@ def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[st
     Return *tree* with the locked sources in place of its submodules.
 
     Raises:
-        SourceUnresolved: A submodule is not in the lock, or another commit of it is.
+        source-unresolved: A submodule is not in the lock, or another commit of it is.
     """
     links = session.objects.submodules(tree)
     wrong = [f"{path} @ {pin}" for path, pin in links.items() if path not in vendored or vendored[path].commit != pin]
     if wrong:
-        raise SourceUnresolved(
+        raise SourceError("source-unresolved", 
             f"{fork} has submodules that the lock does not name.",
             details=wrong,
             todo="Run `sparkwright lock`, or take the release archive, which carries them: --source sdist.",
@@ -175,7 +178,7 @@ def vendored_tree(session: Session, fork: str, name: str, vendored: Mapping[str,
     Return the tree of the locked source *name*, its files brought, with the sources in place that lie below it in turn.
 
     Raises:
-        SourceMismatch, SourceUnresolved, SourceUnreachable, Offline: See `verified_tree`, `full_commit` and `with_submodules`.
+        source-mismatch, source-unresolved, source-unreachable, offline: See `verified_tree`, `full_commit` and `with_submodules`.
     """
     entry = vendored[name]
     commit = full_commit(session, f"{fork}/{name}", entry)
@@ -191,7 +194,7 @@ def _reduced(session: Session, url: str, tree: str, without: Sequence[str]) -> s
     """Return *tree*, its files brought, less the paths *without*, each of which must be there to be left out."""
     if idle := [path for path in without if not session.objects.has(f"{tree}:{path}")]:
         what = f"{shown(url)} has nothing of what `without` leaves out."
-        raise FileInvalid(what, details=idle, todo="Take it out of stack.yaml, and lock again.")
+        raise FileError("file-invalid", what, details=idle, todo="Take it out of stack.yaml, and lock again.")
     return session.mirror(url).tree(tree, without)
 
 
@@ -200,18 +203,18 @@ def full_commit(session: Session, fork: str, locked: GitLock) -> str:
     Return the 40 digits of the locked commit; a prefix counts when the locked ref names a commit that begins with it.
 
     Raises:
-        SourceUnresolved: The lock has no commit, or the ref names another one.
-        SourceUnreachable: A prefix is locked and the host does not answer.
+        source-unresolved: The lock has no commit, or the ref names another one.
+        source-unreachable: A prefix is locked and the host does not answer.
     """
     if len(locked.commit) == 40:
         return locked.commit
     if locked.commit == UNRESOLVED:
-        raise SourceUnresolved(f"The lock names no commit for {fork} ({locked.ref}).")
+        raise SourceError("source-unresolved", f"The lock names no commit for {fork} ({locked.ref}).")
     if session.offline:
-        raise Offline(f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline forbids asking for the rest.")
+        raise SourceError("offline", f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline forbids asking for the rest.")
     named = session.mirror(locked.url).ref(locked.ref)
     if named is None or not named.startswith(locked.commit):
-        raise SourceMismatch(
+        raise SourceError("source-mismatch", 
             f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"]
         )
     return named

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.forks.stack import Project
 
 UNRESOLVED: Final = "unresolved"
@@ -121,11 +121,11 @@ def read(project: Project) -> Lock:
     Return the lock of *project*.
 
     Raises:
-        FileInvalid: It is missing, damaged, or belongs to another stack or to another list of forks.
+        file-invalid: It is missing, damaged, or belongs to another stack or to another list of forks.
     """
     lock = strict_yaml.load(project.lock_file, Lock)
     if lock.stack != project.stack or set(lock.forks) != set(project.spec.forks):
-        raise FileInvalid(
+        raise FileError("file-invalid", 
             f"{project.lock_file} does not belong to {project.stack_file}.",
             details=[
                 f"lock:  {lock.stack}: {', '.join(sorted(lock.forks))}",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.core import git
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.errors import MirrorDamaged, Offline, SourceUnreachable
-from sparkwright.core.git import GitFailed
+from sparkwright.core.errors import GitError
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.package_index import shown
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ class Mirror:
         Return the commit that the tag, the branch, or the full ref *name* is at the host now, or None when there is none.
 
         Raises:
-            Offline, SourceUnreachable: The host may not be asked, or does not answer.
+            offline, source-unreachable: The host may not be asked, or does not answer.
         """
         self._online(f"{name} of {shown(self.url)}")
         try:
             return self._objects.remote_ref(self.address, name, PATIENCE)
-        except GitFailed as error:
+        except GitError as error:
             raise self._unreachable("does not answer", error) from error
 
     def commit(self, commit: str) -> None:
@@ -76,7 +76,7 @@ class Mirror:
         Bring *commit* with its trees, but without its history and its files.
 
         Raises:
-            Offline, SourceUnreachable: As `ref`; the latter, too, where the host does not have the commit.
+            offline, source-unreachable: As `ref`; the latter, too, where the host does not have the commit.
         """
         if self._objects.has(f"{commit}^{{commit}}"):
             return
@@ -120,7 +120,7 @@ class Mirror:
         Bring the file contents (blobs) *ids*, those that the store lacks in one request.
 
         Raises:
-            Offline, SourceUnreachable: As `commit`.
+            offline, source-unreachable: As `commit`.
         """
         if not self._objects.missing(ids):
             return
@@ -134,13 +134,13 @@ class Mirror:
         Bring every file of *tree* and return the tree less the folders and files *without*.
 
         Raises:
-            Offline, SourceUnreachable: As `commit`; the folders left out need not exist at the host.
-            MirrorDamaged: A folder of the tree cannot be read.
+            offline, source-unreachable: As `commit`; the folders left out need not exist at the host.
+            mirror-damaged: A folder of the tree cannot be read.
         """
         try:
             reduced = self._objects.without_paths(tree, without) if without else tree
             blobs = {blob for mode, blob in self._objects.paths(reduced).values() if mode != git.SUBMODULE}
-        except GitFailed as error:
+        except GitError as error:
             raise self._damaged(error.details) from error
         self.files(blobs)
         return reduced
@@ -182,12 +182,12 @@ class Mirror:
                     progress.update(done, phase.lower())
 
                 self._git([*where, *words], stdin=stdin, on_progress=on_progress)
-        except GitFailed as error:
+        except GitError as error:
             if damage := self._damage(error):
                 raise self._damaged(damage) from error
             raise self._unreachable(f"does not {what}", error) from error
 
-    def _damage(self, error: GitFailed) -> Sequence[str]:
+    def _damage(self, error: GitError) -> Sequence[str]:
         """Return what is wrong with the mirror itself, after a fetch that failed; looked for only where git's words suggest it."""
         if not _DAMAGED.search("\n".join(error.details)):
             return ()
@@ -196,14 +196,14 @@ class Mirror:
 
     def _online(self, what: str) -> None:
         if self._session.offline:
-            raise Offline(f"{what} is not in the store.")
+            raise SourceError("offline", f"{what} is not in the store.")
 
-    def _damaged(self, words: Sequence[str]) -> MirrorDamaged:
+    def _damaged(self, words: Sequence[str]) -> SourceError:
         what = f"The mirror of {shown(self.url)} is damaged."
-        return MirrorDamaged(what, details=words, todo=f"Remove {self.path}; the next run fetches it again.")
+        return SourceError("mirror-damaged", what, details=words, todo=f"Remove {self.path}; the next run fetches it again.")
 
-    def _unreachable(self, what: str, error: GitFailed) -> SourceUnreachable:
-        return SourceUnreachable(f"{shown(self.address)} {what}.", details=[shown(line) for line in error.details])
+    def _unreachable(self, what: str, error: GitError) -> SourceError:
+        return SourceError("source-unreachable", f"{shown(self.address)} {what}.", details=[shown(line) for line in error.details])
 
 
 def _folder(url: str) -> str:

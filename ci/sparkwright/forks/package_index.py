@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from sparkwright.core.errors import SourceUnreachable
+from sparkwright.forks.errors import SourceError
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
@@ -47,7 +47,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
     Return every file that the index offers for *project*.
 
     Raises:
-        SourceUnreachable: The index does not answer, or has no such project.
+        source-unreachable: The index does not answer, or has no such project.
     """
     import requests
     from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedRepoVersionError
@@ -59,9 +59,9 @@ def files(project: str) -> tuple[IndexFile, ...]:
         with PyPISimple(endpoint=index_url(), session=http()) as client:
             page = client.get_project_page(project, timeout=60)
     except NoSuchProjectError as error:
-        raise SourceUnreachable(f"The index at {where} has no project {project!r}.") from error
+        raise SourceError("source-unreachable", f"The index at {where} has no project {project!r}.") from error
     except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
-        raise SourceUnreachable(f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]) from error
+        raise SourceError("source-unreachable", f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]) from error
     return tuple(
         IndexFile(
             file.filename,
@@ -78,9 +78,9 @@ def find(project: str, filename: str) -> IndexFile:
     Return where the index offers *filename* of *project*.
 
     Raises:
-        SourceUnreachable: The index does not answer, or does not have the file.
+        source-unreachable: The index does not answer, or does not have the file.
     """
     for file in files(project):
         if file.name == filename:
             return file
-    raise SourceUnreachable(f"The index at {shown(index_url())} does not offer {filename}.")
+    raise SourceError("source-unreachable", f"The index at {shown(index_url())} does not offer {filename}.")

@@ -9,9 +9,9 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import SourceUnreachable
 from sparkwright.forks import download, fetch, package_index, vendored
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
 from sparkwright.forks.vendored.declared import Vendored
@@ -25,7 +25,7 @@ def resolve(session: Session) -> Lock:
     (`unresolved` lists both).
 
     Raises:
-        SourceUnreachable: The index does not offer a source that the stack names.
+        source-unreachable: The index does not offer a source that the stack names.
     """
     spec = session.project.spec
     with session.store.lock("objects"):
@@ -100,7 +100,9 @@ def unresolved(session: Session, made: Lock) -> list[str]:
 def _base(session: Session, spec: WheelSpec) -> FileLock | None:
     try:
         return _file(session, spec)
-    except SourceUnreachable as error:
+    except SourceError as error:
+        if error.reference != "source-unreachable":
+            raise
         console.warn(f"{error.what} Left unresolved.")
         return None
 
@@ -120,7 +122,9 @@ def _git(session: Session, spec: GitSpec) -> GitLock:
             console.warn(f"{spec.ref} of {where} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
             return unresolved
         mirror.commit(named)
-    except SourceUnreachable as error:
+    except SourceError as error:
+        if error.reference != "source-unreachable":
+            raise
         session.silent.update({host} - {""})
         console.warn(f"{where} does not answer ({package_index.shown(error.details[-1] if error.details else error.what)}): left unresolved")
         return unresolved
@@ -136,7 +140,7 @@ def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:
         file for file in package_index.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
     ]
     if not offers or not offers[0].sha256:
-        raise SourceUnreachable(f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.")
+        raise SourceError("source-unreachable", f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.")
     path = download.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
     file = FileLock(spec.name, spec.version, offers[0].name, digest.sha256_file(path), path.stat().st_size, folder)

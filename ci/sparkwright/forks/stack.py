@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import NotProvided
+from sparkwright.forks.errors import SourceError
 
 #: The three kinds of source (DESIGN §4), in the order in which ``auto`` tries them.
 SourceKind = Literal["git", "sdist", "wheel"]
@@ -122,7 +122,7 @@ class Project:
         self.root, self.stack = root, stack
         if not self.stack_file.is_file():
             known = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
-            raise NotProvided(f"There is no stack {stack!r} under {root / 'forks'}.", details=[f"stacks: {', '.join(known) or 'none'}"])
+            raise SourceError("not-provided", f"There is no stack {stack!r} under {root / 'forks'}.", details=[f"stacks: {', '.join(known) or 'none'}"])
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
 
     @property
@@ -147,8 +147,8 @@ class Project:
         return self.root / "forks" / self.stack / fork
 
     def fork(self, name: str) -> ForkSpec:
-        """Return the fork *name*; raise `NotProvided` where the stack has none."""
+        """Return the fork *name*; raise `not-provided` where the stack has none."""
         try:
             return self.spec.forks[name]
         except KeyError:
-            raise NotProvided(f"Stack {self.stack} has no fork {name!r}.", details=[f"forks: {', '.join(self.spec.forks)}"]) from None
+            raise SourceError("not-provided", f"Stack {self.stack} has no fork {name!r}.", details=[f"forks: {', '.join(self.spec.forks)}"]) from None

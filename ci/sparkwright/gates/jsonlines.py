@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.core.store import room_guard
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Writer:
         more: Go on behind what is there; otherwise what is there is kept beside it, with ``.before`` added to its name.
 
     Raises:
-        DiskFull: There is no room; what was written before stays whole. So raises `add`.
+        disk-full: There is no room; what was written before stays whole. So raises `add`.
     """
 
     def __init__(self, path: Path, *, more: bool = False) -> None:
@@ -74,13 +74,13 @@ def read(path: Path, kind: Any, *, largest: int, what: str) -> list[Any]:
         what: What the file should be, for people.
 
     Raises:
-        FileInvalid: It cannot be read, is larger, or holds something else.
+        file-invalid: It cannot be read, is larger, or holds something else.
     """
     decoder = msgspec.json.Decoder(kind)
     try:
         if path.stat().st_size > largest:
-            raise FileInvalid(f"{path} is larger than {largest} bytes.")
+            raise FileError("file-invalid", f"{path} is larger than {largest} bytes.")
         *whole, _ = path.read_bytes().split(b"\n")
         return [decoder.decode(line) for line in whole]
     except (OSError, ValueError, RecursionError) as error:
-        raise FileInvalid(f"{path} is no {what}.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path} is no {what}.", details=[str(error)]) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.errors import ToolMissing
+from sparkwright.core.errors import CommandError
 
 #: Bytes kept of what a child says; compilers repeat themselves.
 TAIL = 4096
@@ -51,7 +51,7 @@ def run(command: Sequence[str], limits: Limits, log: Path) -> Ended:
     Run *command* within *limits* and return how it ended; what it says goes to *log*.
 
     Raises:
-        ToolMissing: The program does not exist.
+        tool-missing: The program does not exist.
     """
 
     with log.open("wb") as sink:
@@ -62,7 +62,7 @@ def run(command: Sequence[str], limits: Limits, log: Path) -> Ended:
                 start_new_session=True,
             )  # fmt: skip
         except FileNotFoundError as error:
-            raise ToolMissing(f"{command[0]} is not installed.") from error
+            raise CommandError("tool-missing", f"{command[0]} is not installed.") from error
         try:
             late = not _ends(child.pid, limits.seconds)
         finally:

@@ -16,8 +16,8 @@ def obtain(session: Session, name: str, title: str, lock: Path) -> Path:
     Return the Python of the environment *name*, installed from the file *lock*; *title* is what people call it.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.builder.environment.toolchain.download`.
-        CommandFailed: The installer failed.
+        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.environment.toolchain.download`.
+        command-failed: The installer failed.
     """
     wheels = pylock.select(lock)
     key = digest.key(name, {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})

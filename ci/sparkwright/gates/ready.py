@@ -15,8 +15,9 @@ from sparkwright.audit.report import AuditReport
 from sparkwright.builder.environment import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.core.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.gates import athand, audited
 from sparkwright.gates.athand import AtHand, Inputs, patient
 from sparkwright.gates.device import rung as device
@@ -87,7 +88,7 @@ class Ready:
         Return the rung *name*, ready to run.
 
         Raises:
-            FileInvalid: Its policy is not valid.
+            file-invalid: Its policy is not valid.
             UsageError: The policy has no such recipe, profile or task.
         """
         return {
@@ -136,7 +137,9 @@ class Ready:
         for fork in policy.forks:
             try:
                 made |= trees.made(self._session, (fork,))
-            except (SourceUnreachable, SourceUnresolved, SourceUnlocked) as error:
+            except SourceError as error:
+                if error.reference not in {"source-unlocked", "source-unreachable", "source-unresolved"}:
+                    raise
                 missing.append(not_run(f"{fork}-tree", error.what, "source-not-here"))
         return made, missing
 
@@ -157,7 +160,7 @@ class Ready:
         expected = self._expected()
         if expected not in policy.recipes:
             names = (*recipes.names(self._session.project.root), *policy.recipes)
-            raise UsageError(f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}.")
+            raise UsageError("usage", f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}.")
 
         def run() -> tuple[Check, ...]:
             running = self.server.running()
@@ -179,7 +182,7 @@ class Ready:
         if not self._inputs.serves:
             return _unasked("G4", "streams", "--serve a model, or name a --server")
         if self._inputs.profile not in policy.profiles:
-            raise UsageError(f"words.yaml has no profile {self._inputs.profile!r}.", todo=f"Choose: {', '.join(policy.profiles)}.")
+            raise UsageError("usage", f"words.yaml has no profile {self._inputs.profile!r}.", todo=f"Choose: {', '.join(policy.profiles)}.")
         return Rung("G4", sha256, lambda: words.run(policy, self.server.client(), self._inputs.profile))
 
     def _distributions(self) -> Rung:
@@ -208,7 +211,7 @@ class Ready:
         if not one.serves or not one.against:
             return _unasked("G6", "baseline", "name a server, and --against what it is compared")
         if one.task not in policy.tasks:
-            raise UsageError(f"tasks.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
+            raise UsageError("usage", f"tasks.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
 
         def run() -> tuple[Check, ...]:
             baseline = self._against(f"{one.task}.json", str)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import MeasurementInvalid
 from sparkwright.forks.context import Session
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.distributions import reference
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.reference import ReferenceInvalid
 from sparkwright.gates.distributions.rung import DistributionsPolicy
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.ready import Ready
 from sparkwright.gates.server.client import ServerInvalid
 from sparkwright.gates.tasks import harness, outcome
@@ -26,8 +26,8 @@ def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tupl
     Write the distributions and the answers of the server of *ready* into *folder* and return the files.
 
     Raises:
-        MeasurementInvalid: The server does not answer as it should, or does not agree with itself.
-        Offline, SourceUnreachable, CommandFailed: The harness of the tasks cannot be installed.
+        measurement-invalid: The server does not answer as it should, or does not agree with itself.
+        offline, source-unreachable, command-failed: The harness of the tasks cannot be installed.
     """
     gates = session.project.root / "ci" / "gates"
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,5 +42,5 @@ def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tupl
             here = ready.server
             outcome.save(tasks.answer(wanted, inputs.task, session, python, here.url, here.served, here.name), asked)
     except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
-        raise MeasurementInvalid(f"The reference cannot be recorded: {error.says}.", details=[error.reference]) from None
+        raise GateError("measurement-invalid", f"The reference cannot be recorded: {error.says}.", details=[error.reference]) from None
     return scored, asked

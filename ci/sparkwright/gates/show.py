@@ -5,18 +5,18 @@ Verdicts for people: a line per check, what a failure saw, and the error that a 
 from __future__ import annotations
 
 from sparkwright.core.console import console, duration
-from sparkwright.core.errors import GateFailed, GateInconclusive, GateNotRun, MeasurementInvalid, SparkwrightError
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.verdict import Check, State, Verdict
 
 #: Samples shown of a check that failed; ``--json`` holds all that were kept.
 SHOWN = 3
 
-_ERRORS: dict[State, tuple[type[SparkwrightError], str]] = {
-    "fail": (GateFailed, "failed"),
-    "invalid": (MeasurementInvalid, "invalid"),
-    "inconclusive": (GateInconclusive, "inconclusive"),
-    "not-run": (GateNotRun, "not run"),
+_ERRORS: dict[State, tuple[str, str]] = {
+    "fail": ("gate-failed", "failed"),
+    "invalid": ("measurement-invalid", "invalid"),
+    "inconclusive": ("gate-inconclusive", "inconclusive"),
+    "not-run": ("gate-not-run", "not run"),
 }
 
 
@@ -48,19 +48,19 @@ def raise_for_state(ladder: Ladder) -> None:
     Do nothing when every verdict of *ladder* is a pass.
 
     Raises:
-        GateFailed, MeasurementInvalid, GateInconclusive, GateNotRun: As the worst state is; the details are the checks in it.
+        gate-failed, measurement-invalid, gate-inconclusive, gate-not-run: As the worst state is; the details are the checks in it.
     """
     if ladder.state == "pass":
         return
-    kind, word = _ERRORS[ladder.state]
+    reference, word = _ERRORS[ladder.state]
     found = [(verdict, check) for verdict in ladder.verdicts for check in _deciding(verdict, ladder.state)]
     about = ladder.wheel.file if ladder.wheel else f"stack {ladder.stack}"
     # A missing GPU is one fact, however many rows it stops.
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for verdict, check in found:
         grouped.setdefault((verdict.rung, check.reference, check.says), []).append(check.name)
-    details = [f"{rung} {_names(names)} ({reference}): {says}" for (rung, reference, says), names in grouped.items()]
-    raise kind(f"{about}: {len(found)} check(s) {word}.", details=details)
+    details = [f"{rung} {_names(names)} ({reason}): {says}" for (rung, reason, says), names in grouped.items()]
+    raise GateError(reference, f"{about}: {len(found)} check(s) {word}.", details=details)
 
 
 def _names(names: list[str]) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import NotProvided, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.forks import download, package_index
 from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.release.client import install
 from sparkwright.release.client.install import Done, Wish
 from sparkwright.release.decide import policy as policies
@@ -39,7 +40,7 @@ def built(session: Session, folder: Path, into: Path) -> Done:
     """
     wheels = tuple(sorted(folder.absolute().glob("*.whl")))
     if not wheels:
-        raise UsageError(f"There is no wheel in {folder}.", todo="Build first: sparkwright build.")
+        raise UsageError("usage", f"There is no wheel in {folder}.", todo="Build first: sparkwright build.")
     # Kept beside the wheels: `install --repair` takes files from there.
     place = folder.absolute() / "trial"
     shutil.rmtree(place, ignore_errors=True)
@@ -58,14 +59,14 @@ def stock(session: Session, into: Path) -> Path:
     Install the official wheel that the stack is grafted onto, with what it requires, into *into*; return the wheel.
 
     Raises:
-        NotProvided: The stack has none for this machine.
-        Offline, SourceUnreachable, SourceMismatch, CommandFailed: It cannot be had or installed.
+        not-provided: The stack has none for this machine.
+        offline, source-unreachable, source-mismatch, command-failed: It cannot be had or installed.
     """
     from uv import find_uv_bin
 
     found = [one for fork in session.forks if (one := session.lock.forks[fork].bases.get(session.machine))]
     if len(found) != 1:
-        raise NotProvided(f"Stack {session.project.stack} has no official wheel for {session.machine}.")
+        raise SourceError("not-provided", f"Stack {session.project.stack} has no official wheel for {session.machine}.")
     path = download.obtain(session.store, found[0].name, found[0].filename, found[0].sha256, offline=session.offline)
     env = process.clean_environment(UV_NO_CONFIG="1", UV_INDEX_URL=package_index.index_url(), HOME=os.environ.get("HOME", ""))
     log = session.store.folder("logs") / "stock.log"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.errors import Failure
 
 
 class _Component(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class _Bill(msgspec.Struct, frozen=True):
     metadata: _About
 
 
-def check(data: bytes, filename: str, project: str, version: str, failure: type[SparkwrightError]) -> None:
+def check(data: bytes, filename: str, project: str, version: str, failure: Failure) -> None:
     """Raise *failure* unless *data* is a CycloneDX document about that version of that project (normalised), the wheel *filename*."""
     from packaging.utils import canonicalize_name
 

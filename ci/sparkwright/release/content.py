@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparkwright.audit import zip_limits
-from sparkwright.core.errors import WheelInvalid
+from sparkwright.builder.errors import WheelError
 
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 NOTED = frozenset(("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"))
@@ -33,23 +33,23 @@ def of_wheel(path: Path) -> str:
     Return the content of the wheel at *path*, as its RECORD states it; whether that is true, `decide.facts.inspect` finds out.
 
     Raises:
-        WheelInvalid: It is no wheel, or its RECORD cannot be read, has two rows of one name, or one without a sha256.
-        ArchiveUnsafe: A member's name leaves its folder.
+        wheel-invalid: It is no wheel, or its RECORD cannot be read, has two rows of one name, or one without a sha256.
+        archive-unsafe: A member's name leaves its folder.
     """
     try:
         with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
             members = zip_limits.checked(archive, path.name)
             records = [name for name in members if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
             if len(records) != 1:
-                raise WheelInvalid(f"{path.name} has {len(records)} RECORDs instead of one.")
+                raise WheelError("wheel-invalid", f"{path.name} has {len(records)} RECORDs instead of one.")
             text = zip_limits.text(archive, members, records[0], path.name).decode("utf-8")
     except OSError as error:
-        raise WheelInvalid(f"{path.name} cannot be read.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{path.name} cannot be read.", details=[str(error)]) from error
     rows = list(_kept(_rows(text), records[0].partition("/")[0], ".data/"))
     if bare := [name for name, sha256 in rows if not sha256]:
-        raise WheelInvalid(f"The RECORD of {path.name} states no sha256.", details=bare[:10])
+        raise WheelError("wheel-invalid", f"The RECORD of {path.name} states no sha256.", details=bare[:10])
     if len({name for name, _ in rows}) < len(rows):
-        raise WheelInvalid(f"The RECORD of {path.name} has two rows of one name.")
+        raise WheelError("wheel-invalid", f"The RECORD of {path.name} has two rows of one name.")
     return _digest(rows)
 
 

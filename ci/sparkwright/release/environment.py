@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed, EnvironmentUnusable, ToolMissing, WheelInvalid
+from sparkwright.core.errors import CommandError
 from sparkwright.core.store import room_guard
+from sparkwright.release.errors import InstallError
 from sparkwright.release.layout import File, Layout
 
 if TYPE_CHECKING:
@@ -110,33 +112,33 @@ def probe(folder: Path) -> Environment:
     Ask the Python of the environment in *folder* what it is.
 
     Raises:
-        EnvironmentUnusable: There is none, it does not run, or the operating system's package manager owns it.
+        environment-unusable: There is none, it does not run, or the operating system's package manager owns it.
     """
     python = folder.absolute() / "bin" / "python"
     try:
         # Whatever .pth files print comes before our line.
         said = process.output([python, "-I", "-c", _ASK], timeout=60).splitlines()
         answer = msgspec.json.decode(said[-1], type=_Answer)
-    except (ToolMissing, CommandFailed, OSError, IndexError, msgspec.DecodeError) as error:
-        details = error.details if isinstance(error, CommandFailed) else [str(error)]
-        raise EnvironmentUnusable(f"{folder} is not a Python environment: {python} does not answer.", details=details) from error
+    except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
+        details = error.details if isinstance(error, CommandError) else [str(error)]
+        raise InstallError("environment-unusable", f"{folder} is not a Python environment: {python} does not answer.", details=details) from error
     if answer.managed:
-        raise EnvironmentUnusable(f"{folder} belongs to the package manager of the operating system.")
+        raise InstallError("environment-unusable", f"{folder} belongs to the package manager of the operating system.")
     site, plat = Path(answer.pure).resolve(), Path(answer.plat).resolve()
     if site != plat:
-        raise EnvironmentUnusable(f"{folder} has two folders for packages.", details=[str(site), str(plat)])
+        raise InstallError("environment-unusable", f"{folder} has two folders for packages.", details=[str(site), str(plat)])
     abi = f"{'cp' if answer.name == 'cpython' else answer.name}{answer.version[0]}{answer.version[1]}{answer.flags}"
     return Environment(Path(answer.prefix), site, answer.version, abi, answer.full)
 
 
 @contextlib.contextmanager
 def access_guard(place: Path) -> Iterator[None]:
-    """Turn what the operating system refuses in *place* into `EnvironmentUnusable`, and a full disk into `DiskFull`."""
+    """Turn what the operating system refuses in *place* into `environment-unusable`, and a full disk into `disk-full`."""
     try:
         with room_guard(place):
             yield
     except OSError as error:
-        raise EnvironmentUnusable(f"{place} cannot be read or changed.", details=[str(error)]) from error
+        raise InstallError("environment-unusable", f"{place} cannot be read or changed.", details=[str(error)]) from error
 
 
 @contextlib.contextmanager
@@ -162,7 +164,7 @@ def look(environment: Environment, layout: Layout) -> Found:
     Compare what is there with *layout*.
 
     Raises:
-        EnvironmentUnusable: Another package or another version holds files of the layout, or one of them cannot be read.
+        environment-unusable: Another package or another version holds files of the layout, or one of them cannot be read.
     """
     with access_guard(environment.site):
         _check_owners(environment, layout)
@@ -175,7 +177,7 @@ def look(environment: Environment, layout: Layout) -> Found:
 def _hash(site: Path, name: str) -> str:
     path = site / name
     if not path.parent.resolve().is_relative_to(site):
-        raise EnvironmentUnusable(f"{path} leads out of the environment.", details=[str(path.parent.resolve())])
+        raise InstallError("environment-unusable", f"{path} leads out of the environment.", details=[str(path.parent.resolve())])
     try:
         return digest.sha256_file(path)
     except FileNotFoundError:
@@ -193,7 +195,7 @@ def _check_owners(environment: Environment, layout: Layout) -> None:
             others.append(info.name.removesuffix(".dist-info"))
     if others:
         names = " ".join(name.rpartition("-")[0] for name in others)
-        raise EnvironmentUnusable(
+        raise InstallError("environment-unusable", 
             f"{environment.site} holds other versions of these packages, or packages with the same files.",
             details=others,
             todo=f"Remove them, if nothing there needs them: uv pip uninstall --python {environment.prefix / 'bin' / 'python'} {names}",
@@ -218,7 +220,7 @@ def write(environment: Environment, layout: Layout, names: Iterable[str]) -> Non
     Write the files *names* of *layout*, and remove what else lies in its ``.dist-info`` folders.
 
     Raises:
-        EnvironmentUnusable, DiskFull: The operating system refused. WheelInvalid: A member is not what RECORD says.
+        environment-unusable, disk-full: The operating system refused. wheel-invalid: A member is not what RECORD says.
     """
     with access_guard(environment.site):
         for name in sorted(names, key=lambda name: (".dist-info/" in name, name.endswith("/RECORD"), name)):
@@ -243,7 +245,7 @@ def _write_file(path: Path, name: str, file: File) -> None:
             sink.flush()
             os.fsync(sink.fileno())
         if found.hexdigest() != file.sha256:
-            raise WheelInvalid(f"{name} is not what the RECORD of {file.package} says.")
+            raise WheelError("wheel-invalid", f"{name} is not what the RECORD of {file.package} says.")
         temporary.chmod(0o755 if file.executable else 0o644)
         # Python trusts a compiled file by the time and size of its source, and some without looking. First, so that a kill leaves none.
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest, process
-from sparkwright.core.errors import CommandFailed, ToolMissing
+from sparkwright.core.errors import CommandError
 from sparkwright.release.environment import Environment, access_guard
 
 #: How much of the key names the folder, in hex digits.
@@ -67,7 +67,7 @@ def key(environment: Environment) -> str:
     once more, and never a stale entry.
 
     Raises:
-        EnvironmentUnusable: A RECORD cannot be read.
+        environment-unusable: A RECORD cannot be read.
     """
     with access_guard(environment.site):
         installed = {info.name: _described(info) for info in sorted(environment.site.glob("*.dist-info"))}
@@ -88,7 +88,7 @@ def nvcc_version() -> str:
     found = str(Path(homes[0], "bin", "nvcc")) if homes else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     try:
         return process.output([found, "--version"], timeout=60)
-    except (ToolMissing, CommandFailed, OSError):
+    except (CommandError, OSError):
         return ""
 
 

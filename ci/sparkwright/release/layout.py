@@ -15,16 +15,18 @@ import csv
 import io
 import zipfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
-from sparkwright.core.errors import OnsiteMismatch, WheelInvalid
 from sparkwright.forks.archive import damage_guard
+from sparkwright.release.errors import InstallError
 from sparkwright.release.spec import Edit, Package
 
 #: Where the correction belongs when a wheel that is right by hash does not fit.
@@ -51,11 +53,11 @@ class File(msgspec.Struct, frozen=True):
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Yield its bytes; raise `WheelInvalid` where the wheel is damaged."""
+        """Yield its bytes; raise `wheel-invalid` where the wheel is damaged."""
         if self.wheel is None:
             yield io.BytesIO(self.data)
             return
-        with damage_guard(self.wheel.name, WheelInvalid), zipfile.ZipFile(self.wheel) as zipped, zipped.open(name) as stream:
+        with damage_guard(self.wheel.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(self.wheel) as zipped, zipped.open(name) as stream:
             yield stream
 
 
@@ -95,8 +97,8 @@ def make(wheels: Sequence[tuple[Package, Path]], edits: Sequence[Edit]) -> Layou
     Return what verified *wheels*, in this order, and *edits* make together.
 
     Raises:
-        OnsiteMismatch: An edit does not fit its file, or the wheels share another number of files than they should.
-        WheelInvalid: A wheel is damaged, or has what only an installer can place (scripts, data folders).
+        onsite-mismatch: An edit does not fit its file, or the wheels share another number of files than they should.
+        wheel-invalid: A wheel is damaged, or has what only an installer can place (scripts, data folders).
     """
     read = {package.name: _files(package, path) for package, path in wheels}
     shared = tuple(_shared([package for package, _ in wheels], read))
@@ -118,13 +120,13 @@ def _known(files: dict[str, File], name: str) -> frozenset[str]:
 def _files(package: Package, path: Path) -> dict[str, File]:
     """Return the files of a wheel, less its RECORD."""
     info = WheelName.of(path.name).info
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as zipped:
+    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as zipped:
         members = archive.members(zipped, path.name)
         record = archive.records(zipped, info, path.name)
     members.pop(f"{info}/RECORD", None)
     folder = info.removesuffix(".dist-info") + ".data/"
     if any(name.startswith(folder) or name == f"{info}/entry_points.txt" for name in members):
-        raise WheelInvalid(f"{path.name} has scripts or data folders.", todo="Install it by pip or uv; onsite.yaml cannot hold it.")
+        raise WheelError("wheel-invalid", f"{path.name} has scripts or data folders.", todo="Install it by pip or uv; onsite.yaml cannot hold it.")
     made = {}
     for name, member in members.items():
         sha256, size = _recorded(record.get(name, ("", "")), name, path.name), member.file_size
@@ -140,7 +142,7 @@ def _recorded(row: tuple[str, str], name: str, origin: str) -> str:
     except (ValueError, binascii.Error):
         found = b""
     if method != "sha256" or len(found) != 32:
-        raise WheelInvalid(f"{origin} holds {name}, which its RECORD does not know by sha256.")
+        raise WheelError("wheel-invalid", f"{origin} holds {name}, which its RECORD does not know by sha256.")
     return found.hex()
 
 
@@ -150,7 +152,7 @@ def _shared(packages: Sequence[Package], read: dict[str, dict[str, File]]) -> It
             above, below = read[upper.name], read[lower.name]
             both = above.keys() & below.keys()
             if len(both) != upper.over.get(lower.name, 0):
-                raise OnsiteMismatch(
+                raise InstallError("onsite-mismatch", 
                     f"{upper.name} {upper.version} and {lower.name} {lower.version} have another number of files in common than expected.",
                     details=[f"expected: {upper.over.get(lower.name, 0)}", f"found:    {len(both)}"],
                     todo=_TODO,
@@ -162,14 +164,14 @@ def _shared(packages: Sequence[Package], read: dict[str, dict[str, File]]) -> It
 def _edited(edit: Edit, file: File | None) -> File:
     if file is None or file.package != edit.package:
         owner = f"comes from {file.package}" if file else "is in no wheel"
-        raise OnsiteMismatch(f"The edit {edit.name!r} is for {edit.package}, but its file {owner}.", details=[edit.file], todo=_TODO)
+        raise InstallError("onsite-mismatch", f"The edit {edit.name!r} is for {edit.package}, but its file {owner}.", details=[edit.file], todo=_TODO)
     with file.open(edit.file) as stream:
         data = stream.read()
     _expect(edit, "before the edit", edit.before, digest.sha256_bytes(data))
     for change in edit.changes:
         anchor = change.anchor.encode()
         if (count := data.count(anchor)) != 1:
-            raise OnsiteMismatch(
+            raise InstallError("onsite-mismatch", 
                 f"An anchor of the edit {edit.name!r} occurs {count} times instead of once.",
                 details=[f"file:   {edit.file}", f"anchor: {change.anchor}"],
                 todo=_TODO,
@@ -181,7 +183,7 @@ def _edited(edit: Edit, file: File | None) -> File:
 
 def _expect(edit: Edit, when: str, expected: str, found: str) -> None:
     if found != expected:
-        raise OnsiteMismatch(
+        raise InstallError("onsite-mismatch", 
             f"The file of the edit {edit.name!r} is not the expected one {when}.",
             details=[f"file:     {edit.file}", f"expected: {expected}", f"found:    {found}"],
             todo=_TODO,

@@ -14,10 +14,10 @@ from typing import Literal
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import OnsiteMismatch
 from sparkwright.core.store import Store
 from sparkwright.forks import download
 from sparkwright.release import environment, layout
+from sparkwright.release.errors import InstallError
 from sparkwright.release.layout import Shared
 from sparkwright.release.spec import Edit, OnsiteSpec
 
@@ -65,10 +65,10 @@ def install(
         given: Where wheels of these names lie already, verified by hash.
 
     Raises:
-        OnsiteMismatch: An edit does not fit its file, or somebody else changed a file. Nothing was changed.
-        EnvironmentUnusable, WheelInvalid, DiskFull: See there.
-        NotProvided: No wheel is for its Python.
-        SourceUnreachable, SourceMismatch, Offline: See `download.obtain`.
+        onsite-mismatch: An edit does not fit its file, or somebody else changed a file. Nothing was changed.
+        environment-unusable, wheel-invalid, disk-full: See there.
+        not-provided: No wheel is for its Python.
+        source-unreachable, source-mismatch, offline: See `download.obtain`.
     """
     place = environment.probe(folder)
     names = [package.wheel(place.tags) for package in spec.packages]
@@ -95,7 +95,7 @@ def _bring(place: environment.Environment, wanted: layout.Layout, *, restore: bo
     with environment.held(place):
         found = environment.look(place, wanted)
         if found.unknown and not restore:
-            raise OnsiteMismatch(
+            raise InstallError("onsite-mismatch", 
                 f"{len(found.unknown)} files in {place.site} are neither what the pinned wheels hold nor what the edits make of it.",
                 details=found.unknown[:20],
             )

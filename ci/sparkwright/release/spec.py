@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from sparkwright.builder.arch.rules import Prose
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import ArchiveUnsafe, FileInvalid, NotProvided, WheelInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.forks.archive import safe_path
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
@@ -73,18 +75,20 @@ class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         try:
             name = WheelName.of(filename)
-        except WheelInvalid:
+        except WheelError as error:
+            if error.reference != "wheel-invalid":
+                raise
             return False
         return (canonicalize_name(name.distribution), name.version) == (canonicalize_name(self.name), self.version)
 
     def wheel(self, tags: frozenset[Tag]) -> str:
-        """Return the file name of the wheel that one of *tags* admits; raise `NotProvided` where none does."""
+        """Return the file name of the wheel that one of *tags* admits; raise `not-provided` where none does."""
         from packaging.utils import parse_wheel_filename
 
         for name in self.wheels:
             if not tags.isdisjoint(parse_wheel_filename(name)[3]):
                 return name
-        raise NotProvided(
+        raise SourceError("not-provided", 
             f"No wheel of {self.name} {self.version} is for the Python of this environment on this machine.",
             details=sorted(self.wheels),
             todo="Make the environment with a Python that one of these wheels is for.",
@@ -110,7 +114,7 @@ def load(project: Project) -> OnsiteSpec | None:
     Return what the stack installs on site; None where it has no ``onsite.yaml``.
 
     Raises:
-        FileInvalid: As `yamlfile.load`; also where a name in it refers to nothing.
+        file-invalid: As `yamlfile.load`; also where a name in it refers to nothing.
     """
     path = project.root / "forks" / project.stack / "onsite.yaml"
     if not path.exists():
@@ -119,9 +123,9 @@ def load(project: Project) -> OnsiteSpec | None:
 
 
 def checked(spec: OnsiteSpec, what: str) -> OnsiteSpec:
-    """Return *spec*; raise `FileInvalid` where a name in it refers to nothing, or leaves the environment."""
+    """Return *spec*; raise `file-invalid` where a name in it refers to nothing, or leaves the environment."""
     if wrong := sorted({*_wrong_packages(spec), *_wrong_edits(spec)}):
-        raise FileInvalid(f"{what} does not hold together.", details=wrong)
+        raise FileError("file-invalid", f"{what} does not hold together.", details=wrong)
     return spec
 
 
@@ -142,6 +146,8 @@ def _wrong_edits(spec: OnsiteSpec) -> Iterator[str]:
             yield f"edit {edit.name}: there is no package {edit.package}"
         try:
             safe_path(edit.file, "onsite.yaml")
-        except ArchiveUnsafe:
+        except FileError as error:
+            if error.reference != "archive-unsafe":
+                raise
             yield f"edit {edit.name}: {edit.file} leaves the environment"
     yield from (f"{file} is edited twice" for file, count in Counter(edit.file for edit in spec.edits).items() if count > 1)

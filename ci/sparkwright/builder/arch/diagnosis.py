@@ -18,7 +18,7 @@ from sparkwright.builder.arch.rules import Rule
 from sparkwright.builder.configure import Call, Unit
 from sparkwright.core import cmake_file
 from sparkwright.core.cmake_file import Command
-from sparkwright.core.errors import RuleMismatch
+from sparkwright.core.errors import FileError
 
 #: An arch in any of the spellings of CMake, of torch and of nvcc: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(r"(?:arch=|code=)?(?:sm_|compute_)?(\d+)\.?(\d[af]?)(?:\+PTX|-real|-virtual)?")
@@ -161,8 +161,10 @@ class Causes:
         if file not in self._texts:
             try:
                 commands = cmake_file.parse(self._read(file), file)
-            except (FileNotFoundError, KeyError, RuleMismatch):
+            except (FileNotFoundError, KeyError, FileError) as error:
                 # Naming a cause is a help; that a file cannot be read must not hide the mismatch itself.
+                if isinstance(error, FileError) and error.reference != "rule-mismatch":
+                    raise
                 commands = ()
             self._texts[file] = {(command.name, command.line): command for command in commands}
         return self._texts[file]

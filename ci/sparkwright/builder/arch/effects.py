@@ -19,10 +19,10 @@ import msgspec
 
 from sparkwright.builder.configure import gencode
 from sparkwright.builder.environment.toolchain import FullEnvironment
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import Transplant
-from sparkwright.core.errors import ArchMismatch, ExtensionMissing
 
 #: A source, and the code that is made of it.
 Command = tuple[str, tuple[str, ...]]
@@ -46,14 +46,14 @@ def check_commands(fork: str, planned: Counter[Command], real: Counter[Command])
     Require that the backend compiled what was planned.
 
     Raises:
-        ArchMismatch: It compiled other sources, or for another arch.
+        arch-mismatch: It compiled other sources, or for another arch.
     """
     if planned != real:
         lines = [f"planned: {file} {' '.join(code)}" for file, code in sorted((planned - real).elements())]
         lines += [f"compiled: {file} {' '.join(code)}" for file, code in sorted((real - planned).elements())]
         todo = "Find the option that the backend gives to CMake, and set it under `full` in environment.yaml as well."
         what = f"{fork}'s backend configured otherwise than the plan: {len(lines)} units differ."
-        raise ArchMismatch(what, details=lines[:_MOST], todo=todo)
+        raise BuildError("arch-mismatch", what, details=lines[:_MOST], todo=todo)
 
 
 def check_extensions(wheel: Path, settings: FullEnvironment, log: Path) -> None:
@@ -61,7 +61,7 @@ def check_extensions(wheel: Path, settings: FullEnvironment, log: Path) -> None:
     Require that *wheel* has every member that ``extensions`` names.
 
     Raises:
-        ExtensionMissing: One is not there; the error holds the last words of what should have made it, as the log has them.
+        extension-missing: One is not there; the error holds the last words of what should have made it, as the log has them.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = list(wheelfile.members(archive, wheel.name))
@@ -70,7 +70,7 @@ def check_extensions(wheel: Path, settings: FullEnvironment, log: Path) -> None:
         text = log.read_text("utf-8", "replace").splitlines()
         lines = [line for pattern in missing for line in (f"missing: {pattern}", *last_words(text, pattern))]
         what = f"{wheel.name} was built without {', '.join(missing)}."
-        raise ExtensionMissing(what, details=[*lines, f"full log: {log}"], data={"missing": missing})
+        raise BuildError("extension-missing", what, details=[*lines, f"full log: {log}"], data={"missing": missing})
 
 
 def last_words(log: Sequence[str], pattern: str) -> list[str]:

@@ -16,7 +16,8 @@ from typing import Annotated
 
 import msgspec
 
-from sparkwright.core.errors import ArchTrap, RuleMismatch
+from sparkwright.builder.errors import BuildError
+from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
 
 #: Something that a person wrote; on one line, since lines are searched and shown.
@@ -65,8 +66,8 @@ def check(objects: Objects, source: str, tree: str, guards: Sequence[Guard]) -> 
         source: The tree before picks, patches and rules, in which there must be something to find.
 
     Raises:
-        ArchTrap: It is not; the error lists every place, and the reason of each guard.
-        RuleMismatch: A glob of a guard matches no file, a pattern nothing in *source*, or a file is exempt for nothing.
+        arch-trap: It is not; the error lists every place, and the reason of each guard.
+        rule-mismatch: A glob of a guard matches no file, a pattern nothing in *source*, or a file is exempt for nothing.
     """
     if not guards:
         return
@@ -74,11 +75,11 @@ def check(objects: Objects, source: str, tree: str, guards: Sequence[Guard]) -> 
     before, after = dict(objects.files(source, folder)), dict(objects.files(tree, folder))
     if idle := [line for guard in guards for line in _idle(guard, before, after)]:
         todo = "See where upstream moved the code, and correct the guard; it may go when what its drop_when says has happened."
-        raise RuleMismatch("A guard of archs.yaml guards nothing.", details=idle, todo=todo)
+        raise FileError("rule-mismatch", "A guard of archs.yaml guards nothing.", details=idle, todo=todo)
     caught = [(guard, places) for guard in guards if (places := _places(guard, after))]
     if caught:
         fork, number = guards[0].fork, sum(len(places) for _, places in caught)
-        raise ArchTrap(
+        raise BuildError("arch-trap", 
             f"{number} {'line' if number == 1 else 'lines'} of {fork} would fail at run time on the arch that the stack is for.",
             details=[line for guard, places in caught for line in (f"{guard.name}: {guard.reason}", *(f"  {place}" for place in places))],
             todo=" ".join(guard.todo for guard, _ in caught),

@@ -17,8 +17,8 @@ import msgspec
 from sparkwright.builder.arch.diagnosis import Cause, Causes, generation, spell
 from sparkwright.builder.arch.rules import ArchRules, Dropped, Kept, Site
 from sparkwright.builder.configure import Configured, Unit
+from sparkwright.builder.errors import BuildError
 from sparkwright.core.console import console
-from sparkwright.core.errors import ArchMismatch
 
 #: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
@@ -109,21 +109,21 @@ def check(plan: Plan, before: Plan | None = None) -> None:
         before: The plan of the same tree without the rules.
 
     Raises:
-        ArchMismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true, a unit is gone without a reason,
+        arch-mismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true, a unit is gone without a reason,
             or there are fewer native units than expected.
     """
     native, total = plan.counts["native"], len(plan.units)
     if plan.failing:
         what = f"{len(plan.failing)} of {total} CUDA units of {plan.fork} would not be compiled for {plan.arch} ({plan.gencode})."
-        raise ArchMismatch(what, details=[*_explain(plan), *plan.stale])
+        raise BuildError("arch-mismatch", what, details=[*_explain(plan), *plan.stale])
     if plan.stale:
         todo = "Correct the entries under `kept` in archs.yaml: what they say is no longer so."
-        raise ArchMismatch(f"{len(plan.stale)} entries under kept are not true for {plan.fork}.", details=plan.stale, todo=todo)
+        raise BuildError("arch-mismatch", f"{len(plan.stale)} entries under kept are not true for {plan.fork}.", details=plan.stale, todo=todo)
     _check_gone(plan, gone(plan, before) if before else [])
     if native < plan.expected:
         todo = "Find the units that are no longer compiled; if upstream dropped them for good, lower `expect_units` in archs.yaml."
         what = f"Only {native} CUDA units of {plan.fork} are compiled for {plan.arch}; archs.yaml expects {plan.expected} or more."
-        raise ArchMismatch(what, details=[f"CUDA units in all: {total}"], todo=todo)
+        raise BuildError("arch-mismatch", what, details=[f"CUDA units in all: {total}"], todo=todo)
 
 
 def _check_gone(plan: Plan, lost: Sequence[PlannedUnit]) -> None:
@@ -131,11 +131,11 @@ def _check_gone(plan: Plan, lost: Sequence[PlannedUnit]) -> None:
     if silent:
         todo = "Find the rule that empties their list; mend it, or list them under `dropped` in archs.yaml with the reason."
         what = f"{_units(len(silent))} of {plan.fork} would no longer be compiled, and nothing says why."
-        raise ArchMismatch(what, details=silent, todo=todo)
+        raise BuildError("arch-mismatch", what, details=silent, todo=todo)
     compiled = [f"{entry.unit} is compiled" for entry in plan.dropped for unit in plan.units if entry.covers(unit.source)]
     if compiled:
         todo = "Correct the entries under `dropped` in archs.yaml: what they say is no longer so."
-        raise ArchMismatch(f"{len(compiled)} entries under dropped are not true for {plan.fork}.", details=compiled, todo=todo)
+        raise BuildError("arch-mismatch", f"{len(compiled)} entries under dropped are not true for {plan.fork}.", details=compiled, todo=todo)
 
 
 def _dropped(plan: Plan, unit: PlannedUnit) -> str:

@@ -39,7 +39,7 @@ def planned(session: Session, tools: Toolchain, source: SourceTree, *, configure
         whole: Plan a full build with these settings: every target, the vendored sources' units among them.
 
     Raises:
-        ConfigureFailed, ToolMissing: See there.
+        configure-failed, tool-missing: See there.
     """
     key = digest.key("plan", _inputs(session, tools, source, whole))
     known = session.store.get("plan", key, Planned)

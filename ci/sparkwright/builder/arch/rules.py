@@ -17,7 +17,7 @@ import msgspec
 from sparkwright.builder.arch.forbidden_patterns import Guard
 from sparkwright.core import cmake_file, strict_yaml
 from sparkwright.core.cmake_file import Argument, Command, Edit
-from sparkwright.core.errors import FileInvalid, RuleMismatch
+from sparkwright.core.errors import FileError
 
 #: Text that a person wrote: a reason of one blank is none.
 Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -140,12 +140,12 @@ def load(path: Path) -> ArchRules:
     Return the rules of the file at *path*.
 
     Raises:
-        FileInvalid: As `yamlfile.load`; also where two rules have one name, guards included.
+        file-invalid: As `yamlfile.load`; also where two rules have one name, guards included.
     """
     rules = strict_yaml.load(path, ArchRules)
     names = [*(rule.name for rule in rules.rules), *(guard.name for guard in rules.guards)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise FileInvalid(f"{path} has two rules of one name; guards count, too.", details=twice)
+        raise FileError("file-invalid", f"{path} has two rules of one name; guards count, too.", details=twice)
     return rules
 
 
@@ -157,7 +157,7 @@ def rewrite(files: Callable[[str], bytes], rules: ArchRules, fork: str) -> Rewri
         files: Returns the bytes of a file of the source tree by its path; raises FileNotFoundError or KeyError where there is none.
 
     Raises:
-        RuleMismatch: A rule finds another number of sites than it expects, or has no effect, or a file is missing or malformed.
+        rule-mismatch: A rule finds another number of sites than it expects, or has no effect, or a file is missing or malformed.
     """
     mine = [rule for rule in rules.rules if rule.fork == fork]
     changed: dict[str, bytes] = {}
@@ -169,7 +169,7 @@ def rewrite(files: Callable[[str], bytes], rules: ArchRules, fork: str) -> Rewri
         for rule in (rule for rule in mine if rule.file == file):
             for command, place in _matches(rule, commands):
                 if place.start in edits:
-                    raise RuleMismatch(f"Rule {rule.name} changes a list that another rule changes.", details=[f"{file}:{command.line}"])
+                    raise FileError("rule-mismatch", f"Rule {rule.name} changes a list that another rule changes.", details=[f"{file}:{command.line}"])
                 after = ";".join((*([place.text] if place.text else []), *rule.append))
                 edits[place.start] = Edit(place.start, place.end, after)
                 sites[rule.name].append(Site(rule.name, file, command.line, place.text, after))
@@ -181,7 +181,7 @@ def _read(files: Callable[[str], bytes], file: str, rule: str) -> bytes:
     try:
         return files(file)
     except (FileNotFoundError, KeyError) as error:
-        raise RuleMismatch(f"Rule {rule} is for {file}, which the source tree does not have.", details=[file]) from error
+        raise FileError("rule-mismatch", f"Rule {rule} is for {file}, which the source tree does not have.", details=[file]) from error
 
 
 def _matches(rule: Rule, commands: tuple[Command, ...]) -> list[tuple[Command, Argument]]:
@@ -190,13 +190,13 @@ def _matches(rule: Rule, commands: tuple[Command, ...]) -> list[tuple[Command, A
     found = [command for command in near if command.arguments[rule.argument].text == rule.expect and _under(rule, command)]
     done = [command for command in found or near if _under(rule, command) and _holds(rule, command)]
     if done:
-        raise RuleMismatch(
+        raise FileError("rule-mismatch", 
             f"Rule {rule.name} has no effect: the list at {rule.file}:{done[0].line} holds {', '.join(rule.append)} already.",
             details=[f"{rule.file}:{command.line}: {command.arguments[rule.argument].text}" for command in done],
             todo=f"Upstream may have done what the rule does. It may go when: {rule.drop_when}",
         )
     if len(found) != rule.sites:
-        raise RuleMismatch(
+        raise FileError("rule-mismatch", 
             f"Rule {rule.name} matches {len(found)} places in {rule.file} instead of {rule.sites}.",
             details=[_explain(rule, command) for command in near] or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
         )

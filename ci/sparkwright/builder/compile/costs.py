@@ -101,7 +101,7 @@ class Traces:
         Return the costs of *fork* with this run's arch and compilers.
 
         Raises:
-            FileInvalid: The shipped file cannot be read.
+            file-invalid: The shipped file cannot be read.
         """
         path = session.project.build_folder / "traces.yaml"
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None

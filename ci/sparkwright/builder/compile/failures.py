@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import signal
 
-from sparkwright.core.errors import CompileFailed, CompilerCrashed, CompilerHung, DiskFull, MemoryExceeded, MemoryTooSmall, SparkwrightError
+from sparkwright.builder.errors import BuildError
+from sparkwright.core.errors import SparkwrightError, StoreError
 
 #: Lines of the compiler that an error repeats; the log has all.
 LINES = 25
@@ -30,14 +31,14 @@ def failure(unit: str, status: int, words: str) -> SparkwrightError:
     """
     said = [line for line in words.splitlines() if line.strip()][-LINES:]
     if _FULL.search(words):
-        return DiskFull(f"There is no room for what compiling {unit} writes.", details=said, data={"unit": unit})
+        return StoreError("disk-full", f"There is no room for what compiling {unit} writes.", details=said, data={"unit": unit})
     if number := _signal(status, words):
         twice = ", twice; the second time nothing ran beside it" if number == signal.SIGKILL else ""
         what = f"The compiler of {unit} was ended by {_name(number)}{twice}."
-        return CompilerCrashed(what, details=said, data={"unit": unit, "signal": number})
+        return BuildError("compiler-crashed", what, details=said, data={"unit": unit, "signal": number})
     if _CRASHED.search(words):
-        return CompilerCrashed(f"The compiler of {unit} crashed.", details=[*said, f"status: {status}"], data={"unit": unit})
-    return CompileFailed(f"{unit} does not compile.", details=[*said, f"status: {status}"], data={"unit": unit})
+        return BuildError("compiler-crashed", f"The compiler of {unit} crashed.", details=[*said, f"status: {status}"], data={"unit": unit})
+    return BuildError("compile-failed", f"{unit} does not compile.", details=[*said, f"status: {status}"], data={"unit": unit})
 
 
 def _signal(status: int, words: str) -> int:
@@ -54,18 +55,18 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def too_small(unit: str, needed: int, budget: int, available: int) -> MemoryTooSmall:
+def too_small(unit: str, needed: int, budget: int, available: int) -> BuildError:
     """Return the error for *unit*, whose compiler is known to hold *needed* megabytes."""
-    return MemoryTooSmall(
+    return BuildError("memory-too-small", 
         f"Compiling {unit} takes {needed / 1000:.1f} GB, as measured; there are {min(budget, available) / 1000:.1f} GB.",
         details=_memory(budget, available),
         data={"unit": unit, "needed_megabytes": needed, "budget_megabytes": budget, "available_megabytes": available},
     )
 
 
-def exceeded(unit: str, peak: int, budget: int, available: int) -> MemoryExceeded:
+def exceeded(unit: str, peak: int, budget: int, available: int) -> BuildError:
     """Return the error for *unit*, which ran alone and held *peak* megabytes."""
-    return MemoryExceeded(
+    return BuildError("memory-exceeded", 
         f"Compiling {unit}, with nothing beside it, came to {peak / 1000:.1f} GB and was ended.",
         details=_memory(budget, available),
         data={"unit": unit, "peak_megabytes": peak, "budget_megabytes": budget, "available_megabytes": available},
@@ -76,7 +77,7 @@ def _memory(budget: int, available: int) -> list[str]:
     return [f"budget: {budget / 1000:.1f} GB (--memory)", f"available on this machine: {available / 1000:.1f} GB"]
 
 
-def hung(unit: str, seconds: float, idle: float) -> CompilerHung:
+def hung(unit: str, seconds: float, idle: float) -> BuildError:
     """Return the error for *unit*, which has run for so many *seconds* and was *idle* for the last of them."""
     what = f"The compiler of {unit} was ended after {seconds / 60:.0f} min: for the last {idle / 60:.0f} min it used no CPU."
-    return CompilerHung(what, data={"unit": unit, "seconds": round(seconds), "idle_seconds": round(idle)})
+    return BuildError("compiler-hung", what, data={"unit": unit, "seconds": round(seconds), "idle_seconds": round(idle)})

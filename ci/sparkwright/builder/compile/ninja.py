@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,9 +24,9 @@ from sparkwright.builder.compile.gate import Gate
 from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.sandbox import Room
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.core import schedule
 from sparkwright.core.console import Progress, console, duration
-from sparkwright.core.errors import CompileFailed
 from sparkwright.core.schedule import Unit
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import Session
@@ -110,7 +111,7 @@ def compile_targets(
         goals: What ninja is to make; the fork's targets when empty.
 
     Raises:
-        CompileFailed, CompilerCrashed, CompilerHung, MemoryTooSmall, MemoryExceeded, DiskFull: See there; what was compiled stays.
+        compile-failed, compiler-crashed, compiler-hung, memory-too-small, memory-exceeded, disk-full: See there; what was compiled stays.
     """
     run = Run(session, tools, fork, work, room, goals or tuple(settings.targets), env)
     gate = run.compile(near)
@@ -170,7 +171,7 @@ class Run:
         Make the goals behind a gate, and return it, closed.
 
         Raises:
-            CompileFailed, CompilerCrashed, CompilerHung, MemoryTooSmall, MemoryExceeded, DiskFull: See there; what was compiled stays.
+            compile-failed, compiler-crashed, compiler-hung, memory-too-small, memory-exceeded, disk-full: See there; what was compiled stays.
         """
         allowed, traces, todo = limits(self._session), Traces.of(self._session, self._fork), self.outstanding()
         units = [Unit(unit, expected.seconds, expected.megabytes) for unit in todo for expected in [traces.expected(unit)]]
@@ -185,7 +186,9 @@ class Run:
             try:
                 with gate, self._door() as door:
                     self._ninja({**gate.environment, **door})
-            except CompileFailed as error:
+            except BuildError as error:
+                if error.reference != "compile-failed":
+                    raise
                 raise gate.failure or error from error
             finally:
                 report(self._session, self._fork, allowed, gate)
@@ -210,14 +213,14 @@ class Run:
 
         log = self._log.with_suffix(".plan.log")
         command = [*self._command, "-n", "-v", *self._goals]
-        self._room.run(command, log=log, env=self._env, on_line=line, failure=CompileFailed, what=f"ninja cannot plan {self._fork}.")
+        self._room.run(command, log=log, env=self._env, on_line=line, failure=partial(BuildError, "compile-failed"), what=f"ninja cannot plan {self._fork}.")
         return list(dict.fromkeys(found))
 
     def tool(self, name: str) -> list[str]:
         """Return what ``ninja -t NAME`` prints."""
         said: list[str] = []
         log = self._log.with_suffix(f".{name}.log")
-        self._room.run([*self._command, "-t", name], log=log, env=self._env, on_line=said.append, failure=CompileFailed)
+        self._room.run([*self._command, "-t", name], log=log, env=self._env, on_line=said.append, failure=partial(BuildError, "compile-failed"))
         return said
 
     def _ninja(self, extra: Mapping[str, str]) -> None:
@@ -225,10 +228,10 @@ class Run:
         Make the goals.
 
         Raises:
-            CompileFailed: Something could not be made.
+            compile-failed: Something could not be made.
         """
         command, env = [*self._command, "-j", str(WINDOW), *self._goals], {**self._env, **extra}
-        self._room.run(command, log=self._log, env=env, failure=CompileFailed, what=f"{self._fork} does not compile.")
+        self._room.run(command, log=self._log, env=env, failure=partial(BuildError, "compile-failed"), what=f"{self._fork} does not compile.")
 
 
 class Command(msgspec.Struct, frozen=True):

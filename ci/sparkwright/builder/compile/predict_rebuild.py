@@ -49,7 +49,7 @@ def predicted(session: Session, tools: Toolchain, settings: ForkEnvironment, sou
     Callers hold the workspace's lock. A change of the commands themselves is foreseen only when the folder was configured since.
 
     Raises:
-        CommandFailed: The build folder cannot be read.
+        command-failed: The build folder cannot be read.
     """
     workspace = Workspace(session, tools, settings, source.fork)
     if not (workspace.build / "build.ninja").exists():

@@ -35,7 +35,7 @@ def compile_unit(session: Session, fork: str, name: str) -> OneUnit:
 
     Raises:
         UsageError: No unit is called so, or several are.
-        CompileFailed: And what a build raises before and while it compiles.
+        compile-failed: And what a build raises before and while it compiles.
     """
     tools, settings = toolchain.obtain(session), toolchain.spec(session.project).forks[fork]
     with session.store.lock(Workspace.name(session, fork)):
@@ -70,11 +70,11 @@ def matching(commands: Sequence[Command], root: str, name: str) -> list[Command]
     if len(meant) == 1:
         return [command for command in commands if command.file.removeprefix(root) == meant[0]]
     if meant:
-        raise UsageError(f"{name!r} means {len(meant)} units.", details=meant, todo="Name more of the path.")
+        raise UsageError("usage", f"{name!r} means {len(meant)} units.", details=meant, todo="Name more of the path.")
     names = {Path(unit).name: unit for unit in units}
     near = difflib.get_close_matches(Path(wanted).name, names, n=5, cutoff=0.5)
     details = [f"close to it: {names[one]}" for one in near] or [f"{len(units)} units, such as {units[0]}"] if units else ["no units"]
-    raise UsageError(f"No unit is called {name!r}.", details=details, todo="Name a source by its path in the tree, or by the end of it.")
+    raise UsageError("usage", f"No unit is called {name!r}.", details=details, todo="Name a source by its path in the tree, or by the end of it.")
 
 
 def show(one: OneUnit) -> None:

@@ -21,7 +21,7 @@ from sparkwright.builder.environment import cross, pylock, remote_cache
 from sparkwright.builder.environment.remote_cache import Shelf
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed, ToolMissing
+from sparkwright.core.errors import CommandError
 from sparkwright.forks.context import CompilerCache, Session
 
 #: The objects of all units of vLLM's core are some hundred megabytes; this holds those of many stacks and patches.
@@ -74,8 +74,8 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
         base: Paths below it are the same place in every checkout; None where they already have the same name everywhere.
 
     Raises:
-        ToolMissing: The user's configuration asks for ccache, and it is not here or is too old.
-        FileInvalid: The remote's address holds a password, or is of no known kind.
+        tool-missing: The user's configuration asks for ccache, and it is not here or is too old.
+        file-invalid: The remote's address holds a password, or is of no known kind.
     """
     program = shutil.which("ccache")
     if wanted.tool == "none" or not session.cached:
@@ -84,7 +84,7 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
     if not program or found < OLDEST:
         has = f"ccache {found[0]}.{found[1]} is too old" if program else "ccache is not installed"
         if wanted.tool == "ccache":
-            raise ToolMissing(f"{has}.", todo=f"Install ccache {OLDEST[0]}.{OLDEST[1]} or newer: sudo apt-get install ccache")
+            raise CommandError("tool-missing", f"{has}.", todo=f"Install ccache {OLDEST[0]}.{OLDEST[1]} or newer: sudo apt-get install ccache")
         console.note(f"{has}: what is compiled here is compiled again in the next checkout (sudo apt-get install ccache)")
         return None
     settings = {
@@ -123,7 +123,7 @@ def _program(driver: str, name: str) -> str:
     """Return the hash of *driver*, or of the program *name* that it calls; empty where there is none."""
     try:
         said = process.output([driver, f"-print-prog-name={name}"]).strip() if name else driver
-    except (ToolMissing, CommandFailed):
+    except CommandError:
         return ""
     path = shutil.which(said)
     return digest.sha256_file(Path(path).resolve()) if path else ""

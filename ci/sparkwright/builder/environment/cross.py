@@ -11,16 +11,18 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.builder.environment import pylock, python_headers, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel.archive import members
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import ToolMissing, WheelInvalid
+from sparkwright.core.errors import CommandError
 from sparkwright.forks.archive import MOST_BYTES, damage_guard
 from sparkwright.forks.context import Session
 
@@ -114,9 +116,9 @@ def of(session: Session, tools: Toolchain) -> Target:
     Return what the session makes wheels for, its headers and libraries in place.
 
     Raises:
-        ToolMissing: The cross compiler is not installed.
-        TargetMismatch: The C types of this machine's Python are not the target's.
-        SourceUnreachable, SourceMismatch, Offline, DiskFull, WheelInvalid: As for the tools.
+        tool-missing: The cross compiler is not installed.
+        target-mismatch: The C types of this machine's Python are not the target's.
+        source-unreachable, source-mismatch, offline, disk-full, wheel-invalid: As for the tools.
     """
     address = key(session, tools)
     if not session.cross:
@@ -149,7 +151,7 @@ def _require(session: Session) -> str:
     if found := compiler(session):
         return found
     what = f"{triple(session.machine)}-g++ is not installed; it compiles for {session.machine} on this machine."
-    raise ToolMissing(what, todo=f"sudo apt-get install {package(session.machine)}")
+    raise CommandError("tool-missing", what, todo=f"sudo apt-get install {package(session.machine)}")
 
 
 def _make(session: Session, tools: Toolchain, target: Target) -> None:
@@ -175,13 +177,13 @@ def unpack(wheel: Path, folder: Path, *, skip: tuple[str, ...] = ()) -> None:
     Write the members of *wheel* below *folder*, less those whose name begins with one of *skip*.
 
     Raises:
-        WheelInvalid: It is damaged, or holds more than any wheel of a toolkit.
-        ArchiveUnsafe: A member would leave the folder.
+        wheel-invalid: It is damaged, or holds more than any wheel of a toolkit.
+        archive-unsafe: A member would leave the folder.
     """
-    with damage_guard(wheel.name, WheelInvalid), zipfile.ZipFile(wheel) as source:
+    with damage_guard(wheel.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(wheel) as source:
         found = {name: info for name, info in members(source, wheel.name).items() if not name.startswith(skip)}
         if (declared := sum(info.file_size for info in found.values())) > MOST_BYTES:
-            raise WheelInvalid(f"{wheel.name} would unpack to {declared} bytes, more than {MOST_BYTES}.")
+            raise WheelError("wheel-invalid", f"{wheel.name} would unpack to {declared} bytes, more than {MOST_BYTES}.")
         for name, info in found.items():
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)

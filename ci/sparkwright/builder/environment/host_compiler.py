@@ -7,8 +7,9 @@ import re
 import shlex
 
 from sparkwright.builder.environment.toolchain import CompilerNeed
+from sparkwright.builder.errors import BuildError
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, CompilerTooOld, ConfigureFailed, ToolMissing
+from sparkwright.core.errors import CommandError
 
 #: The words in which projects refuse a compiler: vLLM, PyTorch, CUTLASS, oneDNN, CMake itself.
 _REFUSED = re.compile(
@@ -32,7 +33,7 @@ def identity() -> str:
 def _asked(command: list[str], *options: str) -> str:
     try:
         return " ".join(process.output([*command, *options]).split())
-    except (ToolMissing, CommandFailed):
+    except CommandError:
         return ""
 
 
@@ -41,7 +42,7 @@ def require(fork: str, need: CompilerNeed | None) -> None:
     Require that the compiler here is the GCC that *need* asks for, or a newer one.
 
     Raises:
-        CompilerTooOld: It is older. Of a compiler that is no GCC nothing is known, so CMake decides.
+        compiler-too-old: It is older. Of a compiler that is no GCC nothing is known, so CMake decides.
     """
     from packaging.version import InvalidVersion, Version
 
@@ -51,7 +52,7 @@ def require(fork: str, need: CompilerNeed | None) -> None:
     except InvalidVersion:
         return
     if need is not None and old:
-        raise CompilerTooOld(
+        raise BuildError("compiler-too-old", 
             f"A full build of {fork} needs GCC {need.version} or newer; {' '.join(program())} is GCC {here}.",
             details=[f"{', '.join(need.sources)}: {need.reason}"],
             todo=_todo(need.version),
@@ -59,8 +60,8 @@ def require(fork: str, need: CompilerNeed | None) -> None:
         )
 
 
-def explained(error: ConfigureFailed) -> ConfigureFailed:
-    """Return *error*, as `CompilerTooOld` where CMake's own words say that this is what it is about."""
+def explained(error: BuildError) -> BuildError:
+    """Return *error*, as `compiler-too-old` where CMake's own words say that this is what it is about."""
     # CMake breaks its messages into lines.
     words = " ".join(" ".join(error.details).split())
     refused = _REFUSED.search(words)
@@ -73,7 +74,7 @@ def explained(error: ConfigureFailed) -> ConfigureFailed:
     what = f"The sources need {refused['compiler']} {refused['version']} or newer; {' '.join(program())} is {here}."
     sentence = re.search(rf"[^.]*{re.escape(refused[0])}.{{0,400}}", words)
     details = [*([sentence[0].strip()] if sentence else []), *error.details]
-    return CompilerTooOld(what, details=details, todo=_todo(refused["version"]), data={"needed": refused["version"], "found": here})
+    return BuildError("compiler-too-old", what, details=details, todo=_todo(refused["version"]), data={"needed": refused["version"], "found": here})
 
 
 def _older(here: str, needed: str) -> bool:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.builder.environment import platforms
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, FileInvalid, NotProvided, SourceUnreachable
+from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import package_index
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def wheels(project: Project, machine: str = "") -> tuple[tuple[str, str, str], .
         machine: For which machine; empty for this one.
 
     Raises:
-        FileInvalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
+        file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
     """
     return select(project.build_folder / "pylock.toml", machine)
 
@@ -48,7 +49,7 @@ def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
-        raise FileInvalid(
+        raise FileError("file-invalid", 
             f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.", details=[str(error)]
         ) from error
     return tuple(sorted(chosen))
@@ -66,7 +67,7 @@ def _selection(machine: str) -> dict[str, Any]:
 
 def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:
     if not hasattr(wheel, "path") or not wheel.path or not wheel.path.endswith(".whl"):
-        raise FileInvalid(f"pylock.toml has no wheel of {package.name} for this machine.")
+        raise FileError("file-invalid", f"pylock.toml has no wheel of {package.name} for this machine.")
     return str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]
 
 
@@ -75,7 +76,7 @@ def lock(session: Session) -> str:
     Resolve ``requirements.in`` and return the text of ``pylock.toml``.
 
     Raises:
-        SourceUnreachable: The requirements cannot be resolved on the index.
+        source-unreachable: The requirements cannot be resolved on the index.
     """
     return resolve(session, session.project.build_folder / "requirements.in")
 
@@ -91,8 +92,8 @@ def resolve(session: Session, source: Path, *options_more: str) -> str:
     )
     try:
         resolved = tomllib.loads(process.output(command, env=env))
-    except CommandFailed as error:
-        raise SourceUnreachable(f"{source} cannot be resolved.", details=error.details) from error
+    except CommandError as error:
+        raise SourceError("source-unreachable", f"{source} cannot be resolved.", details=error.details) from error
     return "".join(_render(resolved))
 
 
@@ -106,7 +107,7 @@ def _render(resolved: dict[str, Any]) -> Iterator[str]:
             if _usable(wheel["url"])
         )
         if not wheels:
-            raise NotProvided(f"{package['name']} {package['version']} has no wheel for Linux on {' or '.join(MACHINES)}.")
+            raise SourceError("not-provided", f"{package['name']} {package['version']} has no wheel for Linux on {' or '.join(MACHINES)}.")
         yield f'\n[[packages]]\nname = "{package["name"]}"\nversion = "{package["version"]}"\n'
         if marker := package.get("marker"):
             yield f"marker = {_toml_string(marker)}\n"

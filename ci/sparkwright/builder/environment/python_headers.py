@@ -13,8 +13,9 @@ import sysconfig
 from pathlib import Path
 
 from sparkwright.builder.environment import toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.core import digest, process
-from sparkwright.core.errors import CommandFailed, TargetMismatch
+from sparkwright.core.errors import CommandError
 
 #: What pyconfig.h says of C types, and the type that each is about (CPython's configure.ac).
 _TYPES = {
@@ -43,7 +44,7 @@ def copy_headers(folder: Path, gcc: str, machine: str, log: Path) -> None:
     Copy the headers of this Python to *folder*, for compiling with *gcc* for *machine*.
 
     Raises:
-        TargetMismatch: A size, an alignment or the byte order is another one there.
+        target-mismatch: A size, an alignment or the byte order is another one there.
     """
     shutil.copytree(toolchain.python_header().parent, folder, ignore=shutil.ignore_patterns("pyconfig.h"))
     shutil.copyfile(config(), folder / "pyconfig.h")
@@ -51,10 +52,10 @@ def copy_headers(folder: Path, gcc: str, machine: str, log: Path) -> None:
     check.write_text(assertions(), "utf-8")
     try:
         process.run([gcc, "-fsyntax-only", f"-I{folder}", check], log=log)
-    except CommandFailed as error:
+    except CommandError as error:
         what = f"The headers of this Python do not describe {machine}: {config()} states other C types."
         todo = f"Build on a machine of {machine}, or on one with the same C types."
-        raise TargetMismatch(what, details=error.details, todo=todo) from error
+        raise BuildError("target-mismatch", what, details=error.details, todo=todo) from error
 
 
 def assertions() -> str:

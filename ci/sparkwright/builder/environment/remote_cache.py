@@ -23,7 +23,7 @@ from typing import BinaryIO, Protocol, Self
 from urllib.parse import parse_qs, quote, urlsplit
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 #: Name of the socket in the launch folder.
 SOCKET = "cache"
@@ -155,11 +155,11 @@ def shelf(url: str) -> Shelf:
     Return where the results of the remote *url* lie.
 
     Raises:
-        FileInvalid: It is no such address, or holds a password.
+        file-invalid: It is no such address, or holds a password.
     """
     parts, password = urlsplit(url), os.environ.get(PASSWORD, "")
     if parts.password:
-        raise FileInvalid("compiler_cache: the address of the remote holds a password.", todo=f"Put it into the variable {PASSWORD}.")
+        raise FileError("file-invalid", "compiler_cache: the address of the remote holds a password.", todo=f"Put it into the variable {PASSWORD}.")
     if parts.scheme == "redis" and parts.hostname:
         return RedisShelf(url, password)
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -169,9 +169,9 @@ def shelf(url: str) -> Shelf:
         region = options.get("region", "us-east-1")
         endpoint = options.get("endpoint", f"https://s3.{region}.amazonaws.com").rstrip("/")
         if unknown := sorted(options.keys() - {"region", "endpoint"}):
-            raise FileInvalid(f"compiler_cache: the address of the remote has an unknown option {unknown[0]!r}.")
+            raise FileError("file-invalid", f"compiler_cache: the address of the remote has an unknown option {unknown[0]!r}.")
         return WebShelf("/".join([endpoint, parts.netloc, *filter(None, [parts.path.strip("/")])]), Signer(region, os.environ))
-    raise FileInvalid(f"compiler_cache: the remote {url!r} is none of redis://HOST, http(s)://HOST/…, s3://BUCKET/PREFIX?endpoint=…&region=….")
+    raise FileError("file-invalid", f"compiler_cache: the remote {url!r} is none of redis://HOST, http(s)://HOST/…, s3://BUCKET/PREFIX?endpoint=…&region=….")
 
 
 class Door:

@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparkwright.builder.errors import BuildError
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import BuildDownloads, CommandFailed, IsolationMissing, ToolMissing
+from sparkwright.core.errors import CommandError
 
 #: namespace: its own network, mounts and processes · container: the engine gave it no network · none: nothing holds a program back.
 Kind = Literal["namespace", "container", "none"]
@@ -74,8 +75,8 @@ class Room(msgspec.Struct, frozen=True):
         Run *command* in the room as `process.run` does.
 
         Raises:
-            ToolMissing: There is no such program.
-            BuildDownloads: The program tried to reach a host, whether or not it minded that it could not.
+            tool-missing: There is no such program.
+            build-downloads: The program tried to reach a host, whether or not it minded that it could not.
         """
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
             witness = Path(folder, "witness")
@@ -83,15 +84,15 @@ class Room(msgspec.Struct, frozen=True):
             end_by = signal.SIGKILL if self.kind == "namespace" else signal.SIGTERM
             try:
                 process.run(self.command(command, witness), shown=command, log=log, env=env, end_by=end_by, **options)
-            except CommandFailed as error:
+            except CommandError as error:
                 if witness.with_name("witness.missing").exists():
-                    raise ToolMissing(f"{os.fspath(command[0])} is not installed.") from error
+                    raise CommandError("tool-missing", f"{os.fspath(command[0])} is not installed.") from error
                 _raise_for_downloads(witness, log, error)
                 raise
             _raise_for_downloads(witness, log, None)
 
 
-def _raise_for_downloads(witness: Path, log: Path, error: CommandFailed | None) -> None:
+def _raise_for_downloads(witness: Path, log: Path, error: CommandError | None) -> None:
     seen = witness.read_text("utf-8", "replace").splitlines() if witness.exists() else []
     # A program that needs no proxy, or has its own idea of one, is seen by its words alone; only a failure is judged by words.
     said = {match[1] for match in _WANTED.finditer(log.read_text("utf-8", "replace"))} if error else set()
@@ -102,7 +103,7 @@ def _raise_for_downloads(witness: Path, log: Path, error: CommandFailed | None) 
         # The first line is the command itself.
         lines = [line.strip() for line in text[1:] if any(host and host in line for host in hosts)]
         details = [*(f"asked for: {line}" for line in wanted), *dict.fromkeys(lines[:6]), f"full log: {log}"]
-        raise BuildDownloads(f"The build tried to download from {_named(wanted)}.", details=details, data={"wanted": wanted}) from error
+        raise BuildError("build-downloads", f"The build tried to download from {_named(wanted)}.", details=details, data={"wanted": wanted}) from error
 
 
 def _named(wanted: Sequence[str]) -> str:
@@ -118,7 +119,7 @@ def room(places: Mapping[Path, str], *, needed: bool = False) -> Room:
         needed: The build is worth nothing with a network.
 
     Raises:
-        IsolationMissing: It is needed, and this machine offers none.
+        isolation-missing: It is needed, and this machine offers none.
     """
     if os.environ.get(VARIABLE) == "container" and _only_loopback():
         return Room("container")
@@ -129,7 +130,7 @@ def room(places: Mapping[Path, str], *, needed: bool = False) -> Room:
         hidden = any(folder.is_relative_to(INSIDE) for folder in (*fixed, Path(sys.executable), Path(__file__).absolute()))
         return Room("namespace", {} if hidden else fixed)
     if needed:
-        raise IsolationMissing("This machine lets no build run without a network.", details=[refusal])
+        raise BuildError("isolation-missing", "This machine lets no build run without a network.", details=[refusal])
     _warn(refusal)
     return Room("none")
 

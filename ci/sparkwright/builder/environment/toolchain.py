@@ -23,7 +23,7 @@ from sparkwright.builder.environment import pylock
 from sparkwright.builder.wheel import version_label
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed, FileInvalid, ToolMissing
+from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import download as downloads
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
@@ -155,11 +155,11 @@ class Toolchain(msgspec.Struct, frozen=True):
         return next(iter(self.root.glob("lib/python3.*/site-packages/nvidia/cu13")))
 
     def tool(self, name: str) -> Path:
-        """Return the program *name* of the environment or of its CUDA toolkit; raise `ToolMissing` where neither has it."""
+        """Return the program *name* of the environment or of its CUDA toolkit; raise `tool-missing` where neither has it."""
         for folder in (self.root / "bin", self.cuda / "bin"):
             if (folder / name).exists():
                 return folder / name
-        raise ToolMissing(f"{name} is not among the locked tools.", todo="Add it to requirements.in and run `sparkwright lock`.")
+        raise CommandError("tool-missing", f"{name} is not among the locked tools.", todo="Add it to requirements.in and run `sparkwright lock`.")
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return the variables under which build programs run; *extra* ones come first."""
@@ -179,7 +179,7 @@ def host_compiler(program: str = "c++") -> str:
     try:
         # GCC answers only the first of such options.
         return " ".join(process.output([program, option]).strip() for option in ("-dumpfullversion", "-dumpmachine"))
-    except (ToolMissing, CommandFailed):
+    except CommandError:
         return ""
 
 
@@ -188,13 +188,13 @@ def spec(project: Project) -> EnvironmentSpec:
     Return ``build/<stack>/environment.yaml``.
 
     Raises:
-        FileInvalid: It is not one, or asks for something that the fork's kind of build would pass over.
+        file-invalid: It is not one, or asks for something that the fork's kind of build would pass over.
     """
     path = project.build_folder / "environment.yaml"
     read = strict_yaml.load(path, EnvironmentSpec)
     for fork, settings in read.forks.items():
         if settings.requires and project.fork(fork).build != "graft":
-            raise FileInvalid(f"{path} changes requirements of {fork}, which is not grafted onto a wheel that has any.")
+            raise FileError("file-invalid", f"{path} changes requirements of {fork}, which is not grafted onto a wheel that has any.")
     return read
 
 
@@ -203,8 +203,8 @@ def obtain(session: Session) -> Toolchain:
     Return the stack's tools, installed.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull: See there.
-        CommandFailed: The installer failed.
+        source-unreachable, source-mismatch, offline, disk-full: See there.
+        command-failed: The installer failed.
     """
     wheels = pylock.wheels(session.project)
     key = digest.key(
@@ -226,7 +226,7 @@ def download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list
     Return where each of *wheels* (project, file name, sha256) lies, downloaded where the store has it not.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.forks.download.obtain`.
+        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.forks.download.obtain`.
     """
 
     def one(wheel: tuple[str, str, str]) -> Path:
@@ -252,7 +252,7 @@ def install(session: Session, root: Path, files: list[Path]) -> None:
     Make the environment *root* of exactly the wheels *files*.
 
     Raises:
-        CommandFailed: The installer failed.
+        command-failed: The installer failed.
     """
     from uv import find_uv_bin
 
@@ -299,9 +299,9 @@ def driver_functions(include: Path, cc: str = "cc") -> list[str]:
     Return the names of the driver's functions as ``cuda.h`` in the folder *include* declares them, macros of versions replaced.
 
     Raises:
-        CommandFailed: It cannot be read, or declares none.
+        command-failed: It cannot be read, or declares none.
     """
     declared = process.output([cc, "-E", "-P", "-x", "c", "-I", include, include / "cuda.h"])
     if names := sorted(set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared))):
         return names
-    raise CommandFailed(f"{include / 'cuda.h'} declares no function of the driver.")
+    raise CommandError("command-failed", f"{include / 'cuda.h'} declares no function of the driver.")

@@ -16,13 +16,14 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from email.parser import BytesParser
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from sparkwright.builder.errors import BuildError, WheelError
 from sparkwright.builder.wheel.version import restate
-from sparkwright.core.errors import RequirementMismatch, WheelInvalid
 from sparkwright.forks.archive import MOST_FILES, damage_guard, safe_path
 
 if TYPE_CHECKING:
@@ -62,13 +63,13 @@ class WheelName(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, filename: str, version: str = "") -> WheelName:
-        """Return the parts of *filename*, with another *version* where one is given; raise `WheelInvalid` where it is no wheel's name."""
+        """Return the parts of *filename*, with another *version* where one is given; raise `wheel-invalid` where it is no wheel's name."""
         from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
         try:
             parse_wheel_filename(filename)
         except InvalidWheelFilename as error:
-            raise WheelInvalid(f"{filename} is not the name of a wheel.", details=[str(error)]) from error
+            raise WheelError("wheel-invalid", f"{filename} is not the name of a wheel.", details=[str(error)]) from error
         parts = filename.removesuffix(".whl").split("-")
         return cls(parts[0], version or parts[1], "-".join(parts[-3:]))
 
@@ -78,14 +79,14 @@ def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
     Return the files of *wheel* by name, every name known to stay inside.
 
     Raises:
-        WheelInvalid: A name appears twice, or there are too many.
+        wheel-invalid: A name appears twice, or there are too many.
     """
     found: dict[str, zipfile.ZipInfo] = {}
     for info in wheel.infolist():
         if info.is_dir():
             continue
         if safe_path(info.filename, origin) in found or len(found) > MOST_FILES:
-            raise WheelInvalid(f"{origin} holds {info.filename} twice, or more files than a wheel has.")
+            raise WheelError("wheel-invalid", f"{origin} holds {info.filename} twice, or more files than a wheel has.")
         found[info.filename] = info
     return found
 
@@ -131,7 +132,7 @@ class WheelWriter:
         while left:
             chunk = source.read(min(left, 1 << 22))
             if not chunk:
-                raise WheelInvalid(f"{info.filename} is cut off inside its wheel.")
+                raise WheelError("wheel-invalid", f"{info.filename} is cut off inside its wheel.")
             target.write(chunk)
             left -= len(chunk)
         # zipfile has no call for a member that is compressed already; these three are what its own `_open_to_write` keeps.
@@ -183,13 +184,13 @@ def records(wheel: zipfile.ZipFile, info: str, origin: str) -> dict[str, tuple[s
     Return what RECORD says: member → (digest, size).
 
     Raises:
-        WheelInvalid: There is no RECORD, or its lines have not three fields.
+        wheel-invalid: There is no RECORD, or its lines have not three fields.
     """
     try:
         rows = list(csv.reader(io.StringIO(wheel.read(f"{info}/RECORD").decode())))
         return {name: (digest, count) for name, digest, count in rows}
     except (KeyError, ValueError, csv.Error) as error:
-        raise WheelInvalid(f"{origin} has no readable RECORD.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{origin} has no readable RECORD.", details=[str(error)]) from error
 
 
 def remake(
@@ -219,8 +220,8 @@ def remake(
         The new wheel's path.
 
     Raises:
-        WheelInvalid: *base* is damaged, or a version file does not state the version.
-        RequirementMismatch: See `requiring`.
+        wheel-invalid: *base* is damaged, or a version file does not state the version.
+        requirement-mismatch: See `requiring`.
     """
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
@@ -228,7 +229,7 @@ def remake(
     changed = dict(replace or {})
     papers = {member: data for member, data in ((BUILD_RECORD, build_record), (SBOM, sbom)) if data}
     path = folder / new.filename
-    with damage_guard(base.name, WheelInvalid), zipfile.ZipFile(base) as source, base.open("rb") as raw:
+    with damage_guard(base.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(base) as source, base.open("rb") as raw:
         found = members(source, base.name)
         record = records(source, old.info, base.name)
         for name in version_files:
@@ -249,7 +250,7 @@ def remake(
             elif name in record and record[name][0]:
                 writer.copy(raw, found[name], target, record[name])
             else:
-                raise WheelInvalid(f"{base.name} holds {name}, which its RECORD does not know.")
+                raise WheelError("wheel-invalid", f"{base.name} holds {name}, which its RECORD does not know.")
         for member, data in papers.items():
             writer.add(f"{new.info}/{member}", data)
         writer.close()
@@ -267,7 +268,7 @@ def _renamed(name: str, old: WheelName, new: WheelName) -> str:
 def _metadata(text: bytes, old: str, new: str) -> bytes:
     head, gap, body = text.partition(b"\n\n")
     if BytesParser().parsebytes(head).get_all("Version") != [old]:
-        raise WheelInvalid(f"METADATA does not state version {old} once.")
+        raise WheelError("wheel-invalid", f"METADATA does not state version {old} once.")
     lines = [f"Version: {new}".encode() if line.startswith(b"Version:") else line for line in head.split(b"\n")]
     return b"\n".join(lines) + gap + body
 
@@ -283,8 +284,8 @@ def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
             where the requirement names none; a marker of the requirement is a further condition.
 
     Raises:
-        RequirementMismatch: A project has no line, or none that would change.
-        WheelInvalid: A requirement of the wheel cannot be read.
+        requirement-mismatch: A project has no line, or none that would change.
+        wheel-invalid: A requirement of the wheel cannot be read.
     """
     if not requires:
         return metadata
@@ -294,7 +295,7 @@ def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     if idle := sorted(requires.keys() - {field.project for field in fields if field.after != field.before}):
         asked = {project: [field.before.decode() for field in fields if field.project == project] for project in idle}
         details = [f"{project}: {'; '.join(lines) or 'not required at all'}" for project, lines in asked.items()]
-        raise RequirementMismatch(f"What is said of {', '.join(idle)} changes no requirement of the official wheel.", details=details)
+        raise BuildError("requirement-mismatch", f"What is said of {', '.join(idle)} changes no requirement of the official wheel.", details=details)
     return b"\n".join(field.after for field in fields if field.after is not None) + gap + body
 
 
@@ -316,7 +317,7 @@ class _Field(NamedTuple):
         try:
             found = Requirement(" ".join(text.decode().split()))
         except (InvalidRequirement, UnicodeDecodeError) as error:
-            raise WheelInvalid("METADATA holds a requirement that cannot be read.", details=[repr(text), str(error)]) from error
+            raise WheelError("wheel-invalid", "METADATA holds a requirement that cannot be read.", details=[repr(text), str(error)]) from error
         project = canonicalize_name(found.name)
         if project not in requires:
             return cls(project, line, line)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
-from sparkwright.core.errors import WheelInvalid
 from sparkwright.forks.context import Session
 
 VERSION_HEADER = "include/cutlass/version.h"
@@ -48,12 +48,12 @@ def version(session: Session, tree: str) -> str:
     Return the CUTLASS version that the headers of *tree* state.
 
     Raises:
-        WheelInvalid: The tree is no CUTLASS.
+        wheel-invalid: The tree is no CUTLASS.
     """
     text = session.objects.blob(tree, VERSION_HEADER) or b""
     found = {name.decode(): int(number) for name, number in _MACRO.findall(text)}
     if set(found) != {"MAJOR", "MINOR", "PATCH"}:
-        raise WheelInvalid(f"{VERSION_HEADER} does not state a version.", details=[f"tree: {tree}"])
+        raise WheelError("wheel-invalid", f"{VERSION_HEADER} does not state a version.", details=[f"tree: {tree}"])
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
 
 

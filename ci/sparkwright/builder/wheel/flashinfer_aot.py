@@ -13,6 +13,7 @@ import shlex
 import shutil
 import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,10 +22,11 @@ from sparkwright.builder.compile import ninja as compiling
 from sparkwright.builder.environment import cross, host_compiler, sandbox, toolchain
 from sparkwright.builder.environment.sandbox import Room
 from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.errors import BuildError, WheelError
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import BuildFailed, FileInvalid, ModuleArch, ModuleUnknown, WheelInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.forks.archive import damage_guard
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
@@ -114,11 +116,11 @@ def path_of(project: Project) -> Path:
 
 
 def load(project: Project, fork: str) -> AotSpec | None:
-    """Return what is compiled ahead of time for *fork*, or None; raise `FileInvalid` where the file is none."""
+    """Return what is compiled ahead of time for *fork*, or None; raise `file-invalid` where the file is none."""
     path = path_of(project)
     spec = strict_yaml.load(path, AotSpec) if path.is_file() else None
     if spec and not spec.modules:
-        raise FileInvalid(f"{path} names no module.", todo="Name one, or remove the file.")
+        raise FileError("file-invalid", f"{path} names no module.", todo="Name one, or remove the file.")
     return spec if spec and spec.fork == fork else None
 
 
@@ -152,7 +154,7 @@ class Workshop:
         Return the libraries of all modules, compiled where they are not up to date.
 
         Raises:
-            ModuleUnknown, ModuleArch: aot.yaml and FlashInfer disagree. CompileFailed: A unit was refused.
+            module-unknown, module-arch: aot.yaml and FlashInfer disagree. compile-failed: A unit was refused.
         """
         modules = self.generate()
         check_archs(modules, self._spec, self._session.project.spec.arch)
@@ -160,7 +162,7 @@ class Workshop:
         return {module: self.build / module.name / f"{module.name}.so" for module in modules}
 
     def generate(self) -> tuple[Module, ...]:
-        """Return the modules, their ninja files in the build folder; raise `ModuleUnknown` where FlashInfer does not make one."""
+        """Return the modules, their ninja files in the build folder; raise `module-unknown` where FlashInfer does not make one."""
         unpack(self._wheel, self.package)
         question, answer = self.folder / "question.json", self.folder / "answer.json"
         answer.unlink(missing_ok=True)
@@ -173,7 +175,7 @@ class Workshop:
         with console.step(f"generate FlashInfer's modules for {self._session.project.spec.arch}"):
             self.room.run(
                 [inside(self._tools.python), "-I", inside(script), inside(question)], log=log, env=self._environment(),
-                failure=BuildFailed, what="FlashInfer's generators cannot be asked.",
+                failure=partial(BuildError, "build-failed"), what="FlashInfer's generators cannot be asked.",
             )  # fmt: skip
         return checked(msgspec.json.decode(answer.read_bytes(), type=Answer), path_of(self._session.project))
 
@@ -181,7 +183,7 @@ class Workshop:
         """Write the compiler calls down as CMake would; what compiles units looks for them there."""
         lines: list[str] = []
         command: list[str | Path] = [self.room.inside(self._tools.tool("ninja")), "-C", self.room.inside(self.build), "-t", "compdb"]
-        self.room.run(command, log=log, env=self._environment(), on_line=lines.append, failure=BuildFailed, what="ninja lists no calls.")
+        self.room.run(command, log=log, env=self._environment(), on_line=lines.append, failure=partial(BuildError, "build-failed"), what="ninja lists no calls.")
         calls = [call for call in msgspec.json.decode("\n".join(lines), type=list[dict[str, str]]) if " -c " in call["command"]]
         (self.build / "compile_commands.json").write_bytes(msgspec.json.encode(calls))
 
@@ -214,20 +216,20 @@ def checked(answer: Answer, path: Path) -> tuple[Module, ...]:
     Return the modules of FlashInfer's *answer* to the file at *path*.
 
     Raises:
-        ModuleUnknown: FlashInfer has no such generator, or it made no module of the arguments, or one without a proper name.
-        FileInvalid: Two entries give the same module.
+        module-unknown: FlashInfer has no such generator, or it made no module of the arguments, or one without a proper name.
+        file-invalid: Two entries give the same module.
     """
     if answer.unknown:
         near = [f"near: {name}" for name in answer.near] or ["nothing there has a name like it"]
-        raise ModuleUnknown(f"FlashInfer has no generator {answer.unknown}.", details=[*near, f"file: {path}"])
+        raise BuildError("module-unknown", f"FlashInfer has no generator {answer.unknown}.", details=[*near, f"file: {path}"])
     if answer.refused:
-        raise ModuleUnknown(f"{answer.refused} makes no module of what aot.yaml gives it.", details=[answer.why, f"file: {path}"])
+        raise BuildError("module-unknown", f"{answer.refused} makes no module of what aot.yaml gives it.", details=[answer.why, f"file: {path}"])
     if odd := [module.name for module in answer.modules if not _NAME.fullmatch(module.name)]:
-        raise ModuleUnknown(
+        raise BuildError("module-unknown", 
             f"FlashInfer made {len(odd)} modules whose names cannot be folders of a wheel.", details=[repr(name) for name in odd]
         )
     if twice := [name for name, count in Counter(module.name for module in answer.modules).items() if count > 1]:
-        raise FileInvalid(f"{path} asks for the same module more than once.", details=twice)
+        raise FileError("file-invalid", f"{path} asks for the same module more than once.", details=twice)
     return answer.modules
 
 
@@ -236,13 +238,13 @@ def check_archs(modules: tuple[Module, ...], spec: AotSpec, arch: str) -> None:
     Check what nvcc is told to compile each module for.
 
     Raises:
-        ModuleArch: It is not the stack's *arch*, and not what the entry says instead.
+        module-arch: It is not the stack's *arch*, and not what the entry says instead.
     """
     expected = {entry.call: code(entry.arch or arch) for entry in spec.modules}
     wrong = [module for module in modules if module.codes != (expected[module.call],)]
     if wrong:
         details = [f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected {expected[module.call]}" for module in wrong]
-        raise ModuleArch(f"{len(wrong)} modules of FlashInfer are not compiled for {code(arch)}.", details=details)
+        raise BuildError("module-arch", f"{len(wrong)} modules of FlashInfer are not compiled for {code(arch)}.", details=details)
 
 
 def code(arch: str) -> str:
@@ -255,9 +257,9 @@ def unpack(wheel: Path, folder: Path) -> None:
     Make *folder* hold the files of *wheel*; those that are the same already keep their times, which ninja compares.
 
     Raises:
-        WheelInvalid: The wheel is damaged.
+        wheel-invalid: The wheel is damaged.
     """
-    with damage_guard(wheel.name, WheelInvalid), zipfile.ZipFile(wheel) as archive:
+    with damage_guard(wheel.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(wheel) as archive:
         members = wheelfile.members(archive, wheel.name)
         for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else ():
             if not path.is_dir() and path.relative_to(folder).as_posix() not in members:

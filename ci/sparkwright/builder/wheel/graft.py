@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder.environment.toolchain import ForkEnvironment
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import WheelName
@@ -24,7 +25,6 @@ from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import BaseMismatch, CompileFailed, TargetMismatch
 from sparkwright.forks.context import Session
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
@@ -65,8 +65,8 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
     Check that *base* was built from the same source, before the series, and has the requirements that are to change.
 
     Raises:
-        BaseMismatch: A Python file that both have differs.
-        RequirementMismatch: See `wheelfile.requiring`.
+        base-mismatch: A Python file that both have differs.
+        requirement-mismatch: See `wheelfile.requiring`.
     """
     tree = session.objects.paths(source.source.tree, settings.package)
     with zipfile.ZipFile(base) as wheel:
@@ -75,13 +75,13 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
         differing = [name for name in names if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]]
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
     if differing or not names:
-        raise BaseMismatch(
+        raise BuildError("base-mismatch", 
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )
     if absent := [f"{target}: {member}" for target, member in settings.targets.items() if member not in found]:
         todo = "Compare the members of the wheel with `targets` in environment.yaml."
-        raise BaseMismatch(f"{base.name} has no library for what is compiled here.", details=absent, todo=todo)
+        raise BuildError("base-mismatch", f"{base.name} has no library for what is compiled here.", details=absent, todo=todo)
     # `write` does this again, after the compiling; an entry without effect should not cost an hour first.
     archive.requiring(metadata, settings.requires)
     console.note(f"{base.name}: its {len(names)} Python files are those of the source")
@@ -99,7 +99,7 @@ def transplant(
     Return the members that change, with their bytes, and the account of it.
 
     Raises:
-        CompileFailed: The build folder lacks a library.
+        compile-failed: The build folder lacks a library.
     """
     changes = [
         change for change in session.objects.changes(source.source.tree, source.tree) if change.path.startswith(settings.package + "/")
@@ -121,7 +121,7 @@ def _library(build: Path, target: str, member: str) -> bytes:
     try:
         return (build / Path(member).name).read_bytes()
     except FileNotFoundError as error:
-        raise CompileFailed(f"Target {target} made no {Path(member).name}.", details=[f"build folder: {build}"]) from error
+        raise BuildError("compile-failed", f"Target {target} made no {Path(member).name}.", details=[f"build folder: {build}"]) from error
 
 
 def write(
@@ -131,7 +131,7 @@ def write(
     Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled here want a newer system.
 
     Raises:
-        TargetMismatch: See `check`.
+        target-mismatch: See `check`.
     """
     check(base, changes, done)
     version = labelled(WheelName.of(base.name).version, label)
@@ -147,7 +147,7 @@ def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
     Check that the libraries compiled here can take the place of those of *base*.
 
     Raises:
-        TargetMismatch: One is for another machine than the wheel, brings libraries with it that the base's of the same name does not, or
+        target-mismatch: One is for another machine than the wheel, brings libraries with it that the base's of the same name does not, or
             searches folders of its own.
     """
     tag = WheelName.of(base.name).tag
@@ -161,7 +161,7 @@ def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
                 faults.append(f"{name} needs {', '.join(more)}, which the official one does not")
             faults += [f"{name} searches {folder}" for folder in mine.rpath]
     if faults:
-        raise TargetMismatch(f"What was compiled here cannot take its place in {base.name}.", details=faults)
+        raise BuildError("target-mismatch", f"What was compiled here cannot take its place in {base.name}.", details=faults)
 
 
 def platform_tag(base: str, libraries: list[bytes]) -> str:

@@ -18,6 +18,7 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import pipeline
 from sparkwright.builder.environment import cross, host_compiler, toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel import graft, materials, version_label
@@ -26,7 +27,6 @@ from sparkwright.builder.wheel.flashinfer_aot import AotSpec, Module, Workshop
 from sparkwright.builder.wheel.sbom import Archive, Bill, Papers
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import CompileFailed
 from sparkwright.forks.context import Session
 
 #: Raise it when equal inputs give another wheel.
@@ -120,7 +120,7 @@ def build(session: Session, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
     Return the wheel of *spec*'s modules, compiled from those of the wheel *sources*; made when the store has none of the same inputs.
 
     Raises:
-        ModuleUnknown, ModuleArch, CompileFailed: See `Workshop.make`.
+        module-unknown, module-arch, compile-failed: See `Workshop.make`.
     """
     with session.store.lock(Workshop.name(session, spec)):
         return pipeline.reused(session, spec.distribution, inputs(session, spec, sources), lambda key: _build(session, spec, sources, key))
@@ -167,7 +167,7 @@ def _library(module: Module, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise CompileFailed(f"{module.name} was not linked.", details=[f"expected: {path}"]) from error
+        raise BuildError("compile-failed", f"{module.name} was not linked.", details=[f"expected: {path}"]) from error
 
 
 def pack(folder: Path, spec: AotSpec, origin: Path, session: Session, libraries: Mapping[Module, bytes], papers: Papers) -> Path:

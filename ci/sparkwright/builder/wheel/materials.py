@@ -27,7 +27,7 @@ def bill(
         facts: What else is to be said of it, with ``_`` for ``-``.
 
     Raises:
-        FileInvalid: pylock.toml cannot be read.
+        file-invalid: pylock.toml cannot be read.
         What `sourcetree.make` raises, for the forks that the build reads.
     """
     project = session.project

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparkwright.builder.environment import sandbox
 from sparkwright.builder.environment.sandbox import Room
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
-from sparkwright.core.errors import BuildFailed
 from sparkwright.forks.context import Session
 
 #: Dates carry no meaning in a wheel; this is the earliest that a zip archive can state (1980-01-01).
@@ -43,8 +44,8 @@ def build(
     Build the wheel of *tree* into *folder*, its version with the local *label*, and put its *papers* into it.
 
     Raises:
-        BuildFailed: The backend failed, or made no wheel.
-        BuildDownloads: It tried to download something, whether or not it minded that it could not.
+        build-failed: The backend failed, or made no wheel.
+        build-downloads: It tried to download something, whether or not it minded that it could not.
     """
     work = session.store.folder("work", session.project.stack, fork)
     with session.store.building(work / "tree") as source, session.store.building(work / "wheel") as made:
@@ -72,11 +73,11 @@ def run(
         options: As for `process.run`.
 
     Raises:
-        BuildFailed, BuildDownloads: See `build`.
+        build-failed, build-downloads: See `build`.
     """
     command: list[str | Path] = [room.inside(tools.python), "-c", _HOOK, str(room.inside(made)), str(room.inside(source))]
-    room.run(command, cwd=source, env=env, log=log, failure=BuildFailed, what=f"{what}'s build backend failed.", **options)
+    room.run(command, cwd=source, env=env, log=log, failure=partial(BuildError, "build-failed"), what=f"{what}'s build backend failed.", **options)
     wheels = list(made.glob("*.whl"))
     if len(wheels) != 1:
-        raise BuildFailed(f"{what}'s build backend made {len(wheels)} wheels instead of one.", details=[f"full log: {log}"])
+        raise BuildError("build-failed", f"{what}'s build backend made {len(wheels)} wheels instead of one.", details=[f"full log: {log}"])
     return wheels[0]

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from sparkwright.core.errors import WheelInvalid
+from sparkwright.builder.errors import WheelError
 
 
 def labelled(version: str, label: str) -> str:
@@ -21,16 +21,16 @@ def restate(text: str, old: str, new: str, name: str) -> str:
     Return the Python file *text* with *new* wherever ``__version__`` or ``version`` is set to the string *old*.
 
     Raises:
-        WheelInvalid: No such assignment; a wheel whose program and metadata disagree on the version misleads both.
+        wheel-invalid: No such assignment; a wheel whose program and metadata disagree on the version misleads both.
     """
     # Lines as Python's own parser counts them; str.splitlines would also split at a form feed.
     lines = [line.encode() for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)]
     try:
         sites = list(_sites(ast.parse(text), old))
     except SyntaxError as error:
-        raise WheelInvalid(f"{name} is not a Python file.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{name} is not a Python file.", details=[str(error)]) from error
     if not sites:
-        raise WheelInvalid(f"{name} does not set __version__ to {old!r}.")
+        raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
     for node in reversed(sites):
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]

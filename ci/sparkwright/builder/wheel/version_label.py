@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sparkwright.builder import source_tree
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
-from sparkwright.core.errors import FileInvalid, WheelInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
@@ -44,7 +45,7 @@ def label(session: Session, source: SourceTree) -> str:
     Return the local version label of what is built from *source*: the stack, the patch set and the CUDA release.
 
     Raises:
-        FileInvalid: pylock.toml does not say which CUDA compiles.
+        file-invalid: pylock.toml does not say which CUDA compiles.
         What `sourcetree.make` raises, for the forks that the build reads.
     """
     needs = (source_tree.make(session, need) for need in session.project.fork(source.fork).needs)
@@ -73,16 +74,16 @@ def cuda(project: Project) -> str:
     Return the CUDA release that pylock.toml locks, as PyTorch writes it (``cu130``); empty where it locks no compiler.
 
     Raises:
-        FileInvalid: The file cannot be read, or locks compilers of several releases.
+        file-invalid: The file cannot be read, or locks compilers of several releases.
     """
     path = project.build_folder / "pylock.toml"
     try:
         packages = tomllib.loads(path.read_text("utf-8")).get("packages", [])
         found = {"".join(str(one["version"]).split(".")[:2]) for one in packages if one["name"] == NVCC}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileInvalid(f"{path} does not say which CUDA compiles.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path} does not say which CUDA compiles.", details=[str(error)]) from error
     if len(found) > 1:
-        raise FileInvalid(f"{path} locks compilers of several CUDA releases.", details=sorted(found))
+        raise FileError("file-invalid", f"{path} locks compilers of several CUDA releases.", details=sorted(found))
     return "".join(f"cu{release}" for release in found)
 
 
@@ -127,7 +128,9 @@ def _of_stack(filename: str) -> tuple[str, ...] | None:
 
     try:
         wheel = WheelName.of(filename)
-    except WheelInvalid:
+    except WheelError as error:
+        if error.reference != "wheel-invalid":
+            raise
         return None
     version = Version(wheel.version)
     found = _LOCAL.fullmatch(version.local or "")

@@ -12,9 +12,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 
-from sparkwright.core.errors import SourceUnlocked
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import VendoredLock
 from sparkwright.forks.package_index import shown
 from sparkwright.forks.vendored import fetchcontent, gitmodules
@@ -43,7 +43,7 @@ def find(objects: Objects, tree: str, url: str = "") -> tuple[Vendored, ...]:
         url: Where the tree comes from; without it, a submodule's relative address is unknown.
 
     Raises:
-        DeclarationUnsafe: An address may run a command, or ``.gitmodules`` contradicts itself.
+        declaration-unsafe: An address may run a command, or ``.gitmodules`` contradicts itself.
     """
     paths = objects.paths(tree)
     texts = dict(objects.contents(_files(paths)))
@@ -85,7 +85,7 @@ def check(fork: str, found: Iterable[Vendored], locked: Mapping[str, VendoredLoc
         ignored: What the build does not reach, with the reason: a name, or ``name@ref`` where the tree names several by one name.
 
     Raises:
-        SourceUnlocked: A source is neither locked nor ignored, or is locked otherwise than the tree says it; or the lock or the list of
+        source-unlocked: A source is neither locked nor ignored, or is locked otherwise than the tree says it; or the lock or the list of
             the ignored has an entry for which there is none.
     """
     found = tuple(found)
@@ -103,7 +103,7 @@ def check(fork: str, found: Iterable[Vendored], locked: Mapping[str, VendoredLoc
     idle = [key for key in ignored if keys and key not in keys and (submodules or "/" not in key)]
     wrong += [f"ignored: {key}: the tree names no such source" for key in idle]
     if wrong:
-        raise SourceUnlocked(f"The lock and the tree of {fork} do not name the same sources.", details=wrong)
+        raise SourceError("source-unlocked", f"The lock and the tree of {fork} do not name the same sources.", details=wrong)
 
 
 def _keys(one: Vendored) -> tuple[str, str]:

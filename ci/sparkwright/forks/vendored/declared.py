@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.errors import DeclarationUnsafe
+from sparkwright.forks.errors import SourceError
 
 #: ``submodule`` and ``fetchcontent`` are git repositories and can be locked; the others are reported, so that nothing is silent.
 Kind = Literal["submodule", "fetchcontent", "externalproject", "download", "cargo"]
@@ -53,8 +53,8 @@ def plain(text: str, place: str) -> str:
     Return *text*, an address or a ref that a tree names, known to be no option, no program and no trick on a terminal.
 
     Raises:
-        DeclarationUnsafe: It is one.
+        declaration-unsafe: It is one.
     """
     if text.startswith("-") or _HELPER.match(text) or len(text) > _LONGEST or not text.isprintable():
-        raise DeclarationUnsafe(f"{place} names a source by an address that may run a command.", details=[f"{text[:_LONGEST]!r}"])
+        raise SourceError("declaration-unsafe", f"{place} names a source by an address that may run a command.", details=[f"{text[:_LONGEST]!r}"])
     return text

@@ -9,7 +9,7 @@ import msgspec
 
 from sparkwright.core import cmake_file
 from sparkwright.core.cmake_file import Command
-from sparkwright.core.errors import RuleMismatch
+from sparkwright.core.errors import FileError
 from sparkwright.forks.vendored.cmakevalues import UNKNOWN, Reading
 from sparkwright.forks.vendored.declared import Kind, Vendored, plain
 
@@ -48,11 +48,13 @@ def read(file: str, text: bytes, foreign: Callable[[str], bool]) -> tuple[Vendor
         foreign: Says whether another file of the tree sets a variable.
 
     Raises:
-        DeclarationUnsafe: An address or a ref is none.
+        declaration-unsafe: An address or a ref is none.
     """
     try:
         commands = cmake_file.parse(text, file)
-    except RuleMismatch as error:
+    except FileError as error:
+        if error.reference != "rule-mismatch":
+            raise
         return (Vendored(file, "download", "", "", file, condition=error.what),)
     reading, folders = Reading(commands, foreign), _folders(commands)
     return tuple(found for place, command in enumerate(commands) for found in _declared(reading, folders, place, command, file))

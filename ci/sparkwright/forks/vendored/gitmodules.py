@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from sparkwright.core.errors import DeclarationUnsafe
 from sparkwright.core.git import EXECUTABLE, REGULAR, SUBMODULE
 from sparkwright.core.git_store import Objects
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.vendored.declared import Vendored, plain
 
 FILE = ".gitmodules"
@@ -22,7 +22,7 @@ def read(objects: Objects, tree: str, paths: dict[str, tuple[str, str]], url: st
         url: Where the tree itself comes from; relative addresses start there.
 
     Raises:
-        DeclarationUnsafe: The file cannot be read by git, contradicts itself, or an address in it is none.
+        declaration-unsafe: The file cannot be read by git, contradicts itself, or an address in it is none.
     """
     links = {path: pin for path, (mode, pin) in paths.items() if mode == SUBMODULE}
     if not links:
@@ -41,7 +41,7 @@ def _urls(objects: Objects, tree: str) -> dict[str, str]:
     words = ["config", "--blob", f"{tree}:{FILE}", "--no-includes", "--null", "--list"]
     status, out, said = objects.run(words, check=False)
     if status:
-        raise DeclarationUnsafe(f"git cannot read {FILE} of tree {tree}.", details=said.strip().splitlines()[-5:])
+        raise SourceError("declaration-unsafe", f"git cannot read {FILE} of tree {tree}.", details=said.strip().splitlines()[-5:])
     sections: dict[str, dict[str, str]] = {}
     for entry in out.decode("utf-8", "replace").split("\0"):
         key, _, value = entry.partition("\n")
@@ -56,8 +56,8 @@ def _urls(objects: Objects, tree: str) -> dict[str, str]:
     return urls
 
 
-def _contradiction(what: str) -> DeclarationUnsafe:
-    return DeclarationUnsafe(f"{FILE} has {what}.", details=["git takes the one or the other, depending on who asks."])
+def _contradiction(what: str) -> SourceError:
+    return SourceError("declaration-unsafe", f"{FILE} has {what}.", details=["git takes the one or the other, depending on who asks."])
 
 
 def _line(lines: list[str], path: str) -> int:
@@ -73,7 +73,7 @@ def resolved(address: str, base: str) -> str:
         base: Where the tree lies; with none, a relative address stays unknown.
 
     Raises:
-        DeclarationUnsafe: It climbs out of the host, or is no address.
+        declaration-unsafe: It climbs out of the host, or is no address.
     """
     plain(address, FILE)
     if not address.startswith(("./", "../")):
@@ -100,5 +100,5 @@ def _parent(address: str, whole: str) -> tuple[str, bool]:
     raise _climbs(whole)
 
 
-def _climbs(address: str) -> DeclarationUnsafe:
-    return DeclarationUnsafe(f"{FILE} has an address that climbs out of its host.", details=[f"{address!r}"])
+def _climbs(address: str) -> SourceError:
+    return SourceError("declaration-unsafe", f"{FILE} has an address that climbs out of its host.", details=[f"{address!r}"])

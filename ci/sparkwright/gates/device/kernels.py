@@ -168,7 +168,7 @@ def checks(wheel: Path, gpu: Gpu, seconds: float, scratch: Path) -> tuple[Check,
         seconds: For the kernels of one library.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe: See `sparkwright.audit.wheel_reader`.
+        wheel-invalid, archive-unsafe: See `sparkwright.audit.wheel_reader`.
     """
     made: list[Check] = []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, ToolMissing
+from sparkwright.core.errors import CommandError
 from sparkwright.gates import limited
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
 from sparkwright.gates.limited import Limits
@@ -43,10 +43,10 @@ class Toolkit(msgspec.Struct, frozen=True):
     root: Path
 
     def program(self, name: str) -> Path:
-        """Return nvcc or another of its programs; raise `ToolMissing` where it is not there."""
+        """Return nvcc or another of its programs; raise `tool-missing` where it is not there."""
         path = self.root / "bin" / name
         if not path.is_file():
-            raise ToolMissing(f"{name} is not in {self.root / 'bin'}.")
+            raise CommandError("tool-missing", f"{name} is not in {self.root / 'bin'}.")
         return path
 
 
@@ -96,7 +96,7 @@ def compile_probe(toolkit: Toolkit, target: str, limits: Limits, scratch: Path, 
 
     Raises:
         Uncompilable: The compiler refuses it, or did not end in its time.
-        ToolMissing: The toolkit has no nvcc or no cuobjdump.
+        tool-missing: The toolkit has no nvcc or no cuobjdump.
     """
     refused = {}
     for trial in TRIALS:
@@ -118,7 +118,7 @@ def compile_probe(toolkit: Toolkit, target: str, limits: Limits, scratch: Path, 
 def _opcodes(toolkit: Toolkit, program: Path) -> dict[str, int]:
     try:
         code = process.output([toolkit.program("cuobjdump"), "--dump-sass", program])
-    except CommandFailed as error:
+    except CommandError as error:
         raise Uncompilable(f"cuobjdump cannot read the probe: {error.details[-1] if error.details else error.what}") from error
     return {
         "F2FP…E2M1": sum("F2FP" in line and "E2M1" in line for line in code.splitlines()),

@@ -129,8 +129,8 @@ def run(
         python: The interpreter of an environment in which *wheel* and torch are installed; its ops are run there.
 
     Raises:
-        ToolMissing: The toolkit is not whole.
-        WheelInvalid, ArchiveUnsafe: *wheel* is not one that can be read.
+        tool-missing: The toolkit is not whole.
+        wheel-invalid, archive-unsafe: *wheel* is not one that can be read.
     """
     gpu = gpus.ask(scratch)
     if isinstance(gpu, Absent):

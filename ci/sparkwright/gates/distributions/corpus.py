@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sparkwright.core import digest, strict_yaml
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 #: Characters of a text: enough for 512 tokens of any tokenizer whose tokens have less than 12 characters on average.
 LENGTH = 6000
@@ -72,11 +72,11 @@ def load(path: Path) -> Mapping[str, tuple[str, ...]]:
     Return the paragraphs in the file at *path*, by genre.
 
     Raises:
-        FileInvalid: It is not such a file, or has a genre without a paragraph.
+        file-invalid: It is not such a file, or has a genre without a paragraph.
     """
     read = strict_yaml.load(path, dict[str, tuple[str, ...]])
     if not read or any(not paragraphs or not all(map(str.strip, paragraphs)) for paragraphs in read.values()):
-        raise FileInvalid(f"{path} has a genre without a paragraph.")
+        raise FileError("file-invalid", f"{path} has a genre without a paragraph.")
     return read
 
 

@@ -67,7 +67,7 @@ def run(
         again: A second launch of the reference, for the floor.
 
     Raises:
-        FileInvalid: The corpus is not the one that the policy names.
+        file-invalid: The corpus is not the one that the policy names.
     """
     try:
         if isinstance(against, Client):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.gates.distributions import corpus, divergence
 from sparkwright.gates.distributions.distances import DistributionsPolicy, by_text, columns, place
 from sparkwright.gates.distributions.divergence import Scores
@@ -32,7 +32,7 @@ def record(
     Raises:
         ServerInvalid: The server does not answer as it should.
         ReferenceInvalid: What it says is sound for nobody, or a text is too short for its tokenizer.
-        FileInvalid: The corpus is not the one that the policy names.
+        file-invalid: The corpus is not the one that the policy names.
     """
     made = made_texts(policy, paragraphs)
     tokens = _tokens(policy, made, server)
@@ -49,10 +49,10 @@ def record(
 
 
 def made_texts(policy: DistributionsPolicy, paragraphs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the texts of the policy; raise `FileInvalid` where the corpus gives others than it names."""
+    """Return the texts of the policy; raise `file-invalid` where the corpus gives others than it names."""
     made = corpus.texts(paragraphs, policy.texts)
     if corpus.digest_of(made) != policy.corpus:
-        raise FileInvalid(
+        raise FileError("file-invalid", 
             "The corpus is not the one that the policy of the distributions names.",
             details=[f"policy: {policy.corpus}", f"corpus: {corpus.digest_of(made)}"],
         )

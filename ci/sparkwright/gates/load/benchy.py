@@ -24,7 +24,7 @@ import msgspec
 
 from sparkwright.builder.environment import pylock
 from sparkwright.core import digest
-from sparkwright.core.errors import ToolMissing
+from sparkwright.core.errors import CommandError
 from sparkwright.core.github import one_line
 from sparkwright.forks.context import Session
 from sparkwright.gates import limited, locked
@@ -68,7 +68,9 @@ class Benchy(msgspec.Struct, frozen=True):
             command = [*_environment(folder), str(self.python), "-I", "-m", "llama_benchy", *_arguments(order, folder)]
             try:
                 ended = limited.run(command, limited.Limits(order.patience, MEMORY, WRITTEN), folder / "said.log")
-            except ToolMissing as error:
+            except CommandError as error:
+                if error.reference != "tool-missing":
+                    raise
                 raise LoadInvalid("generator-failed", str(error)) from None
             if ended.late:
                 raise LoadInvalid("generator-late", f"{self.name} was not through after {order.patience:g} s")
@@ -129,7 +131,7 @@ def folder(session: Session) -> Path:
 
 
 def lock(session: Session) -> str:
-    """Resolve its ``requirements.in`` and return the text of its ``pylock.toml``; raise `SourceUnreachable` where that cannot be."""
+    """Resolve its ``requirements.in`` and return the text of its ``pylock.toml``; raise `source-unreachable` where that cannot be."""
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
     return pylock.resolve(session, folder(session) / "requirements.in", *options)
 
@@ -139,7 +141,7 @@ def obtain(session: Session) -> Benchy:
     Return the generator, installed.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull, CommandFailed: See `sparkwright.gates.locked.obtain`.
+        source-unreachable, source-mismatch, offline, disk-full, command-failed: See `sparkwright.gates.locked.obtain`.
     """
     lock_file = folder(session) / "pylock.toml"
     version = next(filename.split("-")[1] for name, filename, _ in pylock.select(lock_file) if name == "llama-benchy")

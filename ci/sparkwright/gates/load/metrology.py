@@ -93,7 +93,7 @@ class MetrologyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def policy(session: Session) -> MetrologyPolicy:
-    """Return ``ci/gates/metrology.yaml``; raise `FileInvalid` where it is none."""
+    """Return ``ci/gates/metrology.yaml``; raise `file-invalid` where it is none."""
     return strict_yaml.load(session.project.root / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
 
 

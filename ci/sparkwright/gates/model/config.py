@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.core.errors import CheckpointInvalid
+from sparkwright.gates.errors import ModelError
 
 #: What a layer keeps: all of the context, the last tokens of it, a state of fixed size, or nothing.
 Kind = Literal["full", "window", "state", "none"]
@@ -63,13 +63,13 @@ def of(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> Architectu
     Return what *config* says; of a model that also sees, what it says about the part that writes.
 
     Raises:
-        CheckpointInvalid: A field is missing, or is not what it should be.
+        checkpoint-invalid: A field is missing, or is not what it should be.
     """
     inner = next((found for name in ("text_config", "llm_config", "language_config") if isinstance(found := config.get(name), dict)), {})
     text: Mapping[str, Any] = {**config, **inner}
     layers = _number(text, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if not layers:
-        raise CheckpointInvalid("config.json does not say num_hidden_layers.")
+        raise ModelError("checkpoint-invalid", "config.json does not say num_hidden_layers.")
     experts = _number(text, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", most=MOST_EXPERTS)
     names = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
     taken = _number(text, *names, most=MOST_EXPERTS)
@@ -91,7 +91,7 @@ def _number(config: Mapping[str, Any], *names: str, most: int = MOST) -> int:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise CheckpointInvalid(f"config.json says that {name} is {str(value)[:60]!r}; a number of 0 to {most:,} was expected.")
+            raise ModelError("checkpoint-invalid", f"config.json says that {name} is {str(value)[:60]!r}; a number of 0 to {most:,} was expected.")
         return value
     return 0
 
@@ -109,7 +109,7 @@ def _kinds(config: Mapping[str, Any], layers: int) -> tuple[Kind, ...]:
         unknown = sorted({str(one)[:40] for one in listed if str(one) not in KINDS})
         if unknown or len(listed) != layers:
             says = f"lists {len(listed)} layers of {layers}, of unknown kinds: {', '.join(unknown[:5]) or 'none'}"
-            raise CheckpointInvalid(f"config.json {says}.")
+            raise ModelError("checkpoint-invalid", f"config.json {says}.")
         return tuple(KINDS[str(one)] for one in listed)
     if every := _number(config, "full_attention_interval"):
         return _every(every, "state", layers)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from sparkwright.core.errors import CheckpointInvalid
+from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import names as modulenames
 from sparkwright.gates.model import roofline, schemes
 from sparkwright.gates.model.checkpoint import Checkpoint, Tensor
@@ -61,7 +61,7 @@ def experts(found: Iterable[Module], shape: Architecture) -> dict[int, int]:
     Return how many routed experts each layer has in the checkpoint.
 
     Raises:
-        CheckpointInvalid: The config does not say how many of them a token takes.
+        checkpoint-invalid: The config does not say how many of them a token takes.
     """
     numbered: dict[int, set[int]] = defaultdict(set)
     stacked: dict[int, int] = {}
@@ -75,7 +75,7 @@ def experts(found: Iterable[Module], shape: Architecture) -> dict[int, int]:
     counts = {layer: len(numbered.get(layer, ())) or stacked.get(layer, 0) for layer in {*numbered, *stacked}}
     if counts and not 0 < shape.taken <= min(counts.values()):
         says = f"a token takes {shape.taken or 'an unknown number'} of {min(counts.values())} experts"
-        raise CheckpointInvalid(f"By config.json, {says}.", todo="config.json must say num_experts_per_tok, or what its family calls it.")
+        raise ModelError("checkpoint-invalid", f"By config.json, {says}.", todo="config.json must say num_experts_per_tok, or what its family calls it.")
     return counts
 
 

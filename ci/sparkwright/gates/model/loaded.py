@@ -15,8 +15,9 @@ import msgspec
 
 from sparkwright.core import process
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import CheckpointInvalid, ToolMissing
+from sparkwright.core.errors import CommandError
 from sparkwright.forks.context import Session
+from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint
 from sparkwright.gates.model import names as modulenames
 from sparkwright.gates.model.modules import Audit
@@ -108,10 +109,10 @@ def listed(session: Session, python: Path, folder: Path) -> Loaded:
     Return the modules of the model in *folder* as the vLLM of *python* loads them.
 
     Raises:
-        CommandFailed: vLLM does not load it; the error holds its last words. CheckpointInvalid: What it wrote is no list of modules.
+        command-failed: vLLM does not load it; the error holds its last words. checkpoint-invalid: What it wrote is no list of modules.
     """
     if not python.is_file():
-        raise ToolMissing(f"There is no Python {python}.", todo="Name the Python of an environment with vLLM, such as VENV/bin/python.")
+        raise CommandError("tool-missing", f"There is no Python {python}.", todo="Name the Python of an environment with vLLM, such as VENV/bin/python.")
     with console.step(f"load {folder.resolve().name} in {python}"), session.store.building(session.store.root / "work" / "modules") as work:
         # Its path as it is named: a link into the environment is what makes a Python that environment's.
         command: list[str | Path] = [python.absolute(), "-I", SCRIPT, folder.absolute(), work / "answer.json"]
@@ -123,7 +124,7 @@ def listed(session: Session, python: Path, folder: Path) -> Loaded:
             raise ValueError(f"more than {LARGEST:,} bytes")
         return msgspec.json.decode(data, type=Loaded)
     except ValueError as error:
-        raise CheckpointInvalid("What vLLM wrote of its modules cannot be read.", details=[str(error)[:300]]) from error
+        raise ModelError("checkpoint-invalid", "What vLLM wrote of its modules cannot be read.", details=[str(error)[:300]]) from error
 
 
 def rows(found: Loaded, layers: int) -> list[LoadedRow]:

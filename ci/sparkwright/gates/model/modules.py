@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.errors import CheckpointInvalid
+from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import config as modelconfig
 from sparkwright.gates.model import cost as modulecost
 from sparkwright.gates.model import names as modulenames
@@ -131,7 +131,7 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1, number: s
         number: Type of the numbers in the cache, one of `modelconfig.SIZES`; ``auto`` is what the checkpoint asks for.
 
     Raises:
-        CheckpointInvalid: The config does not say what is needed, or cannot be.
+        checkpoint-invalid: The config does not say what is needed, or cannot be.
     """
     shape = modelconfig.of(checkpoint.config, checkpoint.quantization)
     found = list(modulecost.modules(checkpoint, shape.layers))
@@ -141,7 +141,7 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1, number: s
         for tokens in (1, batch)
     ]  # fmt: skip
     if not sum(reads[0].values()):
-        raise CheckpointInvalid("There is no weight in the checkpoint that writing a token would read.")
+        raise ModelError("checkpoint-invalid", "There is no weight in the checkpoint that writing a token would read.")
     rows = _rows(found, _words(found, told), reads)
     keeping = modulecost.kept(found, shape, SIZES.get(number, shape.number))
     caches, most = modulecost.cache(shape, keeping, context), max(counts.values(), default=0)

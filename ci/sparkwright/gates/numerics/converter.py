@@ -62,7 +62,7 @@ class Program:
     Raises:
         ConverterInvalid: ``converter-missing``, ``converter-outside``, ``converter-uncompilable``, ``converter-unreadable`` or
             ``converter-slow``.
-        ToolMissing: There is no C++ compiler.
+        tool-missing: There is no C++ compiler.
     """
 
     def __init__(self, unit: Unit, tree: Path, includes: Sequence[Path], folder: Path, limits: Limits) -> None:

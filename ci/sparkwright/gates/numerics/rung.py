@@ -81,7 +81,7 @@ def run(trees: Mapping[str, Path], policy: NumericsPolicy, includes: Sequence[Pa
         scratch: An empty folder; what is compiled lies there, and may be thrown away afterwards.
 
     Raises:
-        ToolMissing: There is no C++ compiler.
+        tool-missing: There is no C++ compiler.
     """
     # Compilers are what takes the time; threads only wait for them.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -77,7 +77,7 @@ def parse(name: str) -> Cell:
         return msgspec.convert({**numbers, "texts": found["texts"] or ""}, Cell)
     except ValueError:
         todo = "Write it as tokens of prompt and answer, and concurrency: 1024/1024 c8."
-        raise UsageError(f"{name!r:.80} is no cell.", todo=todo) from None
+        raise UsageError("usage", f"{name!r:.80} is no cell.", todo=todo) from None
 
 
 def is_cell(name: str) -> bool:

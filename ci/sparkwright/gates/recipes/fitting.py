@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import RecipeUnfit
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.recipes import lint, memory, workloads
 from sparkwright.gates.recipes.memory import Finding
 from sparkwright.gates.recipes.recipe import Recipe
@@ -38,8 +38,8 @@ def check(
         servers: How many run there at a time. *measured*: whether it will be measured, or only serves.
 
     Raises:
-        RecipeUnfit: The recipe is wrong, or the machine or the checkpoint is not what it plans with.
-        NotProvided, CheckpointInvalid: As `sparkwright.gates.recipes.memory.held`.
+        recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not what it plans with.
+        not-provided, checkpoint-invalid: As `sparkwright.gates.recipes.memory.held`.
     """
     total = machine() if total is None else total
     contract = strict_yaml.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
@@ -50,5 +50,5 @@ def check(
     found = [one for one in found if measured or one.reference not in MEASURING]
     errors = [f"{one.reference}: {one.says}. {lint.REASONS[one.reference]}" for one in found if one.weight == "error"]
     if errors:
-        raise RecipeUnfit(f"{recipe.name} cannot be served here as it is.", details=errors)
+        raise GateError("recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors)
     return tuple(dict.fromkeys(found))

@@ -113,8 +113,8 @@ def held(folder: Path) -> Held:
     Return what the model in *folder* takes.
 
     Raises:
-        NotProvided: There is no such folder, or no model in it.
-        CheckpointInvalid: A file is not what it should be.
+        not-provided: There is no such folder, or no model in it.
+        checkpoint-invalid: A file is not what it should be.
     """
     checkpoint = read(folder)
     shape = config.of(checkpoint.config, checkpoint.quantization)

@@ -15,7 +15,8 @@ from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, RecipeUnfit, UsageError
+from sparkwright.core.errors import FileError, UsageError
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.recipes.expected import Expected, Report
 from sparkwright.gates.recipes.memory import Plan
 from sparkwright.gates.recipes.ways import Model, Speculation, Way
@@ -71,18 +72,18 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Return how the release *version* is told.
 
         Raises:
-            RecipeUnfit: The recipe does not know that release, or only our wheels of it.
+            recipe-unfit: The recipe does not know that release, or only our wheels of it.
         """
         try:
             release = Version(version)
         except InvalidVersion:
-            raise RecipeUnfit(f"{version!r:.80} is no version of vLLM.") from None
+            raise GateError("recipe-unfit", f"{version!r:.80} is no version of vLLM.") from None
         found = next((one for one in self.ways if one.holds(release)), None)
         if found is None:
             ranges = "; ".join(one.vllm for one in self.ways)
-            raise RecipeUnfit(f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {ranges}"])
+            raise GateError("recipe-unfit", f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {ranges}"])
         if found.lacks and not (release.local or "").startswith("spark."):
-            raise RecipeUnfit(f"The official vLLM {release.base_version} does not serve {self.name}.", details=[found.lacks])
+            raise GateError("recipe-unfit", f"The official vLLM {release.base_version} does not serve {self.name}.", details=[found.lacks])
         return found
 
     def flags(self, way: Way) -> tuple[str, ...]:
@@ -108,10 +109,10 @@ def load(root: Path, name: str) -> Recipe:
 
     Raises:
         UsageError: There is none of that name.
-        FileInvalid: Its file is not what it should be.
+        file-invalid: Its file is not what it should be.
     """
     if name not in names(root):
-        raise UsageError(f"There is no recipe {name!r:.80}.", todo=f"Choose from: {', '.join(names(root))}.")
+        raise UsageError("usage", f"There is no recipe {name!r:.80}.", todo=f"Choose from: {', '.join(names(root))}.")
     return read(folder(root) / f"{name}.yaml")
 
 
@@ -120,11 +121,11 @@ def read(path: Path) -> Recipe:
     Return the recipe in the file at *path*, which a user may have written.
 
     Raises:
-        FileInvalid: It is not what it should be, or is named otherwise than it says.
+        file-invalid: It is not what it should be, or is named otherwise than it says.
     """
     found = strict_yaml.load(path, Recipe)
     if found.name != path.stem:
-        raise FileInvalid(f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."])
+        raise FileError("file-invalid", f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."])
     return found
 
 
@@ -135,7 +136,7 @@ def launch(recipe: Recipe, version: str, python: Path, model: Path) -> Launch:
     What every measurement needs on either side, such as ``--no-enable-prefix-caching``, is added by whoever measures.
 
     Raises:
-        RecipeUnfit: As `Recipe.way`.
+        recipe-unfit: As `Recipe.way`.
     """
     way = recipe.way(version)
     floor = round(recipe.plan.floor * 2**30 / 1e6)

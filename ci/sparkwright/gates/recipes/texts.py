@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.gates.recipes.workloads import Texts
 
 #: Bytes of a file and of a line: a few thousand prompts of any length that a Spark can take.
@@ -43,34 +43,34 @@ def check(path: Path, wanted: Texts) -> Found:
     Return what the file at *path* holds.
 
     Raises:
-        FileInvalid: It is no such file, is too large, has too few prompts, or is not the one that is *wanted*.
+        file-invalid: It is no such file, is too large, has too few prompts, or is not the one that is *wanted*.
     """
     digest, count = hashlib.sha256(), 0
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:
-            raise FileInvalid(f"{path.name} is no file, or has more than {LARGEST:,} bytes.")
+            raise FileError("file-invalid", f"{path.name} is no file, or has more than {LARGEST:,} bytes.")
         with path.open("rb") as stream:
             while line := stream.readline(LINE):
                 digest.update(line)
                 count += _is_prompt(line, f"{path.name}, line {count + 1}")
     except OSError as error:
-        raise FileInvalid(f"{path.name} cannot be read.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path.name} cannot be read.", details=[str(error)]) from error
     if count < FEWEST:
-        raise FileInvalid(f"{path.name} has {count} prompts; at least {FEWEST} are needed.")
+        raise FileError("file-invalid", f"{path.name} has {count} prompts; at least {FEWEST} are needed.")
     found = digest.hexdigest()
     if wanted.sha256 not in (found, "unresolved"):
-        raise FileInvalid(f"{path.name} is not the file of prompts that is meant.", details=[f"wanted {wanted.sha256}", f"found  {found}"])
+        raise FileError("file-invalid", f"{path.name} is not the file of prompts that is meant.", details=[f"wanted {wanted.sha256}", f"found  {found}"])
     return Found(count, found, wanted.sha256 == found)
 
 
 def _is_prompt(line: bytes, where: str) -> bool:
     """Return True for a prompt; anything else is refused, an empty line too."""
     if not line.strip():
-        raise FileInvalid(f"{where} is empty.")
+        raise FileError("file-invalid", f"{where} is empty.")
     try:
         if not msgspec.json.decode(line, type=_Line).prompt.strip():
-            raise FileInvalid(f"{where} has an empty prompt.")
+            raise FileError("file-invalid", f"{where} has an empty prompt.")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         says = f"{where} is no JSON object with a prompt, or has more than {LINE:,} bytes."
-        raise FileInvalid(says, details=[str(error)[:200]]) from error
+        raise FileError("file-invalid", says, details=[str(error)[:200]]) from error
     return True

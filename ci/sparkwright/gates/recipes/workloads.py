@@ -71,7 +71,7 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in names:
             if name not in self.workloads and not is_cell(name):
                 todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
-                raise UsageError(f"There is no workload {name!r:.80}.", todo=todo)
+                raise UsageError("usage", f"There is no workload {name!r:.80}.", todo=todo)
             for cell in self.workloads[name].cells if name in self.workloads else (parse(name),):
                 found.setdefault(cell.name, cell)
         return tuple(found.values())
@@ -82,6 +82,6 @@ def load(root: Path) -> Workloads:
     Return the workloads of the repository at *root*.
 
     Raises:
-        FileInvalid: As `sparkwright.core.strict_yaml.load`.
+        file-invalid: As `sparkwright.core.strict_yaml.load`.
     """
     return strict_yaml.load(root / "ci" / "gates" / "workloads.yaml", Workloads)

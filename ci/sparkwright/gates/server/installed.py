@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed, EnvironmentUnusable, WheelInvalid
+from sparkwright.core.errors import CommandError
+from sparkwright.release.errors import InstallError
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -33,13 +35,13 @@ def places(python: Path) -> tuple[Path, Path, Path]:
     Return prefix, site-packages and scripts folder of the environment of *python*.
 
     Raises:
-        EnvironmentUnusable: It is no Python.
+        environment-unusable: It is no Python.
     """
     try:
         answer = process.output([python, "-I", "-c", _ASK], timeout=60)
         prefix, site, scripts = msgspec.json.decode(answer, type=tuple[str, str, str])
-    except (CommandFailed, ValueError, OSError) as error:
-        raise EnvironmentUnusable(f"{python} is no Python of an environment.", details=[str(error)]) from None
+    except (CommandError, ValueError, OSError) as error:
+        raise InstallError("environment-unusable", f"{python} is no Python of an environment.", details=[str(error)]) from None
     return Path(prefix), Path(site), Path(scripts)
 
 
@@ -55,8 +57,8 @@ def is_installed(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
     Every byte is compared. What the installer adds to the ``.dist-info`` folder and compiled Python are no part of the wheel.
 
     Raises:
-        EnvironmentUnusable: *python* is none.
-        WheelInvalid: *wheel* is none.
+        environment-unusable: *python* is none.
+        wheel-invalid: *wheel* is none.
     """
     where = places(python)
     try:
@@ -67,7 +69,7 @@ def is_installed(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
                 if len(found) == MOST:
                     break
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError) as error:
-        raise WheelInvalid(f"{wheel.name} is no wheel.", details=[str(error)]) from None
+        raise WheelError("wheel-invalid", f"{wheel.name} is no wheel.", details=[str(error)]) from None
     return tuple(found)
 
 
@@ -127,9 +129,9 @@ def version(python: Path, name: str = "vllm") -> str:
     Return the version of the distribution *name* in the environment of *python*.
 
     Raises:
-        EnvironmentUnusable: It is no Python, or the distribution is not installed there.
+        environment-unusable: It is no Python, or the distribution is not installed there.
     """
     try:
         return process.output([python, "-I", "-c", f"import importlib.metadata as m; print(m.version({name!r}))"], timeout=60).strip()
-    except (CommandFailed, OSError) as error:
-        raise EnvironmentUnusable(f"{python} has no {name} installed.", details=[str(error)]) from None
+    except (CommandError, OSError) as error:
+        raise InstallError("environment-unusable", f"{python} has no {name} installed.", details=[str(error)]) from None

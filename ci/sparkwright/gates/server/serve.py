@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import ToolMissing
+from sparkwright.core.errors import CommandError
 from sparkwright.gates.server.client import Client, ServerInvalid
 from sparkwright.gates.server.keeper import Order
 from sparkwright.gates.server.kept import Kept
@@ -87,7 +87,7 @@ class Server(Kept):
     def __init__(self, launch: Launch, log: Path) -> None:
         self.launch = launch
         if not launch.python.exists():
-            raise ToolMissing(f"There is no Python at {launch.python}.")
+            raise CommandError("tool-missing", f"There is no Python at {launch.python}.")
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         super().__init__(launch.command(port), Order(launch.environment(), launch.grace), log, reserve=launch.reserve)

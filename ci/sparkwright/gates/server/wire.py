@@ -155,10 +155,10 @@ class Address:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise UsageError(f"{one_line(url, 200)} is not the address of a server: {error}.") from None
+            raise UsageError("usage", f"{one_line(url, 200)} is not the address of a server: {error}.") from None
         odd = not url.isascii() or not url.isprintable() or " " in url or "@" in parts.netloc or parts.query or parts.fragment
         if parts.scheme not in ("http", "https") or not parts.hostname or odd:
-            raise UsageError(f"{one_line(url, 200)} is not the address of a server, such as http://127.0.0.1:8000.")
+            raise UsageError("usage", f"{one_line(url, 200)} is not the address of a server, such as http://127.0.0.1:8000.")
         self.secure, self.host = parts.scheme == "https", parts.hostname
         self.port = port or (443 if self.secure else 80)
         self.path = parts.path.rstrip("/")

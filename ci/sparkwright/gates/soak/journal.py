@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.gates import jsonlines
 from sparkwright.gates.soak.kernellog import Finding
 from sparkwright.gates.soak.load import Stretch
@@ -93,11 +93,11 @@ def read(path: Path) -> Record:
     Return the journal at *path*, less a last line that was only half written.
 
     Raises:
-        FileInvalid: It cannot be read, is larger than `LARGEST`, or holds something else.
+        file-invalid: It cannot be read, is larger than `LARGEST`, or holds something else.
     """
     lines = jsonlines.read(path, Line, largest=LARGEST, what="journal of a soak")
     if not lines or not isinstance(begun := lines[0], Begun):
-        raise FileInvalid(f"{path} does not begin like the journal of a soak.")
+        raise FileError("file-invalid", f"{path} does not begin like the journal of a soak.")
     observed = tuple(line for line in lines if isinstance(line, Observed))
     ended = next((line for line in lines if isinstance(line, Ended)), None)
     return Record(begun, observed, ended)

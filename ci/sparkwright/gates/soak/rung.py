@@ -116,7 +116,7 @@ def interrupted(policy: SoakPolicy, journal: Path) -> tuple[Check, ...]:
     Return what the journal of an earlier soak says, none of it a pass unless it had ended.
 
     Raises:
-        FileInvalid: There is no journal there.
+        file-invalid: There is no journal there.
     """
     record = soakjournal.read(journal)
     return (*soaked.checks(policy, record), *soaked.again(record, {}))

@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.forks.context import Session
 from sparkwright.gates.served import Served
 from sparkwright.gates.server.client import Client
@@ -135,7 +135,7 @@ def own_task(session: Session, settings: TaskPolicy, work: Path) -> str:
     text = (_folder(session) / settings.file).read_text("utf-8")
     if "!function" in text:
         # The harness would import the Python that it names.
-        raise FileInvalid(f"{settings.file} names code of its own.")
+        raise FileError("file-invalid", f"{settings.file} names code of its own.")
     data = work / "questions.jsonl"
     data.write_bytes(b"".join(msgspec.json.encode(question) + b"\n" for question in largest()))
     task = work / settings.file

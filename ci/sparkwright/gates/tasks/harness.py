@@ -20,7 +20,7 @@ from msgspec import Meta
 from sparkwright.builder.environment import pylock
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed
+from sparkwright.core.errors import CommandError
 from sparkwright.forks.context import Session
 from sparkwright.gates import locked
 
@@ -79,7 +79,7 @@ def lock(session: Session) -> str:
     Resolve ``requirements.in`` of the harness and return the text of its ``pylock.toml``.
 
     Raises:
-        SourceUnreachable: The requirements cannot be resolved on the index.
+        source-unreachable: The requirements cannot be resolved on the index.
     """
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
     return pylock.resolve(session, folder(session) / "requirements.in", *options)
@@ -95,8 +95,8 @@ def obtain(session: Session) -> Path:
     Return the Python of the harness, installed.
 
     Raises:
-        SourceUnreachable, SourceMismatch, Offline, DiskFull: See `sparkwright.builder.environment.toolchain.download`.
-        CommandFailed: The installer failed.
+        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.environment.toolchain.download`.
+        command-failed: The installer failed.
     """
     return locked.obtain(session, "harness", "lm-evaluation-harness", folder(session) / "pylock.toml")
 
@@ -106,7 +106,7 @@ def has_data(python: Path, dataset: str, part: str, work: Path) -> bool:
     code = f"import datasets; datasets.load_dataset({dataset!r}, {part!r})"
     try:
         process.run([*_limited(600), python, "-I", "-c", code], log=work / "data.log", env=_environment())
-    except CommandFailed:
+    except CommandError:
         return False
     return True
 
@@ -124,7 +124,7 @@ def ask(python: Path, work: Path, task: str, url: str, model: str, *, settings: 
     Raises:
         HarnessFailed: It ended with an error, as it does at the first answer that is none (``harness-failed``), or not in time
             (``harness-slow``).
-        ToolMissing: ``timeout`` or ``prlimit`` is not on this machine.
+        tool-missing: ``timeout`` or ``prlimit`` is not on this machine.
     """
     arguments = {
         "base_url": f"{url.rstrip('/')}/v1/completions", "model": model, "num_concurrent": concurrency, "tokenizer_backend": "none",
@@ -143,7 +143,7 @@ def ask(python: Path, work: Path, task: str, url: str, model: str, *, settings: 
             # Through a shell, so that what it prints is limited in size as any of its files: it repeats a server's error in full.
             shell = ["sh", "-c", 'out="$1"; shift; exec "$@" >"$out" 2>&1', "sh", str(log)]
             process.run([*shell, *map(str, command)], log=work / "command.log", env=_environment(work if own else None))
-    except CommandFailed as error:
+    except CommandError as error:
         status = error.data.get("status")
         if status in (124, 137):
             raise HarnessFailed("harness-slow", f"lm-eval did not end within {seconds} s", _tail(log)) from error

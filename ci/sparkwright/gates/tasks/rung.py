@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import FileInvalid, Offline, SourceUnreachable
+from sparkwright.core.errors import FileError
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 from sparkwright.gates.served import Served, same_model
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import ServerInvalid
@@ -63,14 +64,16 @@ def run(
         model: The name that both servers have for the model; empty for the only one that each lists.
 
     Raises:
-        FileInvalid: The policy has no such task, or the lock of the harness is none.
-        SourceMismatch, CommandFailed: The harness cannot be installed.
+        file-invalid: The policy has no such task, or the lock of the harness is none.
+        source-mismatch, command-failed: The harness cannot be installed.
     """
     if task not in policy.tasks:
-        raise FileInvalid(f"The policy of the tasks has no {task!r}.", details=[f"tasks: {', '.join(policy.tasks)}"])
+        raise FileError("file-invalid", f"The policy of the tasks has no {task!r}.", details=[f"tasks: {', '.join(policy.tasks)}"])
     try:
         python = harness.obtain(session)
-    except (Offline, SourceUnreachable) as error:
+    except SourceError as error:
+        if error.reference not in {"offline", "source-unreachable"}:
+            raise
         return _ended(task, not_run(f"{task}-baseline", f"lm-evaluation-harness is not here: {error.what}", "harness-missing"))
     settings = policy.tasks[task]
     with tempfile.TemporaryDirectory(dir=session.store.folder("work"), prefix="tasks-") as folder:

@@ -50,7 +50,7 @@ class Answer:
         generator: What makes the load; the pinned vllm-rs where none is given.
 
     Raises:
-        FileInvalid: A policy is not valid. UsageError: There is no such workload.
+        file-invalid: A policy is not valid. UsageError: There is no such workload.
     """
 
     def __init__(self, session: Session, question: Question, generator: Generator | None = None) -> None:

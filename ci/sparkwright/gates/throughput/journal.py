@@ -119,7 +119,7 @@ def read(path: Path) -> Past | None:
     Return what the journal at *path* holds; None where there is none, or where it ended with a result.
 
     Raises:
-        FileInvalid: It is no such journal.
+        file-invalid: It is no such journal.
     """
     if not path.exists():
         return None

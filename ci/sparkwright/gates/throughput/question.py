@@ -33,7 +33,7 @@ class Environment(msgspec.Struct, frozen=True):
         Return what is measured there.
 
         Raises:
-            EnvironmentUnusable: There is no vLLM.
+            environment-unusable: There is no vLLM.
         """
         version = installed.version(self.python)
         try:
@@ -81,18 +81,18 @@ class Question(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if bool(self.candidate) == bool(self.url):
-            raise UsageError("Name an environment to serve from, or a server.", todo="--python FILE --serve DIR, or --server URL.")
+            raise UsageError("usage", "Name an environment to serve from, or a server.", todo="--python FILE --serve DIR, or --server URL.")
         if self.candidate and not self.model:
-            raise UsageError("An environment serves a model.", todo="Name the folder of the model with --serve DIR.")
+            raise UsageError("usage", "An environment serves a model.", todo="Name the folder of the model with --serve DIR.")
         if self.kind in ("gate", "calibration") and not (self.candidate and self.baseline):
-            raise UsageError("A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline.")
+            raise UsageError("usage", "A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline.")
 
     def launches(self, versions: Mapping[Side, str]) -> dict[Side, Launch]:
         """
         Return how each side is started; *versions* are those of vLLM.
 
         Raises:
-            RecipeUnfit: The recipe says nothing of that release.
+            recipe-unfit: The recipe says nothing of that release.
         """
         sides: dict[Side, Environment | None] = {"baseline": self.baseline, "candidate": self.candidate}
         return {side: self._launch(one, versions[side]) for side, one in sides.items() if one}

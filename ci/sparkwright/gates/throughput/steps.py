@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import CheckpointInvalid, NotProvided
+from sparkwright.forks.errors import SourceError
+from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, modules, roofline
 from sparkwright.gates.model.roofline import Bandwidth
 from sparkwright.gates.recipes.cells import Cell
@@ -39,7 +40,11 @@ class Steps:
         try:
             found = checkpoint.read(self._model)
             return modules.audit(found, context=cell.prompt + cell.answer // 2, batch=cell.concurrency).many.step
-        except (CheckpointInvalid, NotProvided) as error:
+        except (ModelError, SourceError) as error:
+            if isinstance(error, ModelError) and error.reference != "checkpoint-invalid":
+                raise
+            if isinstance(error, SourceError) and error.reference != "not-provided":
+                raise
             console.detail(f"no roofline: {error.what}")
             return None
 

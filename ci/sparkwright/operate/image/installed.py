@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ import msgspec
 from sparkwright.builder import container, container_image
 from sparkwright.builder.container import Ended
 from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.errors import ContainerError
 from sparkwright.core.console import console
-from sparkwright.core.errors import ALL, ContainerKilled, ImageBuildFailed, SparkwrightError
+from sparkwright.core.errors import SparkwrightError, by_reference
 from sparkwright.forks.context import Session
 from sparkwright.operate.image import lent
 from sparkwright.operate.image.picked import Picked
@@ -59,7 +61,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
         installer: Files of the program and what it requires; the set's are in the store.
 
     Raises:
-        ImageBuildFailed, ContainerKilled, EmulationMissing, DiskFull: See there. Others: what `install` inside refused.
+        image-build-failed, container-killed, emulation-missing, disk-full: See there. Others: what `install` inside refused.
     """
     tag = f"{REPOSITORY}:{key[:16]}"
     if found := container_image.known(engine, tag):
@@ -82,7 +84,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
         raise _failure(engine, ended, said, heard)
     made = container_image.known(engine, tag)
     if made is None:
-        raise ImageBuildFailed("The engine did not keep what was installed.", details=[tag])
+        raise ContainerError("image-build-failed", "The engine did not keep what was installed.", details=[tag])
     return made.id
 
 
@@ -136,10 +138,10 @@ def _failure(engine: Engine, ended: Ended, said: Sequence[str], heard: Sequence[
     """Return what ended the container: the words of the program inside, where it had any."""
     with contextlib.suppress(msgspec.DecodeError):
         told = msgspec.json.decode("\n".join(said), type=dict[str, Any]).get("error") or {}
-        if kind := next((one for one in ALL if one.reference == told.get("reference")), None):
+        if kind := by_reference(str(told.get("reference"))):
             return kind(told["what"], details=told["details"], todo=told["todo"])
     if ended.out_of_memory or ended.status > 130:
         why = "the kernel ended a program for want of memory" if ended.out_of_memory else f"status {ended.status}"
-        return ContainerKilled("The installation in the container did not come to its end.", details=[*heard[-10:], why])
+        return ContainerError("container-killed", "The installation in the container did not come to its end.", details=[*heard[-10:], why])
     lines = "\n".join([*heard[-25:], f"status: {ended.status}"])
-    return engine.meaning(lines, ImageBuildFailed, "The release could not be installed in the image.")
+    return engine.meaning(lines, partial(ContainerError, "image-build-failed"), "The release could not be installed in the image.")

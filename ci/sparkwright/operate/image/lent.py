@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder.container import Folder
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.forks.context import Session
 from sparkwright.operate.image import selected
 from sparkwright.operate.image.picked import Picked
@@ -31,7 +31,7 @@ INDEX = "index"
 
 @contextlib.contextmanager
 def folders(session: Session, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[Folder, ...]]:
-    """Yield the folders that the container reads; raises `FileInvalid` where a trusted root cannot be read."""
+    """Yield the folders that the container reads; raises `file-invalid` where a trusted root cannot be read."""
     with tempfile.TemporaryDirectory(prefix="sparkwright-image-") as name:
         place = Path(name)
         # Root inside may be nobody out here.
@@ -56,6 +56,6 @@ def _trust(picked: Picked, folder: Path) -> bytes:
         try:
             _write(folder / "root.json", Path(trust.root).read_bytes())
         except OSError as error:
-            raise FileInvalid(f"{trust.root} cannot be read.", details=[str(error)]) from error
+            raise FileError("file-invalid", f"{trust.root} cannot be read.", details=[str(error)]) from error
     said = Trusted(tuple(key.text for key in trust.keys), trust.identities, "root.json" if trust.root else "")
     return msgspec.json.encode({"indexes": {picked.index.manifest.url: said}})

@@ -12,10 +12,10 @@ import msgspec
 
 from sparkwright.builder import container, container_engine, container_image
 from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import ImageMismatch
 from sparkwright.forks.context import Session
 from sparkwright.operate.image import installed, picked, selected
 from sparkwright.operate.image.labels import SERIAL, labels
@@ -74,8 +74,8 @@ def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
     Return the image of the release *found* on *base*, built where the engine has none.
 
     Raises:
-        EngineMissing, EngineForbidden, EngineUnreachable, ImageMismatch, EmulationMissing, ImageBuildFailed, DiskFull, InstallerUnfit,
-        Offline, SourceUnreachable, DownloadInvalid, EnvironmentUnusable, SetMixed: See there.
+        engine-missing, engine-forbidden, engine-unreachable, image-mismatch, emulation-missing, image-build-failed, disk-full, installer-unfit,
+        offline, source-unreachable, download-invalid, environment-unusable, set-mixed: See there.
     """
     with container_engine.termination_interrupts():
         reached = container_engine.connect()
@@ -92,7 +92,7 @@ def _make(session: Session, reached: Engine, platform: str, found: Picked, base:
     system = container_image.make(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
     python = container_image.python_of(session, reached, system)
     if python.machine != PLATFORMS[platform]:
-        raise ImageMismatch(f"{base} says that it is for {platform}, but its programs are for {python.machine}.")
+        raise ContainerError("image-mismatch", f"{base} says that it is for {platform}, but its programs are for {python.machine}.")
     program = selected.installer(session, found, python)
     set_key = stages.set_key(found, selected.addresses(program))
     labelled = labels(found, base)

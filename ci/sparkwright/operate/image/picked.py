@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
-from sparkwright.core.errors import InstallerUnfit, ManifestInvalid
 from sparkwright.forks.context import Outside, Session
+from sparkwright.operate.errors import ImageError
 from sparkwright.release.client import address, choice, install, target
 from sparkwright.release.client.catalogue import MOST_MANIFEST, Catalogue
 from sparkwright.release.client.install import Wish
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Entry, Missing, Release, Wheel
 
@@ -49,7 +52,7 @@ def pick(session: Session, wish: Wish, machine: str) -> Picked:
     Return the release that *wish* means for *machine*.
 
     Raises:
-        ReleaseUnknown: There is none for it. ReleaseUnproved, ReleaseYanked: See `choice`. InstallerUnfit: It brings no installer.
+        release-unknown: There is none for it. release-unproved, release-yanked: See `choice`. installer-unfit: It brings no installer.
         SparkwrightError: As `install.opened` and `target.proved`: the index, its signature or its evidence is not what it should be.
     """
     index = install.opened(outside(session), wish)
@@ -61,14 +64,14 @@ def pick(session: Session, wish: Wish, machine: str) -> Picked:
     missing = target.proved(index, entry, release, wish.channel, machine)
     found = next((wheel for wheel in target.wheels_of(release, machine) if wheel.fork == target.SELF), None)
     if found is None:
-        raise InstallerUnfit(f"{entry.name} was published without an installer.")
+        raise ImageError("installer-unfit", f"{entry.name} was published without an installer.")
     return Picked(index, _bytes(index), entry, release, missing, found, machine)
 
 
 def _bytes(index: Catalogue) -> bytes:
     """Return the signed file of the manifest, for the installer inside to check again."""
     what = f"the manifest of {index.address}"
-    data = address.small(index.address, places.MANIFEST, most=MOST_MANIFEST, failure=ManifestInvalid, offline=index.session.offline)
+    data = address.small(index.address, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=index.session.offline)
     if data is None or signed.read(data, index.trust, what=what, asked=index.manifest.url) != index.manifest:
-        raise ManifestInvalid(f"{what} changed while it was read.", todo="Run again.")
+        raise ReleaseError("manifest-invalid", f"{what} changed while it was read.", todo="Run again.")
     return data

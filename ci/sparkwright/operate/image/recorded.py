@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import FileInvalid, ReleaseUnknown, StateUnusable
+from sparkwright.core.errors import FileError, StoreError
 from sparkwright.operate.image.made import Made
 from sparkwright.operate.image.picked import Picked
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Line, Name, Sha256
 from sparkwright.release.publish import ground
@@ -68,13 +69,13 @@ def record(made: Made, found: Picked, repository: str, tag: str, pushed: str) ->
 
 
 def ready(folder: Path) -> None:
-    """Make sure that a record can be written to *folder*: what is pushed cannot be taken back. Raises `StateUnusable`."""
+    """Make sure that a record can be written to *folder*: what is pushed cannot be taken back. Raises `state-unusable`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise StateUnusable(f"{folder} cannot be written.", details=[str(error)], todo="Name another folder with --output.") from error
+        raise StoreError("state-unusable", f"{folder} cannot be written.", details=[str(error)], todo="Name another folder with --output.") from error
 
 
 def written(folder: Path, kept: ImageRecord) -> Path:
@@ -87,12 +88,12 @@ def written(folder: Path, kept: ImageRecord) -> Path:
 
 
 def read(path: Path) -> ImageRecord:
-    """Return the record in the file *path*; raises `FileInvalid` where it is none."""
+    """Return the record in the file *path*; raises `file-invalid` where it is none."""
     try:
         with path.open("rb") as stream:
             return msgspec.json.decode(stream.read(LARGEST), type=ImageRecord)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FileInvalid(f"{path} is no record of an image.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path} is no record of an image.", details=[str(error)]) from error
 
 
 def place(kept: ImageRecord) -> str:
@@ -105,8 +106,8 @@ def published(publisher: Publisher, kept: ImageRecord) -> str:
     Sign *kept*, put it beside its release in the publisher's index, and return its place there.
 
     Raises:
-        IndexMissing, IndexDamaged, IndexBusy, SignerUnknown: The index is not there, not whole, held, or somebody else's.
-        ReleaseUnknown: It does not have that release. WheelNameTaken: Another record of that digest is there. DiskFull.
+        index-missing, index-damaged, index-busy, signer-unknown: The index is not there, not whole, held, or somebody else's.
+        release-unknown: It does not have that release. wheel-name-taken: Another record of that digest is there. disk-full.
     """
     with ground.held(publisher.root):
         check(publisher, kept.release)
@@ -122,10 +123,10 @@ def published(publisher: Publisher, kept: ImageRecord) -> str:
 
 
 def check(publisher: Publisher, release: str) -> None:
-    """Raise `ReleaseUnknown` unless the publisher's index offers *release*; raises as `ground.required`, too."""
+    """Raise `release-unknown` unless the publisher's index offers *release*; raises as `ground.required`, too."""
     manifest = ground.required(publisher.root, publisher.trust)
     if release not in {entry.release for entry in manifest.entries}:
-        raise ReleaseUnknown(f"The index in {publisher.root} has no such release.", details=[release])
+        raise ReleaseError("release-unknown", f"The index in {publisher.root} has no such release.", details=[release])
 
 
 def opened(data: bytes, trust: Trust, what: str) -> ImageRecord:
@@ -133,15 +134,15 @@ def opened(data: bytes, trust: Trust, what: str) -> ImageRecord:
     Return the record in *data*, once somebody whom *trust* names signed it.
 
     Raises:
-        EvidenceInvalid, SignatureInvalid, SignerUnknown: See `envelope.opened`. FileInvalid: It is about another image than it says.
+        evidence-invalid, signature-invalid, signer-unknown: See `envelope.opened`. file-invalid: It is about another image than it says.
     """
     said = envelope.opened(data, trust, predicate_type=PREDICATE, what=what).statement
     try:
         kept = msgspec.convert(said.predicate, ImageRecord)
     except msgspec.ValidationError as error:
-        raise FileInvalid(f"{what} does not have the fields of an image's record.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{what} does not have the fields of an image's record.", details=[str(error)]) from error
     if [one.sha256 for one in said.subjects] != [kept.digest]:
-        raise FileInvalid(f"{what} is signed about another image than the one that it describes.")
+        raise FileError("file-invalid", f"{what} is signed about another image than the one that it describes.")
     return kept
 
 

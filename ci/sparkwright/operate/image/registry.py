@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sparkwright.builder import container_engine
 from sparkwright.builder.container_engine import Engine
 from sparkwright.core.console import console
-from sparkwright.core.errors import ImageDigestDiffers, ImageTagTaken, RegistryRefused, RegistryUnreachable, SparkwrightError, UsageError
+from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.operate.errors import ImageError
 from sparkwright.operate.image.installed import patient
 from sparkwright.operate.image.made import Made
 
@@ -28,7 +30,7 @@ def checked(repository: str) -> str:
     """Return *repository*; raise `UsageError` where it is not the name of one."""
     if not REPOSITORY.fullmatch(repository) or len(repository) > 255:
         todo = "Say HOST/NAME, in small letters and without a tag: the tag is the release's name."
-        raise UsageError(f"--push {repository!r:.200} is no repository.", todo=todo)
+        raise UsageError("usage", f"--push {repository!r:.200} is no repository.", todo=todo)
     return repository
 
 
@@ -38,7 +40,7 @@ def split(name: str) -> tuple[str, str]:
     if not colon or "/" in tag:
         repository, tag = name, "latest"
     if not REPOSITORY.fullmatch(repository) or not TAG.fullmatch(tag):
-        raise UsageError(f"--tag {name!r:.200} is no name of an image.", todo="Say NAME or NAME:TAG, the name in small letters.")
+        raise UsageError("usage", f"--tag {name!r:.200} is no name of an image.", todo="Say NAME or NAME:TAG, the name in small letters.")
     return repository, tag
 
 
@@ -59,8 +61,8 @@ def push(made: Made, repository: str, tag: str) -> str:
     Push *made* to ``repository:tag``, and return the digest (``sha256:…``) by which the registry has it; credentials are docker's own.
 
     Raises:
-        RegistryUnreachable, RegistryRefused: The registry did not take it. ImageTagTaken: The tag is another image's there.
-        ImageDigestDiffers: Afterwards the registry names other bytes. EngineUnreachable, EngineRefused, DiskFull: See there.
+        registry-unreachable, registry-refused: The registry did not take it. image-tag-taken: The tag is another image's there.
+        image-digest-differs: Afterwards the registry names other bytes. engine-unreachable, engine-refused, disk-full: See there.
     """
     with container_engine.termination_interrupts():
         reached = container_engine.connect()
@@ -72,16 +74,16 @@ def push(made: Made, repository: str, tag: str) -> str:
             sent = _send(reached, repository, tag)
             found = _asked(reached, name)
             if found != sent:
-                raise ImageDigestDiffers(f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"])
+                raise ImageError("image-digest-differs", f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"])
     return sent
 
 
 def _check_free(reached: Engine, name: str, repository: str, id_: str) -> None:
-    """Raise `ImageTagTaken` where *name* is an image in the registry that is not this one."""
+    """Raise `image-tag-taken` where *name* is an image in the registry that is not this one."""
     there = _asked(reached, name)
     ours = reached.client.images.get(id_).attrs.get("RepoDigests") or []
     if there and f"{repository}@{there}" not in ours:
-        raise ImageTagTaken(f"{name} is there already, as another image.", details=[f"there: {there}"])
+        raise ImageError("image-tag-taken", f"{name} is there already, as another image.", details=[f"there: {there}"])
 
 
 def _asked(reached: Engine, name: str) -> str:
@@ -110,7 +112,7 @@ def _send(reached: Engine, repository: str, tag: str) -> str:
             line.total = sum(total for _, total in sizes.values())
             line.update(sum(done for done, _ in sizes.values()))
     if not digested:
-        raise RegistryRefused(f"{repository}:{tag} was pushed, and the engine does not say as what.")
+        raise ImageError("registry-refused", f"{repository}:{tag} was pushed, and the engine does not say as what.")
     return digested
 
 
@@ -121,5 +123,5 @@ def _count(sizes: dict[str, tuple[int, int]], news: Mapping[str, Any]) -> None:
 
 def _meaning(reached: Engine, name: str, text: str) -> SparkwrightError:
     if _UNREACHED.search(text):
-        return RegistryUnreachable(f"The registry of {name} is not reached.", details=text.splitlines()[-5:])
-    return reached.meaning(text, RegistryRefused, f"The registry does not take {name}.")
+        return ImageError("registry-unreachable", f"The registry of {name} is not reached.", details=text.splitlines()[-5:])
+    return reached.meaning(text, partial(ImageError, "registry-refused"), f"The registry does not take {name}.")

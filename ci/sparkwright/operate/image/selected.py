@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,14 @@ import msgspec
 from sparkwright.builder import self_wheel
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.environment import platforms
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import size
-from sparkwright.core.errors import DiskFull, InstallerUnfit, WheelInvalid
+from sparkwright.core.errors import StoreError
 from sparkwright.forks.archive import damage_guard
 from sparkwright.forks.context import Session
+from sparkwright.operate.errors import ImageError
 from sparkwright.operate.image.picked import Picked, outside
 from sparkwright.release.client import change, files, placing, target
 from sparkwright.release.client.placing import MOST_METADATA
@@ -64,7 +67,7 @@ def packages(picked: Picked, python: Interpreter, folder: str) -> Chosen:
 
 
 def check_room(session: Session, engine: Engine, pinned: Sequence[Pinned]) -> None:
-    """Raise `DiskFull` where the store cannot take the files that it lacks, or the engine what they unpack to."""
+    """Raise `disk-full` where the store cannot take the files that it lacks, or the engine what they unpack to."""
     lacking, unpacked = files.missing(outside(session), pinned), change.UNPACKED * sum(one.size for one in pinned)
     wanted = {session.store.root: lacking}
     root = Path(engine.root)
@@ -73,7 +76,7 @@ def check_room(session: Session, engine: Engine, pinned: Sequence[Pinned]) -> No
         wanted = {root: unpacked + lacking} if same else {**wanted, root: unpacked}
     for folder, count in wanted.items():
         if count > (free := placing.free(folder)):
-            raise DiskFull(f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
+            raise StoreError("disk-full", f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
 
 
 def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
@@ -81,7 +84,7 @@ def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Pa
     Return the files of the release's own sparkwright and of what it requires, for that Python; the first is its wheel.
 
     Raises:
-        InstallerUnfit: It cannot serve. Others: as `files.obtain` and `program.required`.
+        installer-unfit: It cannot serve. Others: as `files.obtain` and `program.required`.
     """
     wheel = picked.installer
     url = picked.index.address.of(wheel.url or places.wheel(wheel.sha256, wheel.filename))
@@ -91,10 +94,10 @@ def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Pa
 
 
 def _requires(path: Path, picked: Picked) -> list[str]:
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as archive:
+    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         if lacking := sorted(NEEDED - names):
-            raise InstallerUnfit(f"The sparkwright of {picked.entry.name} cannot serve yet.", details=[f"it lacks {lacking[0]}"])
+            raise ImageError("installer-unfit", f"The sparkwright of {picked.entry.name} cannot serve yet.", details=[f"it lacks {lacking[0]}"])
         info = next(name for name in names if name.endswith(".dist-info/METADATA"))
         with archive.open(info) as stream:
             text = stream.read(MOST_METADATA).decode("utf-8", "replace")

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed
+from sparkwright.core.errors import CommandError
 from sparkwright.release import environment
 from sparkwright.release.client import packages, state
 
@@ -31,7 +31,7 @@ def settle(root: Path, venv: Path) -> None:
     Compile everything below *root*, give it all one time, and note the set in *venv* as it then lies there.
 
     Raises:
-        NothingInstalled, EnvironmentBroken, EnvironmentUnusable: There is no set in *venv*.
+        nothing-installed, environment-broken, environment-unusable: There is no set in *venv*.
     """
     place = environment.probe(venv)
     known = state.required(place)
@@ -52,7 +52,7 @@ def _compile(python: Path) -> None:
     options = ["-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     command: list[str | os.PathLike[str]] = [python, "-m", "compileall", *options, *site]
     # Sets of constants are written in the order of their hashes.
-    with contextlib.suppress(CommandFailed):
+    with contextlib.suppress(CommandError):
         process.output(command, env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}, timeout=PATIENCE)
 
 

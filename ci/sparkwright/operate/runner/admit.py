@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.errors import LeaseRefused, RunnerRefused
 from sparkwright.core.github import one_line
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.policy import Policy, Settings, allowed
 
 #: What GitHub says of a job ("Default environment variables").
@@ -50,17 +50,17 @@ def admit(told: Mapping[str, str], policy: Policy, settings: Settings, partner: 
     Return where the job may begin; one for two nodes waits until the supervisor holds the other one.
 
     Raises:
-        RunnerRefused: It may not run here.
-        LeaseRefused: The other Spark is not to be had.
+        runner-refused: It may not run here.
+        lease-refused: The other Spark is not to be had.
     """
     if reason := admitted(told, policy, settings):
-        raise RunnerRefused("This job does not run here.", details=[reason])
+        raise LabError("runner-refused", "This job does not run here.", details=[reason])
     until = time.monotonic() + policy.lease.patience + 60
     while found := stands(partner):
         if found.state == "held":
             return
         if found.state == "refused" or time.monotonic() > until:
-            raise LeaseRefused("The other Spark is not to be had.", details=[found.says] if found.says else [])
+            raise LabError("lease-refused", "The other Spark is not to be had.", details=[found.says] if found.says else [])
         time.sleep(look)
 
 

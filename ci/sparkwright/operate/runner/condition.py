@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.builder import probes
 from sparkwright.builder.compile import procfs
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import RunnerDied, RunnerUnclean
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import emptied, holding, processes
 from sparkwright.operate.runner.emptied import Emptied
 from sparkwright.operate.runner.ground import Ground
@@ -35,7 +35,7 @@ def clean(ground: Ground) -> Cleaned:
     End every process of jobs, and remove every file of theirs.
 
     Raises:
-        RunnerUnclean: Something is left.
+        runner-unclean: Something is left.
     """
     ended, left = processes.end(ground.whose, user=ground.uid)
     files = emptied.empty(ground.work)
@@ -43,7 +43,7 @@ def clean(ground: Ground) -> Cleaned:
         files += emptied.empty(ground.at(folder), ground.uid)
     ground.partner_file.unlink(missing_ok=True)
     if left or files.stubborn:
-        raise RunnerUnclean("A job left what does not go away.", details=[*processes.shown(left), *files.stubborn[:20]])
+        raise LabError("runner-unclean", "A job left what does not go away.", details=[*processes.shown(left), *files.stubborn[:20]])
     return Cleaned(files, ended)
 
 
@@ -85,7 +85,7 @@ def recover(ground: Ground) -> None:
     done = clean(ground)
     says = f"it began at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(died.at))} UTC and was killed"
     console.warn(f"run {died.run} has no end: {says}; cleaned {size(done.files.bytes)}, ended {done.ended} processes")
-    entry = Entry(now(), died.run, "died", died.role, died.name, says=says, reference=RunnerDied.reference)
+    entry = Entry(now(), died.run, "died", died.role, died.name, says=says, reference="runner-died")
     ground.journal().write(msgspec.structs.replace(entry, cleaned=done.files.bytes, ended=done.ended))
 
 
@@ -94,7 +94,7 @@ def stop_taking(ground: Ground, patience: float) -> None:
     Let the machine take no job any more, and return when none runs; `draining` says so until it is removed.
 
     Raises:
-        RunnerBusy: A job still runs after *patience* seconds.
+        runner-busy: A job still runs after *patience* seconds.
     """
     ground.draining.touch(mode=0o600)
     with holding.wanting(ground), holding.machine(ground, patience):

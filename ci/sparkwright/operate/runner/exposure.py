@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 #: Events that only somebody with write access to the repository causes (GitHub: "Events that trigger workflows").
 TRUSTED = frozenset(("push", "schedule", "workflow_dispatch", "repository_dispatch", "release"))
@@ -62,7 +62,9 @@ def exposed(workflow_folder: Path, labels: Collection[str]) -> tuple[Exposure, .
     for file in sorted(one for one in workflow_folder.glob("*") if one.suffix in (".yml", ".yaml")):
         try:
             workflows.append(_read(file))
-        except FileInvalid as error:
+        except FileError as error:
+            if error.reference != "file-invalid":
+                raise
             reason = " ".join((error.what.replace(str(file), file.name), *error.details))
             found.append(Exposure(file.name, "", "", f"it cannot be read, so nothing is known of it: {reason}"))
     ours = frozenset(label.lower() for label in labels)
@@ -85,10 +87,10 @@ def _read(file: Path) -> Workflow:
         case dict() if all(isinstance(event, str) for event in events):
             triggers = dict(events)
         case _:
-            raise FileInvalid(f"{file} has no readable `on`.")
+            raise FileError("file-invalid", f"{file} has no readable `on`.")
     jobs = data.get("jobs")
     if not isinstance(jobs, dict) or not all(isinstance(key, str) and isinstance(job, dict) for key, job in jobs.items()):
-        raise FileInvalid(f"{file} has no readable `jobs`.")
+        raise FileError("file-invalid", f"{file} has no readable `jobs`.")
     return Workflow(file.name, str(data.get("name") or f".github/workflows/{file.name}"), triggers, jobs)
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.errors import RunnerBusy
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import condition, egress, holding, labels, perform, processes, unit
 from sparkwright.operate.runner.exposure import exposed
 from sparkwright.operate.runner.ground import Ground
@@ -182,7 +182,9 @@ def _idle(ground: Ground) -> Iterator[Finding]:
             yield Finding("last run ended", "look" if died else "ok", "it was killed; the next run cleans first" if died else "")
             reasons = list(condition.unready(ground))
             yield Finding("room", "unfit" if reasons else "ok", "; ".join(reasons))
-    except RunnerBusy:
+    except LabError as error:
+        if error.reference != "runner-busy":
+            raise
         yield Finding("nothing is left of a job", "not-run", "a job runs, or one is waited for")
     except OSError as error:
         yield Finding("room", "unfit", str(error))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import RunnerSetup
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import policy as policies
 from sparkwright.operate.runner import processes
 from sparkwright.operate.runner.journal import Journal
@@ -41,16 +41,16 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
         Return the machine that set-up described in the folder *config* at *place*.
 
         Raises:
-            FileInvalid: A file of it does not read.
-            RunnerSetup: The user of jobs is not there, or is root.
+            file-invalid: A file of it does not read.
+            runner-setup: The user of jobs is not there, or is root.
         """
         folder = place.path(config)
         policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
         uid = place.number(policy.user)
         if uid is None:
-            raise RunnerSetup(f"There is no user {policy.user}.", todo="Run `sparkwright runner setup` first.")
+            raise LabError("runner-setup", f"There is no user {policy.user}.", todo="Run `sparkwright runner setup` first.")
         if uid == 0:
-            raise RunnerSetup(f"The user {policy.user} is root.", todo="Name another user in ci/runner.yaml, and set up anew.")
+            raise LabError("runner-setup", f"The user {policy.user} is root.", todo="Name another user in ci/runner.yaml, and set up anew.")
         # Its only group is its own, made with it; nobody is in another by the number of a user that is none.
         gid = place.number(policy.user, group=True)
         return cls(

@@ -11,7 +11,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator
 
-from sparkwright.core.errors import RunnerBusy
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.ground import Ground
 
 MACHINE, WANTED = "machine.lock", "wanted.lock"
@@ -26,7 +26,7 @@ def machine(ground: Ground, patience: float = 0, still: Callable[[], bool] = lam
         patience: Seconds to wait for it. *still*: asked while waiting; False ends that.
 
     Raises:
-        RunnerBusy: Somebody else has it.
+        runner-busy: Somebody else has it.
     """
     until = time.monotonic() + patience
     with (ground.state / MACHINE).open("ab") as lock:
@@ -36,7 +36,7 @@ def machine(ground: Ground, patience: float = 0, still: Callable[[], bool] = lam
                 break
             except BlockingIOError:
                 if not still() or time.monotonic() >= until:
-                    raise RunnerBusy(f"{ground.settings.name} is doing another job.") from None
+                    raise LabError("runner-busy", f"{ground.settings.name} is doing another job.") from None
             time.sleep(min(0.2, ground.policy.limits.look))
         yield
 

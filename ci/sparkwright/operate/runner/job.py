@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from sparkwright.core import process
-from sparkwright.core.errors import RunnerUnclean, RunnerUnfit
 from sparkwright.core.github import one_line
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.lines import Lines
 from sparkwright.operate.runner.plan import HOOK
@@ -30,15 +30,15 @@ def prepare(ground: Ground) -> None:
     Lay a fresh copy of the runner into the work folder, and a home and a place for temporary files beside it.
 
     Raises:
-        RunnerUnfit: There is no runner, or others than root could have changed it.
+        runner-unfit: There is no runner, or others than root could have changed it.
     """
     source = ground.at(ground.policy.folders.runner)
     try:
         found = (source / "run.sh").lstat()
     except OSError as error:
-        raise RunnerUnfit(f"There is no runner of GitHub's in {source}.", details=[str(error)]) from error
+        raise LabError("runner-unfit", f"There is no runner of GitHub's in {source}.", details=[str(error)]) from error
     if found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode) or (ground.root and found.st_uid != 0):
-        raise RunnerUnfit(f"Others than root can change {source}/run.sh.")
+        raise LabError("runner-unfit", f"Others than root can change {source}/run.sh.")
     ground.work.chmod(0o711)
     target = ground.work / "runner"
     shutil.copytree(source, target, symlinks=True)
@@ -119,12 +119,12 @@ class Running:
         Let go of a runner that has ended, or was killed a moment ago.
 
         Raises:
-            RunnerUnclean: The kernel cannot end it.
+            runner-unclean: The kernel cannot end it.
         """
         try:
             self._child.wait(10)
         except subprocess.TimeoutExpired:
-            raise RunnerUnclean("GitHub's runner does not end.", details=[f"process {self._child.pid}"]) from None
+            raise LabError("runner-unclean", "GitHub's runner does not end.", details=[f"process {self._child.pid}"]) from None
         self.drain()
         self._sink.close()
         assert self._child.stdout is not None
@@ -138,7 +138,7 @@ def _command(ground: Ground) -> list[str]:
     words = process.leashed([ground.work / "runner" / "run.sh"], by=9)
     if words[0].endswith("setpriv"):
         return [words[0], "--no-new-privs", *dropped, *words[1:]]
-    raise RunnerUnfit("setpriv is not installed; it is part of util-linux.")
+    raise LabError("runner-unfit", "setpriv is not installed; it is part of util-linux.")
 
 
 def _environment(ground: Ground, registered: Registered) -> dict[str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from sparkwright.core import process
-from sparkwright.core.errors import LeaseRefused, RunnerBusy
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.holding import machine, wanting
 from sparkwright.operate.runner.journal import Entry, now
@@ -48,12 +48,12 @@ def hold(ground: Ground, leader: str, clean: Callable[[], object], source: int =
         Why it ended.
 
     Raises:
-        LeaseRefused: The leader's name does not come before this machine's.
+        lease-refused: The leader's name does not come before this machine's.
     """
     lease, name = ground.policy.lease, ground.settings.name
     if not ordered(leader, name):
         _say(sink, "refused")
-        raise LeaseRefused(f"{leader} may not wait for {name}: pairs are led by the name that comes first.")
+        raise LabError("lease-refused", f"{leader} may not wait for {name}: pairs are led by the name that comes first.")
     heard = _Heard(lease, Lines(source), sink)
     run = f"lease-{leader}-{os.getpid()}"
     with wanting(ground):
@@ -61,7 +61,9 @@ def hold(ground: Ground, leader: str, clean: Callable[[], object], source: int =
         try:
             entered = contextlib.ExitStack()
             entered.enter_context(machine(ground, lease.patience, heard.listen))
-        except RunnerBusy:
+        except LabError as error:
+            if error.reference != "runner-busy":
+                raise
             _say(sink, "refused")
             return heard.over or "the machine did not become free in time"
     with entered:
@@ -121,7 +123,7 @@ class Leader:
         try:
             self._child = subprocess.Popen(process.leashed(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except FileNotFoundError as error:
-            raise LeaseRefused(f"{command[0]} is not installed, so {partner} cannot be reached.") from error
+            raise LabError("lease-refused", f"{command[0]} is not installed, so {partner} cannot be reached.") from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         os.set_blocking(self._child.stdin.fileno(), False)

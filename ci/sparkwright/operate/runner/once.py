@@ -14,17 +14,9 @@ import msgspec
 
 from sparkwright.builder.compile import procfs
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import (
-    LeaseLost,
-    RunnerDied,
-    RunnerDisk,
-    RunnerMemory,
-    RunnerOvertime,
-    RunnerUnfit,
-    RunnerUnready,
-    SparkwrightError,
-)
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import holding, lease, processes, registration
 from sparkwright.operate.runner import job as jobs
 from sparkwright.operate.runner.admit import Partner
@@ -52,13 +44,13 @@ def once(ground: Ground, github: GitHub) -> Entry | None:
     Do one job, and return what the journal says of its end; None where the machine takes none now.
 
     Raises:
-        RunnerBusy: Another run has the machine.
-        RunnerUnready: No job should begin now.
-        RunnerExposed: The repository lets strangers in.
-        RunnerUnregistered: GitHub could not be reached.
-        RunnerDied: GitHub's runner ended without an end of its job.
-        RunnerDisk: The job filled the disk; RunnerMemory, RunnerOvertime, LeaseLost: as their names say. The machine is clean.
-        RunnerUnclean: It is not.
+        runner-busy: Another run has the machine.
+        runner-unready: No job should begin now.
+        runner-exposed: The repository lets strangers in.
+        runner-unregistered: GitHub could not be reached.
+        runner-died: GitHub's runner ended without an end of its job.
+        runner-disk: The job filled the disk; runner-memory, runner-overtime, lease-lost: as their names say. The machine is clean.
+        runner-unclean: It is not.
     """
     with holding.machine(ground):
         if ground.draining.exists() or holding.wanted(ground):
@@ -67,7 +59,7 @@ def once(ground: Ground, github: GitHub) -> Entry | None:
             return None
         recover(ground)
         if reasons := list(unready(ground)):
-            raise RunnerUnready("No job begins now.", details=reasons)
+            raise LabError("runner-unready", "No job begins now.", details=reasons)
         registration.guarded(github, ground.policy, ground.settings)
         role = next_role(ground)
         labels = carried(ground.policy, ground.settings, role)
@@ -126,13 +118,13 @@ class _One:
         ground, room = self._ground, self._ground.policy.room
         for folder, least in ((ground.work, room.work_floor), (ground.state, room.disk_floor)):
             if (free := shutil.disk_usage(folder).free // 1_000_000) < least:
-                return RunnerDisk(f"{free} MB are free in {folder}, and {least} must stay.")
+                return LabError("runner-disk", f"{free} MB are free in {folder}, and {least} must stay.")
         if (free := procfs.available_megabytes()) < room.memory_floor:
-            return RunnerMemory(f"{free} MB of memory are available, and {room.memory_floor} must stay.")
+            return LabError("runner-memory", f"{free} MB of memory are available, and {room.memory_floor} must stay.")
         if running.job and time.monotonic() - running.began > 60 * ground.policy.limits.job:
-            return RunnerOvertime(f"The job ran longer than {ground.policy.limits.job:g} min.")
+            return LabError("runner-overtime", f"The job ran longer than {ground.policy.limits.job:g} min.")
         if self._leader and self._leader.state == "lost":
-            return LeaseLost(f"{ground.settings.partner} no longer answers.")
+            return LabError("lease-lost", f"{ground.settings.partner} no longer answers.")
         return None
 
     def _pair(self, running: Running) -> None:
@@ -183,7 +175,7 @@ class _One:
             done = clean(ground)
             entry = msgspec.structs.replace(entry, cleaned=done.files.bytes, ended=done.ended)
             if print_of(ground.models) != before:
-                raise RunnerUnfit(f"The models in {ground.models} are not what they were before the job.")
+                raise LabError("runner-unfit", f"The models in {ground.models} are not what they were before the job.")
         except SparkwrightError as error:
             entry = msgspec.structs.replace(entry, reference=error.reference, says=" ".join((error.what, *error.details)))
             raise
@@ -198,7 +190,7 @@ def _ended(running: Running) -> None:
     Judge how the runner ended.
 
     Raises:
-        RunnerDied: Not after one job, nor because nothing was to be done.
+        runner-died: Not after one job, nor because nothing was to be done.
     """
     running.drain()
     status = running.status
@@ -206,4 +198,4 @@ def _ended(running: Running) -> None:
         return
     if running.job or status:
         begun = f"in the middle of {running.job!r}" if running.job else "before it had taken a job"
-        raise RunnerDied(f"GitHub's runner ended with status {status}, {begun}.", details=[f"log: {running.log}"])
+        raise LabError("runner-died", f"GitHub's runner ended with status {status}, {begun}.", details=[f"log: {running.log}"])

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import RunnerSetup, ToolMissing
+from sparkwright.core.errors import CommandError
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.steps import Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Stand, State, Step
 
@@ -93,11 +94,11 @@ def set_up(steps: Sequence[Step], place: Place, before: Callable[[Step], None] =
         before: Called with each step that is about to be done.
 
     Raises:
-        ToolMissing: A program that a step needs is not installed; nothing was done.
-        RunnerSetup: A step did not succeed, or its check does not hold after it; what was done stays, and the next run goes on there.
+        tool-missing: A program that a step needs is not installed; nothing was done.
+        runner-setup: A step did not succeed, or its check does not hold after it; what was done stays, and the next run goes on there.
     """
     if missing := missing_programs(steps, place):
-        raise ToolMissing(f"Set-up needs {', '.join(missing)}.", todo=f"apt-get install {' '.join(_packages(missing))}")
+        raise CommandError("tool-missing", f"Set-up needs {', '.join(missing)}.", todo=f"apt-get install {' '.join(_packages(missing))}")
     found, changed = [], False
     for step in steps:
         now = stand(step, place)
@@ -112,7 +113,7 @@ def set_up(steps: Sequence[Step], place: Place, before: Callable[[Step], None] =
             changed = True
             now = stand(step, place)
             if now.state not in ("there", "by-hand"):
-                raise RunnerSetup(f"The step {step.name!r} was done, and does not hold.", details=[now.says])
+                raise LabError("runner-setup", f"The step {step.name!r} was done, and does not hold.", details=[now.says])
         found.append(now)
     return tuple(found)
 
@@ -127,7 +128,7 @@ def take_back(steps: Sequence[Step], place: Place) -> tuple[Stand, ...]:
     Undo *steps*, the last first, and return what is left; what is not there is no error.
 
     Raises:
-        RunnerSetup: Something that is there does not go.
+        runner-setup: Something that is there does not go.
     """
     found = []
     for step in reversed(steps):
@@ -154,12 +155,12 @@ def _do(step: Step, act: object, place: Place) -> None:
             case Run():
                 status, said = place.ask(act.words)
                 if status:
-                    raise RunnerSetup(
+                    raise LabError("runner-setup", 
                         f"The step {step.name!r} did not succeed: {act.words[0]} ended with status {status}.",
                         details=[" ".join(act.words), *said.splitlines()[-20:]],
                     )
     except OSError as error:
-        raise RunnerSetup(f"The step {step.name!r} did not succeed.", details=[str(error)]) from error
+        raise LabError("runner-setup", f"The step {step.name!r} did not succeed.", details=[str(error)]) from error
 
 
 def _folder(act: Folder, place: Place) -> None:

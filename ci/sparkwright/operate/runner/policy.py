@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 
 # These become parts of units, rules and command lines: nothing that any of them could read as more than a name.
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z_][a-z0-9_-]{0,30}\Z")]
@@ -167,11 +167,11 @@ def load(path: Path) -> Policy:
     Return the policy at *path*.
 
     Raises:
-        FileInvalid: It does not read, or contradicts itself: a partner that is free before its leader stops, a folder in another.
+        file-invalid: It does not read, or contradicts itself: a partner that is free before its leader stops, a folder in another.
     """
     policy = strict_yaml.load(path, Policy)
     if wrong := _wrong(policy):
-        raise FileInvalid(f"{path} contradicts itself.", details=[wrong])
+        raise FileError("file-invalid", f"{path} contradicts itself.", details=[wrong])
     return policy
 
 
@@ -204,11 +204,11 @@ def settings(path: Path) -> Settings:
     Return what the machine was set up with.
 
     Raises:
-        FileInvalid: It does not read, or contradicts itself (`mispaired`).
+        file-invalid: It does not read, or contradicts itself (`mispaired`).
     """
     found = strict_yaml.load(path, Settings)
     if wrong := mispaired(found):
-        raise FileInvalid(f"{path} contradicts itself.", details=[wrong])
+        raise FileError("file-invalid", f"{path} contradicts itself.", details=[wrong])
     return found
 
 

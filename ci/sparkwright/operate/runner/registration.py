@@ -16,8 +16,9 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from sparkwright.core.console import console, duration
-from sparkwright.core.errors import GitHubLimited, GitHubRefused, GitHubUnreachable, RunnerExposed, RunnerUnfit, RunnerUnregistered
+from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import GitHub, Reply
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.policy import Policy, Settings
 from sparkwright.operate.runner.unit import CREDENTIAL
 
@@ -63,19 +64,19 @@ def token(environment: dict[str, str], config: Path) -> str:
     Return the token, from the credential that systemd hands over, else from the file that only root can read.
 
     Raises:
-        RunnerUnfit: There is none, or others can read it.
+        runner-unfit: There is none, or others can read it.
     """
     folder = environment.get("CREDENTIALS_DIRECTORY")
     path = Path(folder, CREDENTIAL) if folder else config / CREDENTIAL
     try:
         with path.open("rb") as stream:
             if os.fstat(stream.fileno()).st_mode & 0o077:
-                raise RunnerUnfit(f"Others can read {path}.", todo=f"chmod 0600 {path}, and make a new token: this one may be known.")
+                raise LabError("runner-unfit", f"Others can read {path}.", todo=f"chmod 0600 {path}, and make a new token: this one may be known.")
             text = stream.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
-        raise RunnerUnfit(f"The token cannot be read: {path}.", details=[str(error)]) from error
+        raise LabError("runner-unfit", f"The token cannot be read: {path}.", details=[str(error)]) from error
     if not text:
-        raise RunnerUnfit(f"There is no token in {path}.")
+        raise LabError("runner-unfit", f"There is no token in {path}.")
     return text
 
 
@@ -95,16 +96,16 @@ def guarded(github: GitHub, policy: Policy, settings: Settings) -> None:
     Refuse a repository whose settings let a stranger's workflow run.
 
     Raises:
-        RunnerExposed: It is public, and the policy refuses that, or it does not ask for approval of every outsider.
+        runner-exposed: It is public, and the policy refuses that, or it does not ask for approval of every outsider.
     """
     where = settings.repository
     if _decoded(github.ask("GET", f"/repos/{where}", where), _Repository, github, where).private:
         return
     if policy.public == "refuse":
-        raise RunnerExposed(f"{where} is public: a pull request can bring a workflow that names this machine.")
+        raise LabError("runner-exposed", f"{where} is public: a pull request can bring a workflow that names this machine.")
     reply = github.ask("GET", f"/repos/{where}/actions/permissions/fork-pr-contributor-approval", where)
     if _decoded(reply, _Approval, github, where).approval_policy != _APPROVAL:
-        raise RunnerExposed(
+        raise LabError("runner-exposed", 
             f"{where} is public, and runs workflows of some outsiders without asking.",
             todo="Set Actions → General → Approval for running fork pull request workflows to all external contributors.",
         )
@@ -122,20 +123,22 @@ def register(
         patience: Seconds of pauses between attempts, all together.
 
     Raises:
-        RunnerUnregistered: GitHub could not be reached for so long.
-        GitHubRefused: The token may not, or GitHub refuses the labels.
+        runner-unregistered: GitHub could not be reached for so long.
+        github-refused: The token may not, or GitHub refuses the labels.
     """
     broke = ""
     for pause in (*pauses(patience), None):
         name = f"{settings.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
         try:
             return _asked(github, settings, name, labels)
-        except (GitHubUnreachable, GitHubLimited) as error:
+        except GitHubError as error:
+            if error.reference not in {"github-limited", "github-unreachable"}:
+                raise
             broke = " ".join((error.what, *error.details))
         if pause is not None:
             console.note(f"GitHub gives no configuration: {broke}; asking again in {duration(pause)}")
             sleep(pause)
-    raise RunnerUnregistered(f"GitHub gave {settings.name} no configuration for a runner.", details=[broke])
+    raise LabError("runner-unregistered", f"GitHub gave {settings.name} no configuration for a runner.", details=[broke])
 
 
 def _asked(github: GitHub, settings: Settings, name: str, labels: tuple[str, ...]) -> Registered:
@@ -150,7 +153,9 @@ def unregister(github: GitHub, settings: Settings, registered: Registered) -> bo
     """Take the registration back; False where GitHub keeps it, because a job was given to it a moment ago, or could not be asked."""
     try:
         reply = github.ask("DELETE", f"/repos/{settings.repository}/actions/runners/{registered.number}", settings.repository)
-    except GitHubUnreachable:
+    except GitHubError as error:
+        if error.reference != "github-unreachable":
+            raise
         return False
     return reply.status in (204, 404)
 
@@ -159,13 +164,13 @@ def _decoded(reply: Reply, kind: type[T], github: GitHub, where: str) -> T:
     """Return what *reply* tells, as a record; what was refused says why, and nothing shows the reply itself, which may be a secret."""
     says = [f"GitHub says: {said}"] if (said := github.said(reply)) else []
     if reply.limited:
-        raise GitHubLimited(f"GitHub tells nothing of {where} for now.", details=[f"the limit ends: {reply.limit_ends}", *says])
+        raise GitHubError("github-limited", f"GitHub tells nothing of {where} for now.", details=[f"the limit ends: {reply.limit_ends}", *says])
     if reply.status == 409:
-        raise GitHubUnreachable(f"GitHub knows a runner of {where} by that name already.", details=says)
+        raise GitHubError("github-unreachable", f"GitHub knows a runner of {where} by that name already.", details=says)
     if reply.status not in (200, 201):
         todo = "The token needs Administration: write on this repository; labels and name are those of `sparkwright runner check`."
-        raise GitHubRefused(f"GitHub refuses a runner of {where}.", details=[f"answered {reply.status}", *says], todo=todo)
+        raise GitHubError("github-refused", f"GitHub refuses a runner of {where}.", details=[f"answered {reply.status}", *says], todo=todo)
     try:
         return msgspec.json.decode(reply.body, type=kind)
     except (ValueError, RecursionError):
-        raise GitHubUnreachable(f"What came for {where} is not GitHub's answer.") from None
+        raise GitHubError("github-unreachable", f"What came for {where} is not GitHub's answer.") from None

@@ -18,10 +18,11 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandFailed, RayFailed, RayMissing, ToolMissing, UsageError
+from sparkwright.core.errors import CommandError, UsageError
 from sparkwright.gates.server.keeper import Order
 from sparkwright.gates.server.kept import Kept
 from sparkwright.gates.server.serve import ALWAYS, PASSED
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.place import Place
 from sparkwright.operate.serving.variables import goes_on
 
@@ -58,9 +59,9 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def required(place: Place) -> None:
-    """Raise `RayMissing` where the environment has no Ray."""
+    """Raise `ray-missing` where the environment has no Ray."""
     if not place.ray:
-        raise RayMissing(f"There is no Ray in the environment of {place.python}.")
+        raise ServeError("ray-missing", f"There is no Ray in the environment of {place.python}.")
 
 
 def parts(address: str) -> tuple[str, int]:
@@ -72,7 +73,7 @@ def parts(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(
+        raise UsageError("usage", 
             f"{address!r:.100} is not an address of the form HOST:PORT.", todo="Give what the head printed, such as 10.0.0.1:6379."
         )
     return host.strip("[]"), int(port)
@@ -97,14 +98,14 @@ def nodes(python: Path, address: str, variables: dict[str, str]) -> tuple[Node, 
     Return the machines of the cluster at *address*, those that are lost included.
 
     Raises:
-        RayFailed: It does not answer.
+        ray-failed: It does not answer.
     """
     try:
         said = process.output([python, "-P", "-c", _ASK, address], env=environment(variables), timeout=30).splitlines()
         return msgspec.json.decode(said[-1], type=tuple[Node, ...])
-    except (CommandFailed, ToolMissing, OSError, IndexError, msgspec.DecodeError) as error:
-        details = error.details[-5:] if isinstance(error, CommandFailed) else [str(error)]
-        raise RayFailed(f"Ray does not answer at {address}.", details=list(details)) from error
+    except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
+        details = error.details[-5:] if isinstance(error, CommandError) else [str(error)]
+        raise ServeError("ray-failed", f"Ray does not answer at {address}.", details=list(details)) from error
 
 
 @contextlib.contextmanager
@@ -143,12 +144,12 @@ def _kept(place: Place, options: list[str], variables: dict[str, str], log: Path
 
 
 def started(kept: Kept) -> bool:
-    """Whether Ray says that it is up; raise `RayFailed` where it ended instead."""
+    """Whether Ray says that it is up; raise `ray-failed` where it ended instead."""
     data = kept.log.read_bytes()[-200_000:]
     if not kept.guard():
         lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
         details = [*lines[-8:], f"full log: {kept.log}"]
-        raise RayFailed("Ray did not start." if STARTED not in data else f"Ray ended: {kept.ended}.", details=details)
+        raise ServeError("ray-failed", "Ray did not start." if STARTED not in data else f"Ray ended: {kept.ended}.", details=details)
     return STARTED in data
 
 

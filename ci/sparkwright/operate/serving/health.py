@@ -15,15 +15,15 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.errors import NodeLost, RayFailed, ServerDead, ServerStuck, SparkwrightError
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.wire import Address, ServerInvalid
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster
 from sparkwright.operate.serving.held import Running
 
 State = Literal["serving", "busy", "loading", "stuck", "dead", "node-lost"]
 
-FAILURES: Mapping[State, type[SparkwrightError]] = {"stuck": ServerStuck, "dead": ServerDead, "node-lost": NodeLost}
+FAILURES: Mapping[State, str] = {"stuck": "server-stuck", "dead": "server-dead", "node-lost": "node-lost"}
 
 #: Counters that move while the engine works, a long prompt that is still being read included.
 MOVING = (
@@ -98,7 +98,9 @@ def _lost(running: Running) -> Health | None:
         return None
     try:
         there = cluster.nodes(Path(running.python), running.head, {})
-    except RayFailed as error:
+    except ServeError as error:
+        if error.reference != "ray-failed":
+            raise
         return Health("node-lost", f"Ray does not answer at {running.head}: {' '.join(error.details)[:200]}", running.url)
     alive = [one.address for one in there if one.alive]
     if len(alive) < running.nodes:

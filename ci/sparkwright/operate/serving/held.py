@@ -18,9 +18,10 @@ from typing import Literal
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import ServeRunning, StateUnusable
+from sparkwright.core.errors import StoreError
 from sparkwright.core.store import room_guard
 from sparkwright.gates.server.keeper import PATIENCE
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import Role
 from sparkwright.release.manifest import seen
 
@@ -87,7 +88,7 @@ def read() -> Running | None:
     Return what was recorded last; None where nothing is. What it says of the process may no longer be true (`Running.alive`).
 
     Raises:
-        StateUnusable: The record cannot be read.
+        state-unusable: The record cannot be read.
     """
     path = folder() / "running.json"
     try:
@@ -96,7 +97,7 @@ def read() -> Running | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StateUnusable(f"{path} cannot be read.", details=[str(error)], todo=f"Remove {path}; nothing else is in it.") from error
+        raise StoreError("state-unusable", f"{path} cannot be read.", details=[str(error)], todo=f"Remove {path}; nothing else is in it.") from error
 
 
 class Held:
@@ -126,7 +127,7 @@ def _usable() -> Iterator[None]:
         with room_guard(place):
             yield
     except OSError as error:
-        raise StateUnusable(f"{place} cannot be used.", details=[str(error)]) from error
+        raise StoreError("state-unusable", f"{place} cannot be used.", details=[str(error)]) from error
 
 
 @contextlib.contextmanager
@@ -135,7 +136,7 @@ def held() -> Iterator[Held]:
     Hold this machine for one server while the block runs.
 
     Raises:
-        ServeRunning: Another one does. StateUnusable: The state folder cannot be written.
+        serve-running: Another one does. state-unusable: The state folder cannot be written.
     """
     with _usable():
         folder().mkdir(parents=True, exist_ok=True)
@@ -163,7 +164,7 @@ def _take(descriptor: int) -> None:
                 raise _refused(other) from None
             # Either it has just begun and not said so yet, or its `serve` was killed and its keeper is still at work.
             if time.monotonic() > until:
-                raise ServeRunning(
+                raise ServeError("serve-running", 
                     "Something of a server that was started here still runs.", details=[f"lock: {folder() / 'lock'}"]
                 ) from None
         if not said:
@@ -172,9 +173,9 @@ def _take(descriptor: int) -> None:
         time.sleep(0.1)
 
 
-def _refused(other: Running) -> ServeRunning:
+def _refused(other: Running) -> ServeError:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(other.since))
     details = [f"pid {other.pid}, since {since}, {other.phase}", f"recipe: {other.recipe or 'none'}; model: {other.model or 'none'}"]
     details += [f"address: {other.url}"] if other.url else [f"a machine of the cluster at {other.head}"]
     data = {"pid": other.pid, "recipe": other.recipe, "url": other.url, "since": since, "phase": other.phase}
-    return ServeRunning(f"{other.name or other.role} is being served by process {other.pid}.", details=details, data=data)
+    return ServeError("serve-running", f"{other.name or other.role} is being served by process {other.pid}.", details=details, data=data)

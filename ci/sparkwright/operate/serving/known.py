@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparkwright.core.errors import FlagUnknown
 from sparkwright.gates.recipes import flags as released
+from sparkwright.operate.errors import ServeError
 
 #: ``engine/arg_utils.py`` of vLLM 0.33.0 has 120,000 bytes.
 LARGEST = 4 * 1024 * 1024
@@ -79,11 +79,11 @@ def check(words: Sequence[str], known: frozenset[str], version: str) -> None:
         known: What `flags` found; nothing is held against an empty set.
 
     Raises:
-        FlagUnknown: One of them is unknown, another's value, or ours.
+        flag-unknown: One of them is unknown, another's value, or ours.
     """
     wrong = list(_wrong(words, known))
     if wrong:
-        raise FlagUnknown(f"vLLM {version} cannot be given {len(wrong)} of these arguments.", details=wrong)
+        raise ServeError("flag-unknown", f"vLLM {version} cannot be given {len(wrong)} of these arguments.", details=wrong)
 
 
 def _wrong(words: Sequence[str], known: frozenset[str]) -> Iterator[str]:

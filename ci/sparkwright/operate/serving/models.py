@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import ModelMissing, NotProvided
+from sparkwright.forks.errors import SourceError
+from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -41,11 +42,13 @@ class Found(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def missing_guard() -> Iterator[None]:
-    """Turn what a checkpoint lacks into `ModelMissing`."""
+    """Turn what a checkpoint lacks into `model-missing`."""
     try:
         yield
-    except NotProvided as error:
-        raise ModelMissing(error.what, details=error.details, todo=error.todo) from error
+    except SourceError as error:
+        if error.reference != "not-provided":
+            raise
+        raise ModelError("model-missing", error.what, details=error.details, todo=error.todo) from error
 
 
 def find(text: str, revision: str, variables: Mapping[str, str], *, download: bool = False) -> Found:
@@ -58,7 +61,7 @@ def find(text: str, revision: str, variables: Mapping[str, str], *, download: bo
         download: Whether vLLM may fetch what is not there.
 
     Raises:
-        ModelMissing: It is not here, or not whole. CheckpointInvalid: A file of it is damaged.
+        model-missing: It is not here, or not whole. checkpoint-invalid: A file of it is damaged.
     """
     path = Path(text).expanduser()
     if path.exists() or text.startswith(("/", "./", "../", "~")) or not _NAME.fullmatch(text):
@@ -84,12 +87,14 @@ def _cached(name: str, revision: str, hub: Path, *, download: bool) -> Found:
         return Found(Path(name), f"{name}, which vLLM fetches", commit)
     if not commit or not snapshot.is_dir():
         details = [f"looked in {place}", f"revision: {revision}"]
-        raise ModelMissing(f"{name} is not in the cache of models on this machine.", details=details)
+        raise ModelError("model-missing", f"{name} is not in the cache of models on this machine.", details=details)
     try:
         return Found(snapshot, f"{name} at {commit[:12]}", commit, _whole(snapshot))
-    except ModelMissing as error:
+    except ModelError as error:
+        if error.reference != "model-missing":
+            raise
         details = [*error.details, *(f"half downloaded: {one.name}" for one in half)]
-        raise ModelMissing(f"{name} is not whole in the cache of models: {error.what}", details=details) from error
+        raise ModelError("model-missing", f"{name} is not whole in the cache of models: {error.what}", details=details) from error
 
 
 def _commit(place: Path, branch: str) -> str:
@@ -108,17 +113,17 @@ def _whole(path: Path) -> int:
     if path.is_file() and path.suffix == ".gguf":
         return path.stat().st_size
     if not path.is_dir():
-        raise ModelMissing(f"There is no folder {path}.")
+        raise ModelError("model-missing", f"There is no folder {path}.")
     try:
         names = sorted(one.name for one in path.iterdir())
     except OSError as error:
-        raise ModelMissing(f"{path} cannot be read.", details=[str(error)]) from error
+        raise ModelError("model-missing", f"{path} cannot be read.", details=[str(error)]) from error
     half = [one for one in names if one.endswith((".incomplete", ".part", ".aria2"))]
     half += [one.name for one in path.glob(".cache/huggingface/download/**/*.incomplete")]
     if half:
-        raise ModelMissing(f"{path} is half downloaded.", details=sorted(half)[:5])
+        raise ModelError("model-missing", f"{path} is half downloaded.", details=sorted(half)[:5])
     if not {"config.json", "params.json"} & set(names):
-        raise ModelMissing(f"{path} holds no model: there is no config.json.", details=[f"it holds: {', '.join(names[:8]) or 'nothing'}"])
+        raise ModelError("model-missing", f"{path} holds no model: there is no config.json.", details=[f"it holds: {', '.join(names[:8]) or 'nothing'}"])
     if any(one.endswith(OTHER) for one in names) and not any(one.endswith(".safetensors") for one in names):
         return 0
     if "config.json" not in names:

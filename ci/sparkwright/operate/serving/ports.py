@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from sparkwright.core.errors import PortTaken
+from sparkwright.operate.errors import ServeError
 
 
 def check(host: str, port: int) -> None:
     """
-    Raise `PortTaken` unless a server may listen at *host* and *port* now.
+    Raise `port-taken` unless a server may listen at *host* and *port* now.
 
     Asked the way that vLLM does it: connections that are ending do not hold a port.
     """
@@ -22,7 +22,7 @@ def check(host: str, port: int) -> None:
                 one.bind(address)
                 one.listen(1)
     except OSError as error:
-        raise PortTaken(f"{host} port {port} cannot be listened on: {error.strerror or error}.", details=holders(port)) from None
+        raise ServeError("port-taken", f"{host} port {port} cannot be listened on: {error.strerror or error}.", details=holders(port)) from None
 
 
 def holders(port: int) -> list[str]:

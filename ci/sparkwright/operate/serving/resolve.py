@@ -11,7 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import RecipeUnfit, UsageError
+from sparkwright.core.errors import UsageError
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.recipes import fitting
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.recipes.recipe import Recipe
@@ -61,11 +62,11 @@ def resolved(wish: Wish, where: Where) -> Ready:
     Return what *wish* comes to with the environment and the models of this machine.
 
     Raises:
-        UsageError: It names no model, or no such recipe. RecipeUnfit: It does not fit vLLM's release, the machine or the checkpoint.
-        EnvironmentUnusable, EnvironmentBroken, FileInvalid, ModelMissing, CheckpointInvalid, VariableRefused, FlagUnknown: See there.
+        UsageError: It names no model, or no such recipe. recipe-unfit: It does not fit vLLM's release, the machine or the checkpoint.
+        environment-unusable, environment-broken, file-invalid, model-missing, checkpoint-invalid, variable-refused, flag-unknown: See there.
     """
     if not wish.recipe and not wish.model:
-        raise UsageError("Nothing says what to serve.", todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL).")
+        raise UsageError("usage", "Nothing says what to serve.", todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL).")
     recipe = _planned(recipes.load(where.root, wish.recipe), wish) if wish.recipe else None
     place = places.ask(where.python)
     nodes = recipe.nodes if recipe else (wish.nodes or 1)
@@ -87,11 +88,11 @@ def _alone(wish: Wish, nodes: int) -> None:
     """Refuse what one machine cannot serve alone, and a name that vLLM would take for a flag."""
     what, here = wish.recipe or wish.model, len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if wish.role != "head" and nodes > 1:
-        raise UsageError(f"{what} is served by {nodes} machines together.", todo="Start it with --ray-head.")
+        raise UsageError("usage", f"{what} is served by {nodes} machines together.", todo="Start it with --ray-head.")
     if wish.role != "head" and here and (wish.parallel or 1) > here:
-        raise UsageError(f"{wish.parallel} GPUs are to share the work; here are {here}.", todo="Start it with --ray-head and --nodes.")
+        raise UsageError("usage", f"{wish.parallel} GPUs are to share the work; here are {here}.", todo="Start it with --ray-head and --nodes.")
     if wish.name.startswith("-"):
-        raise UsageError(f"{wish.name!r:.80} cannot be the name of a model: it looks like a flag.")
+        raise UsageError("usage", f"{wish.name!r:.80} cannot be the name of a model: it looks like a flag.")
 
 
 def _planned(recipe: Recipe, wish: Wish) -> Recipe:
@@ -141,7 +142,7 @@ def _plain(wish: Wish) -> Iterator[str]:
 def _model(wish: Wish, recipe: Recipe | None, settings: dict[str, str]) -> Found:
     named = wish.model or (recipe.model.repository if recipe and recipe.model.repository != "any" else "")
     if not named:
-        raise UsageError(f"{wish.recipe} serves whatever model is brought.", todo="Name it with --model (in a container: MODEL).")
+        raise UsageError("usage", f"{wish.recipe} serves whatever model is brought.", todo="Name it with --model (in a container: MODEL).")
     return models.find(named, _revision(wish, recipe), {**os.environ, **settings}, download=wish.download)
 
 
@@ -176,7 +177,7 @@ def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int
     weights, free = model.weights / (wish.nodes or 1) / 1e6, floor(wish) * GIB
     if weights + free > total:
         says = f"{weights:,.0f} MB of weights and {free:,.0f} MB that stay free; the machine has {total:,} MB"
-        raise RecipeUnfit(f"{_name(wish, None, model)} does not fit into this machine's memory.", details=[f"memory-short: {says}"])
+        raise GateError("recipe-unfit", f"{_name(wish, None, model)} does not fit into this machine's memory.", details=[f"memory-short: {says}"])
     said = known.value(wish.flags, "--gpu-memory-utilization")
     share = float(said) if re.fullmatch(r"[0-9]*\.?[0-9]+", said) else wish.share or SHARE
     found = []

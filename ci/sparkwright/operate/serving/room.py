@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from sparkwright.builder.compile import procfs
-from sparkwright.core.errors import MemoryHeld
+from sparkwright.operate.errors import ServeError
 
 #: Megabytes from which on a program is worth naming. *MOST*: how many are.
 LEAST, MOST = 200, 6
@@ -19,12 +19,12 @@ def check(needs: int, floor: int) -> None:
         needs: Megabytes that the server takes. *floor*: that stay free beside it.
 
     Raises:
-        MemoryHeld: There is less.
+        memory-held: There is less.
     """
     free = procfs.available_megabytes()
     if needs + floor > free:
         says = f"{needs:,} MB for the server and {floor:,} MB that stay free are {needs + floor:,} MB; {free:,} MB are free now"
-        raise MemoryHeld("There is not enough free memory for the server.", details=[says, *holders()], data={"needs": needs, "free": free})
+        raise ServeError("memory-held", "There is not enough free memory for the server.", details=[says, *holders()], data={"needs": needs, "free": free})
 
 
 def holders() -> list[str]:

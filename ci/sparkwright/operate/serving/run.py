@@ -20,6 +20,7 @@ from sparkwright.gates.server.keeper import PATIENCE, Order
 from sparkwright.gates.server.kept import Kept
 from sparkwright.gates.server.log import Line, LogInvalid, scan
 from sparkwright.gates.server.serve import answers
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import held, loading, ports, room
 from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.held import Held, Running
@@ -35,9 +36,7 @@ SHOWN, LOGS = 15, 10
 
 _ERROR = Line("error", ("Error: ", "Exception: "), r"(?:^|\] )(?P<value>[\w.]*(?:Error|Exception): .*)")
 
-_FAILURES: dict[str, type[errors.SparkwrightError]] = {
-    one.reference: one for one in (errors.MemoryLow, errors.GraphMemoryNegative, errors.ServerLate, errors.ServerDied)
-}
+_FAILURES = frozenset({"memory-low", "graph-memory-negative", "server-late"})
 
 
 def log_path(store: Store, name: str) -> Path:
@@ -65,7 +64,7 @@ def serve(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> in
     Serve until somebody asks to stop, and return the exit code: 0 after it was ready, 130 before.
 
     Raises:
-        PortTaken, MemoryHeld: It cannot start. ServerDied, ServerLate, MemoryLow, GraphMemoryNegative: It ended, or was ended, by itself.
+        port-taken, memory-held: It cannot start. server-died, server-late, memory-low, graph-memory-negative: It ended, or was ended, by itself.
     """
     now = record(ready, log, "loading")
     lock.write(now)
@@ -154,11 +153,10 @@ def guarded(kept: Kept, log: Path) -> None:
     """Raise what ended the server, if anything did."""
     if kept.guard():
         return
-    failure = _FAILURES.get(kept.reference, errors.ServerDied)
     details = [*tail(log), *cause(log), f"full log: {log}"]
-    raise failure(
-        f"The server was ended: {kept.ended}." if failure is not errors.ServerDied else f"vLLM is gone: {kept.ended}.", details=details
-    )
+    if kept.reference in _FAILURES:
+        raise ServeError(kept.reference, f"The server was ended: {kept.ended}.", details=details)
+    raise ServeError("server-died", f"vLLM is gone: {kept.ended}.", details=details)
 
 
 def cause(log: Path) -> list[str]:

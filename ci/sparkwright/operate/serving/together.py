@@ -9,9 +9,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkwright.core.console import console, duration
-from sparkwright.core.errors import RayFailed, WorkersMissing
 from sparkwright.core.store import Store
 from sparkwright.gates.server.kept import Kept
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, held, ports, room, run
 from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.cluster import Node
@@ -33,7 +33,7 @@ def lead(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> int
     Start Ray's head, wait for the other machines, and serve; return the exit code as `run.serve`.
 
     Raises:
-        RayMissing, RayFailed: Ray cannot be started. WorkersMissing: Not all machines came in time. And what `run.serve` raises.
+        ray-missing, ray-failed: Ray cannot be started. workers-missing: Not all machines came in time. And what `run.serve` raises.
     """
     cluster.required(ready.place)
     ports.check(ready.wish.host, ready.wish.port)
@@ -69,7 +69,7 @@ def _gather(ray: Kept, ready: Ready, address: str, asked: Asked) -> bool:
             if (passed := time.monotonic() - began) > ready.launch.patience:
                 there = [f"{one.address} ({one.id[:12]})" for one in came] or ["not even the head"]
                 what = f"{len(came)} of {ready.nodes} machines are there after {duration(passed)}."
-                raise WorkersMissing(what, details=[f"there: {one}" for one in there], data={"came": [one.address for one in came]})
+                raise ServeError("workers-missing", what, details=[f"there: {one}" for one in there], data={"came": [one.address for one in came]})
             _rest(asked, LOOK if up else 0.2)
     return False
 
@@ -77,7 +77,9 @@ def _gather(ray: Kept, ready: Ready, address: str, asked: Asked) -> bool:
 def _alive(ready: Ready, address: str) -> tuple[Node, ...]:
     try:
         return tuple(one for one in cluster.nodes(ready.place.python, address, ready.launch.variables) if one.alive)
-    except RayFailed:  # up, and not answering yet
+    except ServeError as error:  # up, and not answering yet
+        if error.reference != "ray-failed":
+            raise
         return ()
 
 
@@ -92,7 +94,7 @@ def follow(place: Place, wish: Wish, floor: int, lock: Held, asked: Asked, log: 
     Be a machine of the cluster at ``wish.head`` until somebody asks to stop or the head is gone, and return the exit code.
 
     Raises:
-        RayMissing, RayFailed: Ray cannot be started, or ended although the head is there. MemoryLow: Too little memory is left.
+        ray-missing, ray-failed: Ray cannot be started, or ended although the head is there. memory-low: Too little memory is left.
     """
     cluster.required(place)
     cluster.parts(wish.head)
@@ -116,12 +118,12 @@ def follow(place: Place, wish: Wish, floor: int, lock: Held, asked: Asked, log: 
 
 
 def _reached(head: str, asked: Asked, patience: float) -> bool:
-    """Wait for the head, which may be started after us; raise `RayFailed` where it does not come."""
+    """Wait for the head, which may be started after us; raise `ray-failed` where it does not come."""
     began = time.monotonic()
     with console.progress(f"wait for the head at {head}", 0) as line:
         while not cluster.reachable(head):
             if (passed := time.monotonic() - began) > patience:
-                raise RayFailed(f"Nothing listens at {head} after {duration(passed)}.")
+                raise ServeError("ray-failed", f"Nothing listens at {head} after {duration(passed)}.")
             line.update(round(passed), "s")
             _rest(asked, 1)
     return True

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.core.errors import VariableRefused
 from sparkwright.gates.server import envvars
 from sparkwright.gates.server.envvars import Replaced
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
 Kind = Literal["text", "address", "name", "integer", "share", "seconds", "words", "switch"]
@@ -92,7 +92,7 @@ def told(environment: Mapping[str, str]) -> Wish:
     Return what *environment* asks for; an empty variable is one that is not set.
 
     Raises:
-        VariableRefused: A value cannot be, or a name looks like one of ours and is none.
+        variable-refused: A value cannot be, or a name looks like one of ours and is none.
     """
     given = {name: value for name, value in environment.items() if value.strip()}
     ours = {one.variable for one in TABLE}
@@ -105,7 +105,7 @@ def told(environment: Mapping[str, str]) -> Wish:
             except ValueError as error:
                 wrong.append(f"{one.variable}={_shown(given[one.variable])}: {error}")
     if wrong:
-        raise VariableRefused(f"{len(wrong)} variable(s) of the environment cannot be taken as they are.", details=wrong)
+        raise ServeError("variable-refused", f"{len(wrong)} variable(s) of the environment cannot be taken as they are.", details=wrong)
     passed = {name: value for name, value in given.items() if name not in ours and goes_on(name)}
     return Wish(**fields, passed=passed)
 
@@ -185,7 +185,7 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
         package: The folder ``vllm``. *replaced*: what became of variables that older releases knew.
 
     Raises:
-        VariableRefused: One of them would change nothing.
+        variable-refused: One of them would change nothing.
     """
     asked = sorted(name for name in variables if name.startswith("VLLM_"))
     if not asked:
@@ -198,7 +198,7 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
     unknown = sorted(set(unknown) - envvars.read_elsewhere(package, unknown))
     if unknown:
         details = [f"{name}: {advice}" for name, advice in zip(unknown, _advice(unknown, known, replaced), strict=True)]
-        raise VariableRefused(f"vLLM {version} does not read {', '.join(unknown)}; it would change nothing.", details=details)
+        raise ServeError("variable-refused", f"vLLM {version} does not read {', '.join(unknown)}; it would change nothing.", details=details)
     return ()
 
 

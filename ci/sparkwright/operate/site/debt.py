@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import git, strict_yaml
-from sparkwright.core.errors import FileInvalid, SparkwrightError
+from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 
@@ -109,7 +109,9 @@ def _debt(root: Path, commits: Sequence[tuple[str, str]], partial: str) -> Debt:
         for stack in sorted(found[1] for path in files if (found := _STACK.fullmatch(path))):
             try:
                 amount = _amount(stack, commit, day, files, blobs)
-            except FileInvalid as error:
+            except FileError as error:
+                if error.reference != "file-invalid":
+                    raise
                 wrong[f"{stack} at {commit[:12]}"] = problems.of(f"{stack} at {commit[:12]}", error)
                 continue
             known = made.setdefault(stack, [])
@@ -158,9 +160,9 @@ class _Blobs:
         self._ledgers: dict[str, _Ledger] = {}
 
     def data(self, blob: str, path: str) -> bytes:
-        """Return a file; raise `FileInvalid` for one that is larger than any of ours, or not there."""
+        """Return a file; raise `file-invalid` for one that is larger than any of ours, or not there."""
         if blob not in self._data:
-            raise FileInvalid(f"{path} is larger than {LARGEST} bytes, or not in this checkout.")
+            raise FileError("file-invalid", f"{path} is larger than {LARGEST} bytes, or not in this checkout.")
         return self._data[blob]
 
     def ledger(self, blob: str, path: str) -> _Ledger:
@@ -184,7 +186,7 @@ def _batch(root: Path, blobs: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _amount(stack: str, commit: str, day: str, files: Mapping[str, str], blobs: _Blobs) -> Amount:
-    """Return what *stack* carries in *files*; raises `FileInvalid` where a ledger of then cannot be read."""
+    """Return what *stack* carries in *files*; raises `file-invalid` where a ledger of then cannot be read."""
     names = [f"forks/{stack}/{fork}/{name}" for fork, name in _listed(stack, files, blobs)]
     ours = [blobs.data(files[name], name) for name in names if name in files]
     picks = [

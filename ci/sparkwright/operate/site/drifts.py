@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.cherry_picks import drift
 from sparkwright.cherry_picks.drift import Document, Drift
 from sparkwright.cherry_picks.status import Line
-from sparkwright.core.errors import RecordDamaged
+from sparkwright.core.errors import FileError
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.release.manifest.records import line
@@ -74,7 +74,9 @@ def read(paths: Sequence[Path]) -> Drifted:
     for path in sorted(paths):
         try:
             found = _told(path)
-        except RecordDamaged as error:
+        except FileError as error:
+            if error.reference != "record-damaged":
+                raise
             wrong.append(problems.of(path.name, error))
             continue
         for one in found.drift:
@@ -86,14 +88,14 @@ def read(paths: Sequence[Path]) -> Drifted:
 
 
 def status(path: Path) -> Carried:
-    """Return what the document at *path* says; raises `RecordDamaged`."""
+    """Return what the document at *path* says; raises `record-damaged`."""
     return _decoded(path, Carried)
 
 
 def _told(path: Path) -> Document:
     found = _decoded(path, Document)
     if found.error or not found.drift:
-        raise RecordDamaged(f"{path.name} tells of no drift.", details=[line(str(found.error.get("what", "")))])
+        raise FileError("record-damaged", f"{path.name} tells of no drift.", details=[line(str(found.error.get("what", "")))])
     return found
 
 
@@ -106,7 +108,7 @@ def _decoded(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         says = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RecordDamaged(line(f"{path.name} cannot be taken: {says}")) from error
+        raise FileError("record-damaged", line(f"{path.name} cannot be taken: {says}")) from error
 
 
 def _report(one: Drift) -> Report:

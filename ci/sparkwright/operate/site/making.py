@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.cherry_picks import status
 from sparkwright.core.console import console
-from sparkwright.core.errors import IndexMissing, RecordDamaged, SparkwrightError
+from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.forks.context import Outside, Session
 from sparkwright.forks.stack import Project
 from sparkwright.operate.site import debt, drifts, history, nights, pages, policy, problems, releases, trends, writing
@@ -22,6 +22,7 @@ from sparkwright.operate.site.problems import Problem
 from sparkwright.operate.site.releases import Books
 from sparkwright.operate.site.writing import Written
 from sparkwright.release.client.install import Wish
+from sparkwright.release.errors import ReleaseError
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ def read(session: Session, asked: Asked) -> Found:
     Return everything that the site tells of.
 
     Raises:
-        SparkwrightError: The index is not there, or its manifest is not to be believed. FileInvalid: The policy cannot be read.
+        SparkwrightError: The index is not there, or its manifest is not to be believed. file-invalid: The policy cannot be read.
     """
     judged = policy.load(session.project.root)
     books = _books(session, asked)
@@ -71,7 +72,9 @@ def _books(session: Session, asked: Asked) -> Books | None:
     try:
         with console.step("the index, its records and measurements"):
             return releases.read(Outside(session.store, session.offline, session.mirrors), asked.index)
-    except IndexMissing:
+    except ReleaseError as error:
+        if error.reference != "index-missing":
+            raise
         if asked.wanted:
             raise
         return None
@@ -84,7 +87,9 @@ def _status(session: Session, asked: Asked) -> tuple[Carried | None, list[Proble
             return drifts.status(asked.status), []
         names = sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml"))
         made = {name: tuple(_lines(session, name, asked.day)) for name in names}
-    except RecordDamaged as error:
+    except FileError as error:
+        if error.reference != "record-damaged":
+            raise
         return None, [problems.of(asked.status.name if asked.status else "status", error)]
     except SparkwrightError as error:
         return None, [problems.of("status", error)]

@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import NightTaken, SparkwrightError, UsageError
+from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.store import flush, room_guard
 from sparkwright.gates import ladder
 from sparkwright.gates.verdict import State
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.site.records import File, Measured, Night, Stage
 from sparkwright.release.manifest.records import line
 from sparkwright.release.report import read
@@ -64,7 +65,7 @@ def stage(text: str) -> Stage:
     outcome, _, reference = rest.partition(":")
     if not found or outcome not in _WORDS or not _named(name) or (reference and not _REFERENCE.fullmatch(reference)):
         known = ", ".join(word for word in _WORDS if word)
-        raise UsageError(f"{text!r} is not of the form NAME=OUTCOME[:REFERENCE].", details=[f"outcomes: {known}"])
+        raise UsageError("usage", f"{text!r} is not of the form NAME=OUTCOME[:REFERENCE].", details=[f"outcomes: {known}"])
     state = _WORDS[outcome]
     given = reference or ("cancelled" if outcome == "cancelled" else "")
     return Stage(name, state, "" if state == "pass" else given)
@@ -81,7 +82,7 @@ def documented(text: str) -> Stage:
     """
     name, found, path = text.partition("=")
     if not found or not path or not _named(name):
-        raise UsageError(f"{text!r} is not of the form NAME=FILE.")
+        raise UsageError("usage", f"{text!r} is not of the form NAME=FILE.")
     data, why = _read(Path(path), LARGEST_DOCUMENT)
     if data is None:
         return Stage(name, "not-run", "no-document", why)
@@ -170,7 +171,7 @@ def write(folder: Path, night: Night) -> Path:
     Keep *night* in *folder*, whole or not at all, and return its file. The very same record again changes nothing.
 
     Raises:
-        NightTaken: Another record has that name; none is ever written over. DiskFull: There is no room.
+        night-taken: Another record has that name; none is ever written over. disk-full: There is no room.
     """
     data = msgspec.json.format(msgspec.json.encode(night)) + b"\n"
     path = folder / night.filename
@@ -190,7 +191,7 @@ def write(folder: Path, night: Night) -> Path:
         except FileExistsError as error:
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
                 details = [f"file: {path}", f"run:  {night.workflow} {night.run}"]
-                raise NightTaken(f"There is another record of {night.filename.removesuffix('.json')}.", details=details) from error
+                raise LabError("night-taken", f"There is another record of {night.filename.removesuffix('.json')}.", details=details) from error
         finally:
             temporary.unlink(missing_ok=True)
     return path

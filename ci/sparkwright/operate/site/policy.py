@@ -41,5 +41,5 @@ class SitePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(root: Path) -> SitePolicy:
-    """Return the policy of the checkout *root*; raises `FileInvalid` as `yamlfile.load`."""
+    """Return the policy of the checkout *root*; raises `file-invalid` as `yamlfile.load`."""
     return strict_yaml.load(root / "ci" / "site.yaml", SitePolicy)

@@ -7,13 +7,14 @@ A record that is damaged costs its own release, which is then shown as damaged. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import EvidenceInvalid, IndexDamaged, SetMixed, SparkwrightError, VerdictForeign, VerifiedRefused
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import Outside
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
@@ -21,6 +22,7 @@ from sparkwright.operate.site.records import Measured
 from sparkwright.release.client import address
 from sparkwright.release.client.catalogue import MOST_RECORD, Catalogue
 from sparkwright.release.client.install import Wish
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Evidence, Manifest, Proof, Proved, Release, Wheel
 from sparkwright.release.notes import published
@@ -118,24 +120,24 @@ def _records(index: Catalogue, entry: Entry) -> tuple[Release, Proof]:
 
 
 def _local(index: Catalogue, name: str, sha256: str, kind: type[T]) -> T:
-    data = address.small(index.address, name, most=MOST_RECORD, failure=IndexDamaged)
+    data = address.small(index.address, name, most=MOST_RECORD, failure=partial(ReleaseError, "index-damaged"))
     if data is None or digest.sha256_bytes(data) != sha256:
-        raise IndexDamaged(f"{name} is missing." if data is None else f"{name} has other bytes than its hash says.")
+        raise ReleaseError("index-damaged", f"{name} is missing." if data is None else f"{name} has other bytes than its hash says.")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise IndexDamaged(f"{name} cannot be read.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"{name} cannot be read.", details=[str(error)]) from error
 
 
 def _sound(entry: Entry, release: Release, proof: Proof) -> None:
-    """Raise `SetMixed` or `VerifiedRefused` where the records contradict the manifest or each other."""
+    """Raise `set-mixed` or `verified-refused` where the records contradict the manifest or each other."""
     said = (release.name, release.stack, release.made, proof.release)
     if said != (entry.name, entry.stack, entry.made, entry.release):
-        raise SetMixed(f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
+        raise ReleaseError("set-mixed", f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
     if sorted(one.wheel for one in proof.wheels) != sorted(wheel.sha256 for wheel in release.wheels):
-        raise SetMixed(f"The proof of {entry.name} is about other wheels than the release has.")
+        raise ReleaseError("set-mixed", f"The proof of {entry.name} is about other wheels than the release has.")
     if entry.channel == "verified" and (lacking := [lack.reference for one in proof.wheels for lack in one.missing]):
-        raise VerifiedRefused(f"{entry.name} stands in verified, and its proof says that something is missing.", details=lacking[:20])
+        raise ReleaseError("verified-refused", f"{entry.name} stands in verified, and its proof says that something is missing.", details=lacking[:20])
 
 
 def _measured(
@@ -149,7 +151,7 @@ def _measured(
             if found is None:
                 found = _computed(evidence, lambda evidence=evidence: _evidence(index, evidence))  # type: ignore[misc]
             if foreign := sorted({figure.wheel for figure in found} - {wheel.sha256}):
-                raise VerdictForeign(f"The measurement of {wheel.filename} is about another wheel.", details=[f"about: {foreign[0]}"])
+                raise ReleaseError("verdict-foreign", f"The measurement of {wheel.filename} is about another wheel.", details=[f"about: {foreign[0]}"])
             figures[wheel.sha256] = found
         except SparkwrightError as error:
             wrong.append(problems.of(f"{one.entry.name}: {wheel.filename}", error))
@@ -173,7 +175,7 @@ def _evidence(index: Catalogue, one: Evidence) -> bytes:
     if index.address.folder is None:
         return index.evidence(one)
     name = places.evidence(one.sha256)
-    data = address.small(index.address, name, most=min(one.size, MOST_RECORD), failure=EvidenceInvalid)
+    data = address.small(index.address, name, most=min(one.size, MOST_RECORD), failure=partial(TrustError, "evidence-invalid"))
     if data is None or digest.sha256_bytes(data) != one.sha256:
-        raise EvidenceInvalid(f"{name} is missing." if data is None else f"{name} has other bytes than its hash says.")
+        raise TrustError("evidence-invalid", f"{name} is missing." if data is None else f"{name} has other bytes than its hash says.")
     return data

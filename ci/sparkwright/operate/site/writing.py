@@ -37,7 +37,7 @@ def write(store: Store, folder: Path, files: Mapping[str, bytes], style: str) ->
         style: The one of them that every page loads.
 
     Raises:
-        UsageError: The folder holds what this did not make. DiskFull: There is no room.
+        UsageError: The folder holds what this did not make. disk-full: There is no room.
     """
     before = _before(folder)
     changed = 0
@@ -64,9 +64,9 @@ def _before(folder: Path) -> set[str]:
     except FileNotFoundError:
         found = _Listing(())
         if folder.is_dir() and any(folder.iterdir()):
-            raise UsageError(f"{folder} holds files that are none of a site; name an empty folder with --output.") from None
+            raise UsageError("usage", f"{folder} holds files that are none of a site; name an empty folder with --output.") from None
         if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder} is no folder.") from None
+            raise UsageError("usage", f"{folder} is no folder.") from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         found = _Listing(())
     # A listing that somebody changed must not lead out of the folder.

@@ -45,7 +45,7 @@ def clean(root: Path) -> None:
     """
     if found := sorted(changed(root)):
         todo = "Commit them or take them back first; the pull request is to hold the bump and nothing else."
-        raise UsageError("The checkout has changes of its own.", details=found[:20], todo=todo)
+        raise UsageError("usage", "The checkout has changes of its own.", details=found[:20], todo=todo)
 
 
 def branch(stack: str, made: Bump) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks.drift import Document, Drift, Trial, proof
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.core.github_summary import block, plain, table
 
 #: Bytes of the largest report that is read; one of every release of vLLM since the lock has some hundred thousand.
@@ -31,16 +31,16 @@ def read(path: Path) -> tuple[Drift, ...]:
     Return the drifts in the file at *path*, the JSON document of ``sparkwright drift``.
 
     Raises:
-        FileInvalid: It is not one, or tells of a drift that failed.
+        file-invalid: It is not one, or tells of a drift that failed.
     """
     try:
         if path.stat().st_size > LARGEST:
-            raise FileInvalid(f"{path} has more than {LARGEST} bytes.")
+            raise FileError("file-invalid", f"{path} has more than {LARGEST} bytes.")
         made = msgspec.json.decode(path.read_bytes(), type=Document)
     except (OSError, msgspec.DecodeError) as error:
-        raise FileInvalid(f"{path} is no report of drift.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{path} is no report of drift.", details=[str(error)]) from error
     if made.error:
-        raise FileInvalid(f"{path} tells of a drift that failed.", details=[f"{made.error.get('reference')}: {made.error.get('what')}"])
+        raise FileError("file-invalid", f"{path} tells of a drift that failed.", details=[f"{made.error.get('reference')}: {made.error.get('what')}"])
     return tuple(one.of for one in made.drift)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright.core.errors import GitHubUnreachable
+from sparkwright.core.errors import GitHubError
 from sparkwright.core.github_repository import Repository
 
 Done = Literal["filed", "updated", "unchanged", "closed", "nothing to tell"]
@@ -49,7 +49,7 @@ def keep(repository: Repository, name: str, title: str, body: str, *, author: st
         wanted: Whether there is anything to tell; where not, an open issue is closed with *body* as its last word.
 
     Raises:
-        GitHubUnreachable, GitHubRefused, GitHubLimited: It cannot be done.
+        github-unreachable, github-refused, github-limited: It cannot be done.
     """
     mark = f"<!-- sparkwright:{name} -->"
     text = f"{body.rstrip()}\n\n{mark}\n"
@@ -73,8 +73,10 @@ def _found(repository: Repository, mark: str, author: str) -> _Issue | None:
 def _file(repository: Repository, mark: str, title: str, text: str, author: str) -> Kept:
     try:
         one = repository.told("POST", "/issues", _Issue, "a new issue", {"title": title, "body": text})
-    except GitHubUnreachable:
+    except GitHubError as error:
         # Nobody knows whether a question without an answer was heard; asking twice would file two.
+        if error.reference != "github-unreachable":
+            raise
         if (heard := _found(repository, mark, author)) is None:
             raise
         one = heard

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.core.errors import GitHubRefused
+from sparkwright.core.errors import GitHubError
 from sparkwright.core.github_repository import Repository
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}\Z")]
@@ -58,12 +58,12 @@ def propose(
         files: Path → bytes; None removes one.
 
     Raises:
-        GitHubUnreachable, GitHubRefused, GitHubLimited: It cannot be done; what was made until then is on the branch, and is set anew.
+        github-unreachable, github-refused, github-limited: It cannot be done; what was made until then is on the branch, and is set anew.
     """
     before = repository.told("GET", f"/git/commits/{head}", _Commit, f"the commit {head[:12]}")
     tree = repository.told("POST", "/git/trees", _Object, "a tree", {"base_tree": before.tree.sha, "tree": _entries(repository, files)})
     if tree.sha == before.tree.sha:
-        raise GitHubRefused("The proposal changes nothing.", todo="Compare the files with those of the branch.")
+        raise GitHubError("github-refused", "The proposal changes nothing.", todo="Compare the files with those of the branch.")
     there = _branch(repository, branch)
     opened = _open(repository, base, branch)
     if there and opened and _same(repository, there, tree.sha, head):

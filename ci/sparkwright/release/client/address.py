@@ -16,9 +16,11 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
-from sparkwright.core.errors import IndexMissing, Offline, SourceUnreachable, SparkwrightError
+from sparkwright.core.errors import Failure
 from sparkwright.forks.context import Outside, config
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.package_index import shown
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.signing import trust
 
 if TYPE_CHECKING:
@@ -59,12 +61,12 @@ def find(named: str, session: Outside) -> Address:
     Return the index *named* on the command line, or else by SPARKWRIGHT_RELEASES, by the user's configuration, or by the installer.
 
     Raises:
-        IndexMissing: None of them names one, or it is neither a URL nor a folder.
+        index-missing: None of them names one, or it is neither a URL nor a folder.
     """
     carried = trust.carried()
     text = named or os.environ.get("SPARKWRIGHT_RELEASES", "") or config().releases or (carried.index if carried else "")
     if not text:
-        raise IndexMissing("Nothing says where the index of releases is.")
+        raise ReleaseError("index-missing", "Nothing says where the index of releases is.")
     parts = urlsplit(text)
     if parts.scheme in ("http", "https") and parts.netloc:
         url = text.rstrip("/") + "/"
@@ -72,7 +74,7 @@ def find(named: str, session: Outside) -> Address:
         return Address(url, reached) if not reached.startswith("file:") else Address(url, "", _path(reached))
     folder = _path(text) if parts.scheme == "file" else Path(text)
     if not folder.is_dir():
-        raise IndexMissing(f"{shown(text)} is neither a URL nor a folder.")
+        raise ReleaseError("index-missing", f"{shown(text)} is neither a URL nor a folder.")
     return Address(folder=folder.absolute())
 
 
@@ -80,40 +82,40 @@ def _path(url: str) -> Path:
     return Path(unquote(urlsplit(url).path))
 
 
-def small(address: Address, name: str, *, most: int, failure: type[SparkwrightError], offline: bool = False) -> bytes | None:
+def small(address: Address, name: str, *, most: int, failure: Failure, offline: bool = False) -> bytes | None:
     """
     Return the file *name* of at most *most* bytes; None where there is none.
 
     Raises:
         failure: It is larger, or the server sends elsewhere for it.
-        SourceUnreachable: The server does not answer, breaks off, or is too slow. Offline: It may not be asked.
+        source-unreachable: The server does not answer, breaks off, or is too slow. offline: It may not be asked.
     """
     if address.folder is not None:
         return _local(address.folder / name, most, failure)
     url = address.of(name)
     if offline:
-        raise Offline(f"{shown(url)} would have to be asked.")
+        raise SourceError("offline", f"{shown(url)} would have to be asked.")
     return _remote(url, most, failure)
 
 
-def _local(path: Path, most: int, failure: type[SparkwrightError]) -> bytes | None:
+def _local(path: Path, most: int, failure: Failure) -> bytes | None:
     try:
         with path.open("rb") as stream:
             data = stream.read(most + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise SourceUnreachable(f"{path} cannot be read.", details=[str(error)]) from error
+        raise SourceError("source-unreachable", f"{path} cannot be read.", details=[str(error)]) from error
     return _bounded(data, str(path), most, failure)
 
 
-def _bounded(data: bytes | bytearray, where: str, most: int, failure: type[SparkwrightError]) -> bytes:
+def _bounded(data: bytes | bytearray, where: str, most: int, failure: Failure) -> bytes:
     if len(data) > most:
         raise failure(f"{where} is larger than such a file can be.", details=[f"bound: {most} bytes"])
     return bytes(data)
 
 
-def _remote(url: str, most: int, failure: type[SparkwrightError]) -> bytes | None:
+def _remote(url: str, most: int, failure: Failure) -> bytes | None:
     import requests
     from urllib3.exceptions import HTTPError
 
@@ -128,7 +130,7 @@ def _remote(url: str, most: int, failure: type[SparkwrightError]) -> bytes | Non
             reply.raise_for_status()
             return _taken(reply, shown(url), most, failure)
     except (requests.RequestException, HTTPError) as error:
-        raise SourceUnreachable(f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
+        raise SourceError("source-unreachable", f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
 
 
 def _http() -> requests.Session:
@@ -141,7 +143,7 @@ def _http() -> requests.Session:
     return session
 
 
-def _taken(reply: requests.Response, where: str, most: int, failure: type[SparkwrightError]) -> bytes:
+def _taken(reply: requests.Response, where: str, most: int, failure: Failure) -> bytes:
     until, data = time.monotonic() + PATIENCE, bytearray()
     # One byte or many: whatever came is handed on, so that the clock is looked at while a server trickles.
     while piece := reply.raw.read1(PIECE):
@@ -149,9 +151,9 @@ def _taken(reply: requests.Response, where: str, most: int, failure: type[Sparkw
         if len(data) > most:
             break
         if time.monotonic() > until:
-            raise SourceUnreachable(f"{where} did not arrive within {PATIENCE:.0f} s.", details=[f"arrived: {len(data)} bytes"])
+            raise SourceError("source-unreachable", f"{where} did not arrive within {PATIENCE:.0f} s.", details=[f"arrived: {len(data)} bytes"])
     _bounded(data, where, most, failure)
     length = reply.headers.get("Content-Length", "")
     if length.isdigit() and len(data) < int(length):
-        raise SourceUnreachable(f"{where} broke off.", details=[f"arrived: {len(data)} of {length} bytes"])
+        raise SourceError("source-unreachable", f"{where} broke off.", details=[f"arrived: {len(data)} of {length} bytes"])
     return bytes(data)

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import NothingInstalled
 from sparkwright.forks.context import Outside
 from sparkwright.release import environment
 from sparkwright.release.client import caches, change, packages, plan, state
@@ -16,6 +15,7 @@ from sparkwright.release.client.install import Done
 from sparkwright.release.client.plan import Before
 from sparkwright.release.client.state import Chosen
 from sparkwright.release.environment import Environment
+from sparkwright.release.errors import InstallError
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ def rollback(session: Outside, folder: Path) -> Done:
     Bring back the set before the present one; after a killed run, the one that was there when it began.
 
     Raises:
-        NothingInstalled: There is none. Offline, SourceUnreachable, DownloadInvalid: The store lacks a file of it, and it cannot be had.
-        EnvironmentForeign, EnvironmentUnusable, DiskFull, CommandFailed: See there.
+        nothing-installed: There is none. offline, source-unreachable, download-invalid: The store lacks a file of it, and it cannot be had.
+        environment-foreign, environment-unusable, disk-full, command-failed: See there.
     """
     place = environment.probe(folder)
     with state.held(place):
@@ -54,7 +54,7 @@ def _earlier(place: Environment, was: Before) -> tuple[Chosen, tuple[Chosen, ...
         return was.installed.chosen, was.installed.history
     if was.installed is None or not was.installed.history:
         todo = "Remove what was installed with `sparkwright uninstall`." if was.half or was.installed else ""
-        raise NothingInstalled(f"{place.prefix} holds no set before the present one.", todo=todo)
+        raise InstallError("nothing-installed", f"{place.prefix} holds no set before the present one.", todo=todo)
     return was.installed.history[-1], was.installed.history[:-1]
 
 
@@ -63,14 +63,14 @@ def uninstall(session: Outside, folder: Path) -> Gone:
     Remove what we installed, and what a killed run began to.
 
     Raises:
-        NothingInstalled: There is nothing. EnvironmentUnusable: The operating system refused.
+        nothing-installed: There is nothing. environment-unusable: The operating system refused.
     """
     place = environment.probe(folder)
     with state.held(place):
         was = plan.before(place)
         name = next((chosen.name for chosen in (was.installed and was.installed.chosen, was.half and was.half.chosen) if chosen), "")
         if was.installed is None and was.half is None:
-            raise NothingInstalled(f"{place.prefix} holds no set that sparkwright installed.")
+            raise InstallError("nothing-installed", f"{place.prefix} holds no set that sparkwright installed.")
         there = packages.found(place)
         ours = {project for project in was.projects - was.found if project in there}
         kept = _needed_by_others(place, there.keys() - ours - was.found, ours)

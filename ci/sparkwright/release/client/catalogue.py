@@ -6,25 +6,18 @@ What is named by a hash never changes, so it is kept in the store and asked for 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import (
-    DownloadInvalid,
-    EvidenceInvalid,
-    FileInvalid,
-    IndexDamaged,
-    IndexMissing,
-    ManifestInvalid,
-    SetMixed,
-    SparkwrightError,
-)
+from sparkwright.core.errors import FileError, SparkwrightError
 from sparkwright.forks.context import Outside
 from sparkwright.release import spec
 from sparkwright.release.client import address
 from sparkwright.release.client.address import Address
+from sparkwright.release.errors import InstallError, ReleaseError, TrustError
 from sparkwright.release.manifest import places, seen, signed, times
 from sparkwright.release.manifest.records import Entry, Evidence, Manifest, Proof, Release
 from sparkwright.release.signing.trust import Trust
@@ -51,12 +44,12 @@ class Catalogue(msgspec.Struct, frozen=True):
         Return the record of a release.
 
         Raises:
-            IndexDamaged: It is not there. DownloadInvalid: What is there is something else. SetMixed: It is that of another release.
+            index-damaged: It is not there. download-invalid: What is there is something else. set-mixed: It is that of another release.
         """
         data = self._named(places.release(entry.release), entry.release, f"the record of {entry.name}", Release)
         release = _decoded(data, Release, f"the record of {entry.name}")
         if (release.name, release.stack) != (entry.name, entry.stack):
-            raise SetMixed(f"The manifest's {entry.name} is a release that calls itself {release.name}.")
+            raise ReleaseError("set-mixed", f"The manifest's {entry.name} is a release that calls itself {release.name}.")
         return release
 
     def proof(self, entry: Entry) -> Proof:
@@ -64,7 +57,7 @@ class Catalogue(msgspec.Struct, frozen=True):
         data = self._named(places.proof(entry.release, entry.proof), entry.proof, f"the proof of {entry.name}", Proof)
         proof = _decoded(data, Proof, f"the proof of {entry.name}")
         if proof.release != entry.release:
-            raise SetMixed(f"The manifest gives {entry.name} a proof that is about another release.", details=[f"about: {proof.release}"])
+            raise ReleaseError("set-mixed", f"The manifest gives {entry.name} a proof that is about another release.", details=[f"about: {proof.release}"])
         return proof
 
     def lock(self, entry: Entry, release: Release, machine: str) -> bytes:
@@ -80,13 +73,17 @@ class Catalogue(msgspec.Struct, frozen=True):
         return onsite_of(self._named(places.onsite(entry.release), release.onsite, what, None), what)
 
     def evidence(self, one: Evidence) -> bytes:
-        """Return a file of evidence; raise `EvidenceInvalid` where it is not there or is something else."""
+        """Return a file of evidence; raise `evidence-invalid` where it is not there or is something else."""
         try:
             data = self._named(places.evidence(one.sha256), one.sha256, f"the {one.kind}", None, most=min(one.size, MOST_RECORD))
-        except (IndexDamaged, DownloadInvalid) as error:
-            raise EvidenceInvalid(error.what, details=error.details) from error
+        except (ReleaseError, InstallError) as error:
+            if isinstance(error, ReleaseError) and error.reference != "index-damaged":
+                raise
+            if isinstance(error, InstallError) and error.reference != "download-invalid":
+                raise
+            raise TrustError("evidence-invalid", error.what, details=error.details) from error
         if len(data) != one.size:
-            raise EvidenceInvalid(f"The {one.kind} has {len(data)} bytes instead of {one.size}.", details=[places.evidence(one.sha256)])
+            raise TrustError("evidence-invalid", f"The {one.kind} has {len(data)} bytes instead of {one.size}.", details=[places.evidence(one.sha256)])
         return data
 
     def _named(self, name: str, sha256: str, what: str, kind: type[msgspec.Struct] | None, most: int = MOST_RECORD) -> bytes:
@@ -94,9 +91,9 @@ class Catalogue(msgspec.Struct, frozen=True):
         kept = self.session.store.root / "index" / sha256
         if kept.is_file() and digest.sha256_bytes(data := kept.read_bytes()) == sha256:
             return data
-        found = address.small(self.address, name, most=most, failure=DownloadInvalid, offline=self.session.offline)
+        found = address.small(self.address, name, most=most, failure=partial(InstallError, "download-invalid"), offline=self.session.offline)
         if found is None:
-            raise IndexDamaged(f"The index at {self.address} lacks {what}.", details=[f"file: {name}"])
+            raise ReleaseError("index-damaged", f"The index at {self.address} lacks {what}.", details=[f"file: {name}"])
         if (other := digest.sha256_bytes(found)) != sha256:
             raise _other(found, kind, f"{self.address} serves something else in the place of {what}.", name, sha256, other)
         self.session.store.write(f"index/{sha256}", found)
@@ -107,32 +104,34 @@ def _other(data: bytes, kind: type[msgspec.Struct] | None, what: str, name: str,
     """Return the failure for bytes with another hash: a record of the right kind is another release's."""
     details = [f"file:   {name}", f"wanted: {wanted}", f"found:  {found}"]
     if data.lstrip()[:1] == b"<":
-        return DownloadInvalid(what, details=[*details, "It is an HTML or XML page."])
+        return InstallError("download-invalid", what, details=[*details, "It is an HTML or XML page."])
     try:
         if kind is not None:
             msgspec.json.decode(data, type=kind)
-            return SetMixed(what, details=details)
+            return ReleaseError("set-mixed", what, details=details)
     except msgspec.DecodeError:
         pass
     if kind is None and data.startswith((b'lock-version = "', b"# ")):
-        return SetMixed(what, details=details)
-    return DownloadInvalid(what, details=details)
+        return ReleaseError("set-mixed", what, details=details)
+    return InstallError("download-invalid", what, details=details)
 
 
 def _decoded(data: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise IndexDamaged(f"The index's manifest names {what}, which cannot be read.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"The index's manifest names {what}, which cannot be read.", details=[str(error)]) from error
 
 
 def onsite_of(data: bytes, what: str) -> OnsiteSpec:
-    """Return the record of edits in *data*; raise `IndexDamaged` where it is none."""
+    """Return the record of edits in *data*; raise `index-damaged` where it is none."""
     try:
         return spec.checked(msgspec.json.decode(data, type=OnsiteSpec), what)
-    except (msgspec.DecodeError, FileInvalid) as error:
-        details = error.details if isinstance(error, FileInvalid) else [str(error)]
-        raise IndexDamaged(f"The index's manifest names {what}, which cannot be read.", details=details) from error
+    except (msgspec.DecodeError, FileError) as error:
+        if isinstance(error, FileError) and error.reference != "file-invalid":
+            raise
+        details = error.details if isinstance(error, FileError) else [str(error)]
+        raise ReleaseError("index-damaged", f"The index's manifest names {what}, which cannot be read.", details=details) from error
 
 
 def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = "") -> Catalogue:
@@ -143,13 +142,13 @@ def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = ""
         signed_for: The address that the manifest is to be signed for, where it is reached at another one.
 
     Raises:
-        IndexMissing: There is no manifest. ManifestInvalid, ManifestElsewhere: See `signed.read`. ManifestReplayed, ManifestForked,
-        ManifestExpired: See `seen.check`. SignatureInvalid, SignerUnknown: See `signing.envelope`.
-        SourceUnreachable, Offline: See `address.small`.
+        index-missing: There is no manifest. manifest-invalid, manifest-elsewhere: See `signed.read`. manifest-replayed, manifest-forked,
+        manifest-expired: See `seen.check`. signature-invalid, signer-unknown: See `signing.envelope`.
+        source-unreachable, offline: See `address.small`.
     """
-    data = address.small(where, places.MANIFEST, most=MOST_MANIFEST, failure=ManifestInvalid, offline=session.offline)
+    data = address.small(where, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=session.offline)
     if data is None:
-        raise IndexMissing(f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
+        raise ReleaseError("index-missing", f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
     manifest, by = signed.opened(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)
     found, index = digest.sha256_bytes(data), seen.index_id(manifest.url)
     seen.check(manifest, found, index, times.now(), session.state)

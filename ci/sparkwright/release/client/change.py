@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import DiskFull, EnvironmentBroken
+from sparkwright.core.errors import StoreError
 from sparkwright.forks.context import Outside
 from sparkwright.forks.download import path_of
 from sparkwright.release import onsite
@@ -21,6 +21,7 @@ from sparkwright.release.client.placing import Looked
 from sparkwright.release.client.plan import Before, Plan, names, spec_of, went
 from sparkwright.release.client.state import Chosen, Installed, Pinned
 from sparkwright.release.environment import Environment
+from sparkwright.release.errors import InstallError
 
 #: Unpacked, wheels of CUDA libraries take about twice their size, and those of Python text four times; this is before they are at hand.
 UNPACKED = 3
@@ -36,13 +37,13 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 def check_room(session: Outside, place: Environment, fetched: Sequence[Pinned], unpacked: int) -> None:
-    """Raise `DiskFull` where the store cannot take what is missing, or the environment what it unpacks to."""
+    """Raise `disk-full` where the store cannot take what is missing, or the environment what it unpacks to."""
     wanted = [(session.store.root, files.missing(session, fetched)), (place.prefix, unpacked)]
     if placing.same_disk(session.store.root, place.prefix):
         wanted = [(place.prefix, sum(count for _, count in wanted))]
     for folder, count in wanted:
         if count > (free := placing.free(folder)):
-            raise DiskFull(f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
+            raise StoreError("disk-full", f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
 
 
 def at_hand(session: Outside, place: Environment, wanted: Sequence[Pinned]) -> dict[str, Looked]:
@@ -61,7 +62,7 @@ def bring(
     Do what the plan says.
 
     Raises:
-        CommandFailed, EnvironmentBroken, EnvironmentUnusable, DiskFull, OnsiteMismatch: See there; the next run finishes.
+        command-failed, environment-broken, environment-unusable, disk-full, onsite-mismatch: See there; the next run finishes.
     """
     state.begin(place, chosen, was.installed, history, todo.found)
     clear(session, place, was)
@@ -85,7 +86,7 @@ def record(place: Environment, chosen: Chosen, todo: Plan, history: tuple[Chosen
     """Return what is there now, with the folder for what it compiles."""
     there = packages.found(place)
     if absent := [one.project for one in chosen.packages if len(there.get(one.project, [])) != 1]:
-        raise EnvironmentBroken(f"{place.prefix} does not hold what was just installed.", details=absent)
+        raise InstallError("environment-broken", f"{place.prefix} does not hold what was just installed.", details=absent)
     kept = {one.project for one in todo.keep}
     lay = was.installed.placed if was.installed and was.half is None else {}
     placed = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from sparkwright.core.errors import ReleaseUnknown, ReleaseUnproved, ReleaseYanked
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Channel, Entry, Manifest
 
 
@@ -13,14 +13,14 @@ def named(manifest: Manifest, name: str, channel: Channel) -> Entry:
     Return the release of that full *name*; a yanked one is had in no other way.
 
     Raises:
-        ReleaseUnknown: There is none. ReleaseUnproved: It is a candidate, and *channel* is not.
+        release-unknown: There is none. release-unproved: It is a candidate, and *channel* is not.
     """
     found = next((entry for entry in manifest.entries if entry.name == name), None)
     if found is None:
         close = difflib.get_close_matches(name, [entry.name for entry in manifest.entries])
-        raise ReleaseUnknown(f"The index has no release {name!r}.", details=[f"near: {one}" for one in close])
+        raise ReleaseError("release-unknown", f"The index has no release {name!r}.", details=[f"near: {one}" for one in close])
     if channel == "verified" and found.channel != "verified":
-        raise ReleaseUnproved(f"{name} is a candidate.")
+        raise ReleaseError("release-unproved", f"{name} is a candidate.")
     return found
 
 
@@ -29,18 +29,18 @@ def newest(manifest: Manifest, channel: Channel, stack: str) -> tuple[Entry, ...
     Return what is offered of *stack* (empty: of the latest one that is offered), newest first; the first that fits the machine is meant.
 
     Raises:
-        ReleaseUnknown: There is none. ReleaseUnproved: There are candidates only. ReleaseYanked: All that there are were yanked.
+        release-unknown: There is none. release-unproved: There are candidates only. release-yanked: All that there are were yanked.
     """
     of_stack = [entry for entry in manifest.entries if stack in ("", entry.stack)]
     if not of_stack:
-        raise ReleaseUnknown(f"The index has no release of the stack {stack}." if stack else "The index has no release.")
+        raise ReleaseError("release-unknown", f"The index has no release of the stack {stack}." if stack else "The index has no release.")
     there = [entry for entry in of_stack if channel == "candidate" or entry.channel == "verified"]
     if not there:
         details = [f"candidate: {entry.name}" for entry in of_stack if not entry.yanked][-5:]
-        raise ReleaseUnproved("The index has no verified release" + (f" of the stack {stack}." if stack else "."), details=details)
+        raise ReleaseError("release-unproved", "The index has no verified release" + (f" of the stack {stack}." if stack else "."), details=details)
     offered = [entry for entry in there if not entry.yanked]
     if not offered:
-        raise ReleaseYanked(
+        raise ReleaseError("release-yanked", 
             f"Every {channel} release{f' of the stack {stack}' if stack else ''} was yanked.",
             details=[f"{entry.name}: {entry.yanked}" for entry in there][-5:],
         )

@@ -18,12 +18,13 @@ from urllib.parse import unquote, urlsplit
 
 from sparkwright.core import digest
 from sparkwright.core.console import Progress, console
-from sparkwright.core.errors import DownloadInvalid, IndexDamaged, Offline, SourceUnreachable
 from sparkwright.core.store import room_guard
 from sparkwright.forks.context import Outside
 from sparkwright.forks.download import ATTEMPTS, CHUNK, http, path_of
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.package_index import shown
 from sparkwright.release.client.state import Pinned
+from sparkwright.release.errors import InstallError, ReleaseError
 
 if TYPE_CHECKING:
     import requests
@@ -59,12 +60,12 @@ def obtain(session: Outside, pinned: Sequence[Pinned]) -> Mapping[str, Path]:
     Return where each of *pinned* lies, by file name, every byte of them verified.
 
     Raises:
-        DownloadInvalid: Other bytes arrived, or fewer, however often it was tried. IndexDamaged: The server has no such file.
-        SourceUnreachable: It does not answer. Offline: The store lacks some, and the network may not be asked. DiskFull.
+        download-invalid: Other bytes arrived, or fewer, however often it was tried. index-damaged: The server has no such file.
+        source-unreachable: It does not answer. offline: The store lacks some, and the network may not be asked. disk-full.
     """
     absent = [one for one in pinned if not path_of(session.store, one.sha256, one.filename).is_file()]
     if session.offline and (far := [one for one in absent if urlsplit(one.url).scheme != "file"]):
-        raise Offline(f"{len(far)} files are not in the store.", details=[one.filename for one in far][:10])
+        raise SourceError("offline", f"{len(far)} files are not in the store.", details=[one.filename for one in far][:10])
     if absent:
         console.note(f"{len(absent)} of {len(pinned)} files to fetch")
     with console.progress("files", sum(one.size for one in pinned), "bytes") as line, ThreadPoolExecutor(LINES) as pool:
@@ -90,7 +91,7 @@ def _one(session: Outside, one: Pinned, account: _Account) -> Path:
             console.warn(f"{path} was damaged in the store, and is fetched again")
             path.unlink()
         if session.offline and urlsplit(one.url).scheme != "file":
-            raise Offline(f"{one.filename} is not in the store.")
+            raise SourceError("offline", f"{one.filename} is not in the store.")
         partial = session.store.folder("downloads", one.sha256) / f"{one.filename}.part"
         with room_guard(partial.parent):
             _bring(session, one, partial, account)
@@ -110,7 +111,7 @@ def _bring(session: Outside, one: Pinned, partial: Path, account: _Account) -> N
             return
         account.add(-partial.stat().st_size, one.filename)
         partial.unlink()
-    raise DownloadInvalid(
+    raise InstallError("download-invalid", 
         f"{one.filename} arrived with other bytes than the signed release names.", details=[f"wanted:  {one.sha256}", f"arrived: {found}"]
     )
 
@@ -124,7 +125,7 @@ def _copy(one: Pinned, partial: Path, account: _Account) -> None:
         except OSError:
             shutil.copyfile(source, partial)
     except FileNotFoundError as error:
-        raise IndexDamaged(f"{source} is not there.") from error
+        raise ReleaseError("index-damaged", f"{source} is not there.") from error
     account.add(partial.stat().st_size, one.filename)
 
 
@@ -138,17 +139,18 @@ def _resume(url: str, one: Pinned, partial: Path, account: _Account) -> None:
         while idle < ATTEMPTS:
             account.stopped.wait(PAUSE * idle)
             if account.stopped.is_set():
-                raise SourceUnreachable("Another file could not be had.")
+                raise SourceError("source-unreachable", "Another file could not be had.")
             before = _size(partial)
             try:
                 if _transfer(session, url, one, partial, account):
                     return
                 broke, cut = "the connection closed early", True
             except requests.HTTPError as error:
-                kind = IndexDamaged if error.response.status_code in (404, 410) else SourceUnreachable
-                raise kind(f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
+                gone = error.response.status_code in (404, 410)
+                failure = functools.partial(ReleaseError, "index-damaged") if gone else functools.partial(SourceError, "source-unreachable")
+                raise failure(f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
             except (requests.exceptions.InvalidSchema, requests.TooManyRedirects) as error:
-                raise DownloadInvalid(f"{shown(url)} sends to a place that is not followed.", details=[shown(str(error))]) from error
+                raise InstallError("download-invalid", f"{shown(url)} sends to a place that is not followed.", details=[shown(str(error))]) from error
             except HTTPError as error:  # of the body: requests wraps those of the head in its own
                 broke, cut = shown(str(error)), True
             except requests.RequestException as error:
@@ -159,8 +161,8 @@ def _resume(url: str, one: Pinned, partial: Path, account: _Account) -> None:
     details = [broke, f"kept: {_size(partial)} of {one.size or 'unknown'} bytes in {partial}"]
     if cut:
         todo = "Run again: what arrived is kept. If it ends at the same place each time, go round the proxy between."
-        raise DownloadInvalid(f"{shown(url)} broke off {ATTEMPTS} times.", details=details, todo=todo)
-    raise SourceUnreachable(f"{shown(url)} was not reached in {ATTEMPTS} attempts.", details=details)
+        raise InstallError("download-invalid", f"{shown(url)} broke off {ATTEMPTS} times.", details=details, todo=todo)
+    raise SourceError("source-unreachable", f"{shown(url)} was not reached in {ATTEMPTS} attempts.", details=details)
 
 
 def _size(path: Path) -> int:
@@ -187,13 +189,13 @@ def _transfer(session: requests.Session, url: str, one: Pinned, partial: Path, a
                 f"signed: {whole} bytes",
                 f"served: {have + int(length)} bytes of {reply.headers.get('Content-Type', 'no type')!r:.80}",
             ]
-            raise DownloadInvalid(f"{shown(url)} is shorter than the signed release says.", details=details)
+            raise InstallError("download-invalid", f"{shown(url)} is shorter than the signed release says.", details=details)
         with partial.open("ab" if have else "wb") as sink:
             for chunk in _pieces(reply, account):
                 have += len(chunk)
                 if have > most:
                     sink.truncate(0)
-                    raise DownloadInvalid(f"{shown(url)} is longer than the signed release says.", details=[f"says: {most} bytes"])
+                    raise InstallError("download-invalid", f"{shown(url)} is longer than the signed release says.", details=[f"says: {most} bytes"])
                 sink.write(chunk)
                 account.add(len(chunk), one.filename)
             sink.flush()

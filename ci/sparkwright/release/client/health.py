@@ -46,7 +46,7 @@ def look(place: Environment, known: Installed, *, deep: bool = False) -> tuple[F
         deep: Read every byte; otherwise only of packages whose sizes, times or RECORD differ.
 
     Raises:
-        EnvironmentUnusable: The environment cannot be read.
+        environment-unusable: The environment cannot be read.
     """
     there = packages.found(place)
     with access_guard(place.site):

@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import EnvironmentBroken
 from sparkwright.forks.context import Outside
 from sparkwright.release import environment
 from sparkwright.release.client import address, catalogue, change, choice, plan, state, target
@@ -20,6 +19,7 @@ from sparkwright.release.client.catalogue import Catalogue
 from sparkwright.release.client.plan import Before
 from sparkwright.release.client.state import Chosen, Installed
 from sparkwright.release.environment import Environment
+from sparkwright.release.errors import InstallError
 from sparkwright.release.manifest.records import Channel, Entry, Missing, Release
 from sparkwright.release.onsite import Edited
 from sparkwright.release.signing import trust
@@ -112,7 +112,7 @@ def _meant(index: Catalogue, wish: Wish, was: Before) -> tuple[Entry, Release | 
 
 def _refuse_broken(place: Environment, was: Before, wish: Wish) -> None:
     if was.faults and not wish.repair:
-        raise EnvironmentBroken(
+        raise InstallError("environment-broken", 
             f"{place.prefix} no longer holds what was installed.",
             details=[str(fault) for fault in was.faults],
             data={"faults": msgspec.to_builtins(was.faults)},

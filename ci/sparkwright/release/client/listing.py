@@ -47,7 +47,7 @@ def rows(index: Catalogue, wish: Wish, present: str) -> tuple[Row, ...]:
         present: Address of the release that is installed, or empty.
 
     Raises:
-        IndexDamaged, DownloadInvalid, SetMixed, SourceUnreachable: A record cannot be had.
+        index-damaged, download-invalid, set-mixed, source-unreachable: A record cannot be had.
     """
     wanted = [
         entry

@@ -7,20 +7,22 @@ import re
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
-from sparkwright.core.errors import EnvironmentBroken, WheelInvalid, WheelMismatch
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import damage_guard
 from sparkwright.release import content
 from sparkwright.release.client import packages, state
 from sparkwright.release.client.state import Pinned
 from sparkwright.release.environment import Environment, access_guard
+from sparkwright.release.errors import InstallError
 
 #: METADATA is a few kilobytes; a readme in it may be more.
 MOST_METADATA = 16 << 20
@@ -40,26 +42,28 @@ def look(one: Pinned, path: Path) -> Looked:
     Return what the wheel at *path* holds, once it is known to be what its name says.
 
     Raises:
-        WheelMismatch: Its METADATA or its ``.dist-info`` names another project or version. WheelInvalid, ArchiveUnsafe: It is no wheel.
+        wheel-mismatch: Its METADATA or its ``.dist-info`` names another project or version. wheel-invalid, archive-unsafe: It is no wheel.
     """
     name = WheelName.of(path.name)
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as wheel:
+    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as wheel:
         members = archive.members(wheel, path.name)
         infos = {member.partition("/")[0] for member in members if re.match(r"[^/]+\.dist-info/", member)}
         if len(infos) != 1 or packages.of_info(min(infos)) != (one.project, name.version):
-            raise WheelMismatch(f"{path.name} holds the description of something else.", details=sorted(infos))
+            raise WheelError("wheel-mismatch", f"{path.name} holds the description of something else.", details=sorted(infos))
         with wheel.open(f"{min(infos)}/METADATA") as stream:
             text = stream.read(MOST_METADATA).decode("utf-8", "replace")
     head = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(.*?)[ \t\r]*$", text)[1::-1])
     if packages.canonical(head.get("Name", "")) != one.project or not _same(head.get("Version", ""), one.version):
-        raise WheelMismatch(f"{path.name} calls itself {head.get('Name')!r:.100} {head.get('Version')!r:.100} inside.")
+        raise WheelError("wheel-mismatch", f"{path.name} calls itself {head.get('Name')!r:.100} {head.get('Version')!r:.100} inside.")
     return Looked(path, _content(path), sum(member.file_size for member in members.values()), frozenset(members))
 
 
 def _content(path: Path) -> str:
     try:
         return content.of_wheel(path)
-    except WheelInvalid:
+    except WheelError as error:
+        if error.reference != "wheel-invalid":
+            raise
         return ""  # an old wheel of others, whose bytes are known by hash all the same
 
 
@@ -80,7 +84,7 @@ def lay(store: Store, place: Environment, wheels: Sequence[tuple[Pinned, Path]])
     environment whatever is later written into files of this one.
 
     Raises:
-        CommandFailed: uv did not do it. DiskFull, EnvironmentUnusable: The operating system refused.
+        command-failed: uv did not do it. disk-full, environment-unusable: The operating system refused.
     """
     from uv import find_uv_bin
 
@@ -132,7 +136,7 @@ def _variables() -> dict[str, str]:
 
 
 def confirm(place: Environment, laid: Sequence[Pinned], looked: Mapping[str, Looked]) -> None:
-    """Raise `EnvironmentBroken` unless each of *laid* is there once, with the content of its wheel."""
+    """Raise `environment-broken` unless each of *laid* is there once, with the content of its wheel."""
     there, wrong = packages.found(place), []
     for one in laid:
         infos = there.get(one.project, [])
@@ -141,7 +145,7 @@ def confirm(place: Environment, laid: Sequence[Pinned], looked: Mapping[str, Loo
         elif (wanted := looked[one.project].content) and content.of_installed(place.site / infos[0]) != wanted:
             wrong.append(f"{one.project} {one.version}: not what its wheel holds")
     if wrong:
-        raise EnvironmentBroken("What uv laid down is not what the wheels hold.", details=wrong)
+        raise InstallError("environment-broken", "What uv laid down is not what the wheels hold.", details=wrong)
 
 
 def free(folder: Path) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.core.errors import EnvironmentForeign
 from sparkwright.release import content
 from sparkwright.release.client import catalogue, health, packages, state
 from sparkwright.release.client.placing import Looked
 from sparkwright.release.client.state import Chosen, Installed, Installing, Pinned
 from sparkwright.release.environment import Environment
+from sparkwright.release.errors import InstallError
 from sparkwright.release.spec import OnsiteSpec
 
 #: What venv and virtualenv put into every new environment; nobody chose the version that is there.
@@ -76,7 +76,7 @@ def _onsite_names(chosen: Chosen) -> Iterator[str]:
 
 
 def refuse_foreign(place: Environment, was: Before, chosen: Chosen, *, replace: bool) -> None:
-    """Raise `EnvironmentForeign` where other versions of packages of the set are there that we did not install."""
+    """Raise `environment-foreign` where other versions of packages of the set are there that we did not install."""
     there, wrong = packages.found(place), []
     for one in chosen.packages if not replace else ():
         for info in there.get(one.project, []) if not _replaceable(was, one) else ():
@@ -96,7 +96,7 @@ def _foreign(place: Environment, one: Pinned, info: str, says: str) -> str:
 
 def _refuse(place: Environment, wrong: Sequence[str]) -> None:
     if wrong:
-        raise EnvironmentForeign(f"{place.prefix} holds packages of the set that sparkwright did not install.", details=wrong)
+        raise InstallError("environment-foreign", f"{place.prefix} holds packages of the set that sparkwright did not install.", details=wrong)
 
 
 def plan(place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, Looked], *, replace: bool) -> Plan:
@@ -104,7 +104,7 @@ def plan(place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, L
     Return how *place* becomes *chosen*; nothing is changed.
 
     Raises:
-        EnvironmentForeign: Packages with other bytes are there that we did not install, and *replace* is not set.
+        environment-foreign: Packages with other bytes are there that we did not install, and *replace* is not set.
     """
     there, broken = packages.found(place), {fault.project for fault in was.faults}
     edited, keep, go, come, found, wrong = set(_onsite_names(chosen)), [], [], [], set[str](), []

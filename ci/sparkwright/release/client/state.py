@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core.errors import EnvironmentBroken, NothingInstalled
 from sparkwright.core.store import flush
 from sparkwright.release import environment
 from sparkwright.release.environment import Environment, access_guard
+from sparkwright.release.errors import InstallError
 from sparkwright.release.manifest.records import Name, Sha256
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def folder(place: Environment) -> Path:
 
 
 def installed(place: Environment) -> Installed | None:
-    """Return what is installed; None where nothing is. Raises `EnvironmentBroken` where the record is damaged."""
+    """Return what is installed; None where nothing is. Raises `environment-broken` where the record is damaged."""
     return _read(folder(place) / "installed.json", Installed)
 
 
@@ -129,10 +129,10 @@ def installing(place: Environment) -> Installing | None:
 
 
 def required(place: Environment) -> Installed:
-    """Return what is installed; raise `NothingInstalled` where nothing is."""
+    """Return what is installed; raise `nothing-installed` where nothing is."""
     if found := installed(place):
         return found
-    raise NothingInstalled(f"{place.prefix} holds no set that sparkwright installed.")
+    raise InstallError("nothing-installed", f"{place.prefix} holds no set that sparkwright installed.")
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
@@ -144,7 +144,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return None
     except (OSError, msgspec.DecodeError) as error:
         todo = f"Remove {path} if the environment is worth nothing; `install --replace` then takes what is there as somebody else's."
-        raise EnvironmentBroken(f"{path} cannot be read.", details=[str(error)], todo=todo) from error
+        raise InstallError("environment-broken", f"{path} cannot be read.", details=[str(error)], todo=todo) from error
 
 
 def begin(

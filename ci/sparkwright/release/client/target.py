@@ -6,12 +6,13 @@ import platform
 from collections.abc import Mapping, Sequence
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EnvironmentUnusable, EvidenceInvalid, NotProvided, ReleaseUnknown, ReleaseUnproved, SetMixed
+from sparkwright.forks.errors import SourceError
 from sparkwright.release import sets
 from sparkwright.release.client import packages
 from sparkwright.release.client.catalogue import Catalogue
 from sparkwright.release.client.state import Chosen, Pinned
 from sparkwright.release.environment import Environment
+from sparkwright.release.errors import InstallError, ReleaseError, TrustError
 from sparkwright.release.evidence import check
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Channel, Entry, Lock, Missing, Proof, Release, Wheel
@@ -33,13 +34,13 @@ def wheels_of(release: Release, machine: str = "") -> tuple[Wheel, ...]:
 
 
 def first_fitting(catalogue: Catalogue, entries: Sequence[Entry], machine: str = "") -> tuple[Entry, Release]:
-    """Return the first of *entries* that has wheels for *machine* (default: this one); raise `ReleaseUnknown` where none has."""
+    """Return the first of *entries* that has wheels for *machine* (default: this one); raise `release-unknown` where none has."""
     for entry in entries:
         release = catalogue.release(entry)
         if lock_of(release, machine):
             return entry, release
     where = machine or f"this machine ({platform.machine()})"
-    raise ReleaseUnknown(f"No release is for {where}.", details=[entry.name for entry in entries][:10])
+    raise ReleaseError("release-unknown", f"No release is for {where}.", details=[entry.name for entry in entries][:10])
 
 
 def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channel, machine: str = "") -> tuple[Missing, ...]:
@@ -47,8 +48,8 @@ def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channe
     Check all evidence of what would be installed on *machine* (default: this one), and return what is missing of it.
 
     Raises:
-        EvidenceInvalid, SignatureInvalid, SignerUnknown, VerdictForeign, VerdictHollow: See `evidence.check`.
-        ReleaseUnproved: Something is missing, and *channel* is ``verified``.
+        evidence-invalid, signature-invalid, signer-unknown, verdict-foreign, verdict-hollow: See `evidence.check`.
+        release-unproved: Something is missing, and *channel* is ``verified``.
     """
     proof = catalogue.proof(entry)
     forks = {fork.name: fork for fork in release.forks}
@@ -56,12 +57,12 @@ def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channe
     for wheel in wheels_of(release, machine):
         about = [one for one in proof.wheels if one.wheel == wheel.sha256]
         if len(about) != 1:
-            raise EvidenceInvalid(f"The proof of {entry.name} says nothing of {wheel.filename}, or twice.", details=[wheel.sha256])
+            raise TrustError("evidence-invalid", f"The proof of {entry.name} says nothing of {wheel.filename}, or twice.", details=[wheel.sha256])
         check.checked(wheel, forks.get(wheel.fork), about[0], catalogue.evidence, catalogue.trust)
         missing += about[0].missing
     if missing and "verified" in (channel, entry.channel):
         details = [f"{one.rung}: {one.state}: {one.says}" for one in missing][:20]
-        raise ReleaseUnproved(f"{entry.name} has no pass for everything that `verified` asks for.", details=details)
+        raise ReleaseError("release-unproved", f"{entry.name} has no pass for everything that `verified` asks for.", details=details)
     return tuple(missing)
 
 
@@ -70,8 +71,8 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
     Return the set for *place*.
 
     Raises:
-        SetMixed: The lock, the edits and the release do not belong together.
-        EnvironmentUnusable: The set is not for its Python.
+        set-mixed: The lock, the edits and the release do not belong together.
+        environment-unusable: The set is not for its Python.
     """
     lock = lock_of(release, place.machine)
     assert lock is not None  # `first_fitting`
@@ -79,8 +80,10 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
     read = sets.read(catalogue.lock(entry, release, lock.machine), what)
     try:
         selected = sets.select(read, place.ranked, place.markers)
-    except NotProvided as error:
-        raise EnvironmentUnusable(
+    except SourceError as error:
+        if error.reference != "not-provided":
+            raise
+        raise InstallError("environment-unusable", 
             f"{entry.name} is not for the Python of {place.prefix} ({place.full or place.abi}).", details=[error.what, *error.details],
             todo="Make an environment with a Python that the release is for (see its page or `install --list`).",
         ) from error  # fmt: skip
@@ -110,7 +113,7 @@ def _ours(catalogue: Catalogue, own: Mapping[str, Wheel], one: Pinned) -> Pinned
 
 
 def _check(entry: Entry, release: Release, lock: Lock, pinned: Mapping[str, Pinned], machine: str) -> None:
-    """Raise `SetMixed` unless lock and release name the same wheels and the same versions."""
+    """Raise `set-mixed` unless lock and release name the same wheels and the same versions."""
     wrong = []
     for wheel in wheels_of(release, machine):
         one = pinned.get(wheel.project)
@@ -122,7 +125,7 @@ def _check(entry: Entry, release: Release, lock: Lock, pinned: Mapping[str, Pinn
         if (stated := lock.packages.get(one.project)) != one.version:
             wrong.append(f"{one.project}: release {stated or 'without it'}, lock {one.version}")
     if wrong:
-        raise SetMixed(f"The lock of {entry.name} does not belong to the release.", details=sorted(wrong)[:20])
+        raise ReleaseError("set-mixed", f"The lock of {entry.name} does not belong to the release.", details=sorted(wrong)[:20])
 
 
 def _check_onsite(entry: Entry, onsite: OnsiteSpec, pinned: Mapping[str, Pinned], place: Environment) -> None:
@@ -132,7 +135,7 @@ def _check_onsite(entry: Entry, onsite: OnsiteSpec, pinned: Mapping[str, Pinned]
         if one is None or package.wheels.get(one.filename) != one.sha256 or package.wheel(place.tags) != one.filename:
             wrong.append(f"{package.name} {package.version}: the lock has {one.filename if one else 'none'}")
     if wrong:
-        raise SetMixed(f"What {entry.name} edits on the machine is not in its lock.", details=wrong)
+        raise ReleaseError("set-mixed", f"What {entry.name} edits on the machine is not in its lock.", details=wrong)
 
 
 def proof_digest(proof: Proof) -> str:

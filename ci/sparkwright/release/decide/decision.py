@@ -47,8 +47,8 @@ def decide(
         served: The ladder of the release's wheel of `ForkRule.served_by`.
 
     Raises:
-        VerdictForeign: They are about other bytes.
-        VerdictHollow: A pass has nothing behind it.
+        verdict-foreign: They are about other bytes.
+        verdict-hollow: A pass has nothing behind it.
     """
     wheel = inspected.wheel
     check_subject(wheel, inspected.stack, ladder, result)

@@ -13,17 +13,19 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import BytesParser
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.audit import wheel_reader, zip_limits
 from sparkwright.audit.policy import AuditPolicy
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.errors import ArchiveUnsafe, WheelInvalid, WheelMismatch, WheelUnsafe
+from sparkwright.core.errors import FileError
 from sparkwright.core.store import room_guard
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
@@ -70,10 +72,10 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
         scratch: An existing folder for libraries while they are read; the system's temporary folder by default.
 
     Raises:
-        WheelInvalid: It is no wheel, or damaged.
-        WheelUnsafe: A name leaves its folder or appears twice, a member is a link, or larger than it admits to.
-        WheelMismatch: Its file name, METADATA, WHEEL, RECORD, SBOM, build record and bytes do not say the same.
-        DiskFull: There is no room for the largest library.
+        wheel-invalid: It is no wheel, or damaged.
+        wheel-unsafe: A name leaves its folder or appears twice, a member is a link, or larger than it admits to.
+        wheel-mismatch: Its file name, METADATA, WHEEL, RECORD, SBOM, build record and bytes do not say the same.
+        disk-full: There is no room for the largest library.
     """
     name = WheelName.of(path.name)
     _check_archive(path)
@@ -86,7 +88,7 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
         with console.progress(f"reading {path.name}", 0, "bytes") as progress:
             mismatches = wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
     if mismatches:
-        raise WheelMismatch(
+        raise WheelError("wheel-mismatch", 
             f"RECORD of {path.name} is not what it holds.", details=[f"{one.member}: {one.message}" for one in mismatches[:20]]
         )
     came = origin.of(path, name, texts.get(BUILD_RECORD))
@@ -99,20 +101,24 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
     )  # fmt: skip
     sbom = texts.get(SBOM, b"")
     if sbom:
-        bill.check(sbom, wheel.filename, wheel.project, wheel.version, WheelMismatch)
+        bill.check(sbom, wheel.filename, wheel.project, wheel.version, partial(WheelError, "wheel-mismatch"))
     return Inspected(path, wheel, came.fork, came.record, sbom, texts["METADATA"], came.stack, came.isolated)
 
 
 def _check_archive(path: Path) -> None:
-    """Raise `WheelUnsafe` for what a sound archive would not have, `WheelInvalid` for one that cannot be read."""
+    """Raise `wheel-unsafe` for what a sound archive would not have, `wheel-invalid` for one that cannot be read."""
     try:
         with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
             try:
                 zip_limits.checked(archive, path.name)
-            except (ArchiveUnsafe, WheelInvalid) as error:
-                raise WheelUnsafe(error.what, details=error.details) from error
+            except (FileError, WheelError) as error:
+                if isinstance(error, FileError) and error.reference != "archive-unsafe":
+                    raise
+                if isinstance(error, WheelError) and error.reference != "wheel-invalid":
+                    raise
+                raise WheelError("wheel-unsafe", error.what, details=error.details) from error
     except OSError as error:
-        raise WheelInvalid(f"{path.name} cannot be read.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{path.name} cannot be read.", details=[str(error)]) from error
 
 
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
@@ -121,7 +127,7 @@ def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
         found = zip_limits.checked(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:
-            raise WheelMismatch(f"{path.name} has folders of another wheel.", details=strange)
+            raise WheelError("wheel-mismatch", f"{path.name} has folders of another wheel.", details=strange)
         wanted = ("METADATA", "WHEEL", "RECORD", *(one for one in (BUILD_RECORD, SBOM) if f"{name.info}/{one}" in found))
         return {one: zip_limits.text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
 
@@ -144,14 +150,14 @@ def _check_metadata(name: WheelName, texts: Mapping[str, bytes]) -> None:
     if sorted({str(one) for text in said[2] for one in parse_tag(str(text))}) != sorted(map(str, parse_tag(name.tag))):
         faults.append(f"WHEEL: Tag {', '.join(map(str, said[2])) or 'is not there'}")
     if faults:
-        raise WheelMismatch(f"{name.filename} says inside that it is another wheel.", details=faults)
+        raise WheelError("wheel-mismatch", f"{name.filename} says inside that it is another wheel.", details=faults)
 
 
 def _machine(filename: str, about: wheel_reader.Subject) -> Machine:
     found = {next((MACHINES[end] for end in MACHINES if tag.endswith(end)), None) for tag in about.platforms}
     machine = found.pop()
     if found or machine is None:
-        raise WheelMismatch(f"{filename} is for several machines, or for none that is served.", details=about.platforms)
+        raise WheelError("wheel-mismatch", f"{filename} is for several machines, or for none that is served.", details=about.platforms)
     return machine
 
 
@@ -160,10 +166,10 @@ def inspect_all(paths: Sequence[Path], audit: AuditPolicy | None = None, *, scra
     Return what the wheels at *paths* are, as `inspect` does.
 
     Raises:
-        WheelMismatch: Besides, when two are of one project for one machine.
+        wheel-mismatch: Besides, when two are of one project for one machine.
     """
     found = tuple(inspect(path, audit, scratch=scratch) for path in paths)
     keys = [(one.wheel.project, one.wheel.machine) for one in found]
     if twice := sorted({f"{project} for {machine}" for project, machine in keys if keys.count((project, machine)) > 1}):
-        raise WheelMismatch("A release holds one wheel of a project for each machine.", details=twice)
+        raise WheelError("wheel-mismatch", "A release holds one wheel of a project for each machine.", details=twice)
     return found

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from sparkwright.core.errors import VerdictHollow
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.verdict import Check, Verdict
 from sparkwright.release.decide.policy import ReleasePolicy, RungRule
+from sparkwright.release.errors import ReleaseError
 
 
 def check(ladder: Ladder, policy: ReleasePolicy) -> None:
@@ -20,7 +20,7 @@ def check(ladder: Ladder, policy: ReleasePolicy) -> None:
     Do nothing where every pass of *ladder* rests on what the policy names.
 
     Raises:
-        VerdictHollow: One does not, or a rung has two verdicts.
+        verdict-hollow: One does not, or a rung has two verdicts.
     """
     names = [verdict.rung for verdict in ladder.verdicts]
     faults = [f"{name}: it has {names.count(name)} verdicts" for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -30,7 +30,7 @@ def check(ladder: Ladder, policy: ReleasePolicy) -> None:
             faults += list(faults_of(verdict, rule)) if rule else [f"{verdict.rung}: there is no such rung"]
     if faults:
         about = ladder.wheel.file if ladder.wheel else "a server"
-        raise VerdictHollow(f"A pass of {about} has nothing behind it.", details=faults[:30])
+        raise ReleaseError("verdict-hollow", f"A pass of {about} has nothing behind it.", details=faults[:30])
 
 
 def faults_of(verdict: Verdict, rule: RungRule) -> Iterator[str]:

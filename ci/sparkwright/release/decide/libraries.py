@@ -11,7 +11,7 @@ from sparkwright.audit.elf_sections import ElfUnreadable
 from sparkwright.audit.fatbin import FatbinUnreadable
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.wheel_reader import Binary, Subject
-from sparkwright.core.errors import WheelMismatch
+from sparkwright.builder.errors import WheelError
 from sparkwright.release import content
 from sparkwright.release.decide.origin import Origin
 from sparkwright.release.manifest.records import Library
@@ -74,12 +74,12 @@ def listed(filename: str, found: Found, came: Origin, rows: Mapping[str, tuple[s
         rows: Member → its sha256 in hex and its bytes, of a RECORD that was compared with them.
 
     Raises:
-        WheelMismatch: A library is not the one that the build record names.
+        wheel-mismatch: A library is not the one that the build record names.
     """
     base = {name: content.hexed(text) for name, text in came.base.items()}
     said = {**came.compiled, **base}
     if wrong := [name for name, sha256 in said.items() if rows.get(name, ("", 0))[0] != sha256]:
-        raise WheelMismatch(f"Libraries of {filename} are not those that its build record names.", details=wrong[:20])
+        raise WheelError("wheel-mismatch", f"Libraries of {filename} are not those that its build record names.", details=wrong[:20])
     kept: Literal["base", "compiled"] = "base" if came.fork.base else "compiled"
     return tuple(
         Library(name, rows[name][1], "compiled" if name in came.compiled else kept, found.counts.get(name, {}))

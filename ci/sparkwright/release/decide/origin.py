@@ -11,11 +11,11 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.audit import zip_limits
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.jit_cache import JitCacheRecord
 from sparkwright.core.digest import sha256_file
-from sparkwright.core.errors import WheelMismatch
 from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def of(path: Path, name: WheelName, text: bytes | None) -> Origin:
         text: Its build record; None where it has none.
 
     Raises:
-        WheelMismatch: It is no wheel of ours, its version does not say so, or the wheel of its sources is not beside it.
+        wheel-mismatch: It is no wheel of ours, its version does not say so, or the wheel of its sources is not beside it.
     """
     from packaging.version import Version
 
@@ -61,9 +61,9 @@ def of(path: Path, name: WheelName, text: bytes | None) -> Origin:
     if name.distribution == INSTALLER:
         return Origin(Fork(INSTALLER, version.public, "program", INSTALLER, __version__, "", True, "program", ""))
     if text is None:
-        raise WheelMismatch(f"{path.name} has no build record, so it was not built by sparkwright.")
+        raise WheelError("wheel-mismatch", f"{path.name} has no build record, so it was not built by sparkwright.")
     if not (version.local or "").startswith("spark."):
-        raise WheelMismatch(f"The version of {path.name} does not tell it from upstream's.", details=["no local label spark.…"])
+        raise WheelError("wheel-mismatch", f"The version of {path.name} does not tell it from upstream's.", details=["no local label spark.…"])
     record = _decoded(path.name, text)
     if isinstance(record, JitCacheRecord):
         return _modules(path, name, record)
@@ -81,13 +81,13 @@ def _decoded(origin: str, text: bytes) -> BuildRecord | JitCacheRecord:
             return msgspec.json.decode(text, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             faults.append(str(error))
-    raise WheelMismatch(f"The build record of {origin} cannot be read.", details=faults)
+    raise WheelError("wheel-mismatch", f"The build record of {origin} cannot be read.", details=faults)
 
 
 def _fork(path: Path, record: BuildRecord, version: Version) -> Fork:
     source = record.source.source
     if record.source.fork != source.fork:
-        raise WheelMismatch(f"The build record of {path.name} is about two forks.", details=[record.source.fork, source.fork])
+        raise WheelError("wheel-mismatch", f"The build record of {path.name} is about two forks.", details=[record.source.fork, source.fork])
     label = _CUDA.search(version.local or "")
     steps = record.source.steps
     return Fork(
@@ -114,7 +114,7 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
     sources = next((one for one in near if sha256_file(one) == record.sources), None)
     if sources is None:
         todo = "Put the wheel of FlashInfer that they were compiled from beside them."
-        raise WheelMismatch(f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo)
+        raise WheelError("wheel-mismatch", f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo)
     own = WheelName.of(sources.name)
     with zip_limits.errors(sources), zipfile.ZipFile(sources) as archive:
         members = zip_limits.checked(archive, sources.name)

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.core.errors import FileInvalid
+from sparkwright.core.errors import FileError
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.gates.recipes.cells import Cell
 
@@ -162,12 +162,12 @@ def load(root: Path) -> ReleasePolicy:
     Return the release policy of the checkout at *root*, and with it the digests of the gates' policies.
 
     Raises:
-        FileInvalid: A file is missing or not valid.
+        file-invalid: A file is missing or not valid.
     """
     path = root / "ci" / "release.yaml"
     read = strict_yaml.load(path, ReleasePolicy)
     if read.gates or read.speeds:
-        raise FileInvalid(f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
+        raise FileError("file-invalid", f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
     asked = {rung for rule in read.forks.values() for rung in rule.rungs}
     gates = {**_audits(root), **_gates(root / "ci" / "gates", asked)}
     return msgspec.structs.replace(read, gates=gates, speeds=_speeds(root) if "G8" in asked else None)

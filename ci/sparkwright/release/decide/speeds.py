@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sparkwright.core.errors import VerdictHollow
 from sparkwright.gates.recipes import cells as shapes
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics.decision import Decision, Rule, decide
@@ -19,6 +18,7 @@ from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series
 from sparkwright.gates.throughput.tracks import Known
 from sparkwright.gates.verdict import Verdict
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Missing, line
 
 #: Machines round logarithms differently in the last digit.
@@ -30,13 +30,13 @@ def check(verdict: Verdict, result: Result | None, policy: ReleasePolicy) -> Non
     Do nothing where the pass *verdict* of G8 follows from the legs of *result*.
 
     Raises:
-        VerdictHollow: There is no result, it holds too little, or something in it does not follow from its legs.
+        verdict-hollow: There is no result, it holds too little, or something in it does not follow from its legs.
     """
     if policy.speeds is None:
-        raise VerdictHollow("The policy does not say what a throughput gate promises.")
+        raise ReleaseError("verdict-hollow", "The policy does not say what a throughput gate promises.")
     faults = ["there is no throughput.json"] if result is None else list(_faults(verdict, result, policy.speeds))
     if faults:
-        raise VerdictHollow("The pass of G8 does not follow from what was measured.", details=faults[:30])
+        raise ReleaseError("verdict-hollow", "The pass of G8 does not follow from what was measured.", details=faults[:30])
 
 
 def _faults(verdict: Verdict, result: Result, asked: Speeds) -> Iterator[str]:

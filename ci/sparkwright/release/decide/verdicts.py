@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core.errors import EvidenceInvalid, VerdictForeign, VerdictHollow
 from sparkwright.gates import ladder
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.throughput.records import FORMAT, Result
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Wheel
 
 Read = TypeVar("Read")
@@ -34,8 +34,8 @@ def beside(wheel: Path, folder: Path | None = None) -> Judged:
     Return what lies beside *wheel*, or in *folder*, under its name.
 
     Raises:
-        EvidenceInvalid: A file is not what the gates write.
-        VerdictHollow: It states what does not follow from its own checks.
+        evidence-invalid: A file is not what the gates write.
+        verdict-hollow: It states what does not follow from its own checks.
     """
     stem = (folder or wheel.parent) / wheel.name.removesuffix(".whl")
     verdicts, throughput = (_bytes(stem.with_name(f"{stem.name}.{kind}.json")) for kind in ("verdicts", "throughput"))
@@ -53,9 +53,9 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise EvidenceInvalid(f"{path.name} cannot be read.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", f"{path.name} cannot be read.", details=[str(error)]) from error
     if not data or len(data) > LARGEST:
-        raise EvidenceInvalid(f"{path.name} is empty, or larger than {LARGEST} bytes.")
+        raise TrustError("evidence-invalid", f"{path.name} is empty, or larger than {LARGEST} bytes.")
     return data
 
 
@@ -70,9 +70,9 @@ def _decoded(data: bytes, read: Callable[[bytes], Read], name: str) -> Read:
     try:
         return read(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EvidenceInvalid(f"{name} is not what `sparkwright gate` writes.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", f"{name} is not what `sparkwright gate` writes.", details=[str(error)]) from error
     except ValueError as error:
-        raise VerdictHollow(f"{name} does not agree with itself.", details=[str(error)]) from error
+        raise ReleaseError("verdict-hollow", f"{name} does not agree with itself.", details=[str(error)]) from error
 
 
 def check_subject(wheel: Wheel, stack: str, found: Ladder | None, result: Result | None) -> None:
@@ -80,7 +80,7 @@ def check_subject(wheel: Wheel, stack: str, found: Ladder | None, result: Result
     Do nothing where *found* and *result* are about *wheel*.
 
     Raises:
-        VerdictForeign: They are about other bytes, other device code, or were judged as another stack's.
+        verdict-foreign: They are about other bytes, other device code, or were judged as another stack's.
     """
     faults = []
     if found is not None:
@@ -95,4 +95,4 @@ def check_subject(wheel: Wheel, stack: str, found: Ladder | None, result: Result
     if result is not None and result.candidate.sha256 != wheel.sha256:
         faults.append(f"the throughput: {result.candidate.sha256 or 'no wheel'}")
     if faults:
-        raise VerdictForeign(f"What was judged is not {wheel.filename} ({wheel.sha256}).", details=faults[:20])
+        raise ReleaseError("verdict-foreign", f"What was judged is not {wheel.filename} ({wheel.sha256}).", details=faults[:20])

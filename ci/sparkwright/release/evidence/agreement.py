@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.gates.ladder import Ladder
+from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import judged, predicates
 from sparkwright.release.evidence.predicates import BUILD_TYPE, LEVEL, VERIFIER, Input, Provenance, Resource, Summary, TestResult
 from sparkwright.release.manifest import places
@@ -67,14 +67,14 @@ def check(wheel: Wheel, fork: Fork | None, proved: Proved, payloads: Mapping[str
         The verdicts; None without any.
 
     Raises:
-        EvidenceInvalid: Something is missing, about other bytes, or contradicts something else.
-        VerdictForeign, VerdictHollow: See `judged`.
+        evidence-invalid: Something is missing, about other bytes, or contradicts something else.
+        verdict-foreign, verdict-hollow: See `judged`.
     """
     if large := [f"{kind}: {len(data)} bytes" for kind, data in raw.items() if len(data) > LARGEST]:
-        raise EvidenceInvalid(f"A file about {wheel.filename} is larger than {LARGEST} bytes.", details=large)
+        raise TrustError("evidence-invalid", f"A file about {wheel.filename} is larger than {LARGEST} bytes.", details=large)
     if proved.wheel != wheel.sha256:
         details = [f"wheel: {wheel.sha256}", f"about: {proved.wheel}"]
-        raise EvidenceInvalid(f"What is proved is not about {wheel.filename}.", details=details)
+        raise TrustError("evidence-invalid", f"What is proved is not about {wheel.filename}.", details=details)
     for kind, one in payloads.items():
         _subject(wheel, kind, one)
     made = _read(payloads, "provenance", Provenance, wheel)
@@ -91,19 +91,19 @@ def _subject(wheel: Wheel, kind: str, one: Statement) -> None:
     if [(subject.name, subject.sha256) for subject in one.subjects] != [(wheel.filename, wheel.sha256)]:
         named = [f"about: {subject.sha256} {subject.name:.200}" for subject in one.subjects[:3]]
         details = [f"wheel: {wheel.sha256} {wheel.filename}", *named]
-        raise EvidenceInvalid(f"The {kind} is not about {wheel.filename} alone.", details=details)
+        raise TrustError("evidence-invalid", f"The {kind} is not about {wheel.filename} alone.", details=details)
 
 
 def _read(payloads: Mapping[str, Statement], kind: str, record: type[predicates.T], wheel: Wheel) -> predicates.T:
     if kind not in payloads:
-        raise EvidenceInvalid(f"Nobody signed the {kind} of {wheel.filename}.")
+        raise TrustError("evidence-invalid", f"Nobody signed the {kind} of {wheel.filename}.")
     return predicates.read(payloads[kind].predicate, record, f"The {kind} of {wheel.filename}")
 
 
 def _agree(what: str, said: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     wrong = [f"{name}: says {_short(said.get(name))}, not {_short(value)}" for name, value in expected.items() if said.get(name) != value]
     if wrong:
-        raise EvidenceInvalid(f"{what} does not agree with the rest.", details=wrong)
+        raise TrustError("evidence-invalid", f"{what} does not agree with the rest.", details=wrong)
 
 
 def _short(value: Any) -> str:
@@ -129,7 +129,7 @@ def _provenance(wheel: Wheel, fork: Fork | None, made: Provenance, raw: Mapping[
 
 def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw: Mapping[str, bytes]) -> Ladder | None:
     if ("verdicts" in raw) != ("test-result" in payloads) or ("throughput" in raw and "verdicts" not in raw):
-        raise EvidenceInvalid(f"The verdicts about {wheel.filename} lack the statement that names them, or the other way round.")
+        raise TrustError("evidence-invalid", f"The verdicts about {wheel.filename} lack the statement that names them, or the other way round.")
     found = judged.verdicts(raw["verdicts"], wheel) if "verdicts" in raw else None
     judged.rungs(proved.rungs, found, wheel)
     if found is None:
@@ -150,7 +150,7 @@ def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw:
     if "throughput" in raw:
         judged.throughput(raw["throughput"], wheel, verdict, proved)
     elif proved.speeds or (verdict and verdict.state == "pass"):
-        raise EvidenceInvalid(f"The speeds of {wheel.filename} are claimed without the measurement.")
+        raise TrustError("evidence-invalid", f"The speeds of {wheel.filename} are claimed without the measurement.")
     return found
 
 
@@ -178,6 +178,6 @@ def _complete(wheel: Wheel, final: Summary, found: Ladder | None, raw: Mapping[s
     short = [f"{name}: {states.get(name, 'not-run')}" for name in final.required if states.get(name) != "pass"]
     failed = [f"{name}: {state}" for name, state in states.items() if state in ("fail", "invalid")]
     if short or failed:
-        raise EvidenceInvalid(f"{wheel.filename} is said to lack nothing, and its verdicts say otherwise.", details=[*short, *failed])
+        raise TrustError("evidence-invalid", f"{wheel.filename} is said to lack nothing, and its verdicts say otherwise.", details=[*short, *failed])
     if judged.THROUGHPUT in final.required and "throughput" not in raw:
-        raise EvidenceInvalid(f"The measurement behind {judged.THROUGHPUT} of {wheel.filename} is missing.")
+        raise TrustError("evidence-invalid", f"The measurement behind {judged.THROUGHPUT} of {wheel.filename} is missing.")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.gates.verdict import State
 from sparkwright.release import bill
+from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.agreement import LARGEST
 from sparkwright.release.evidence.predicates import TYPES
@@ -47,13 +48,13 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
         read: Returns a file of evidence; it need not check anything.
 
     Raises:
-        EvidenceInvalid: A file is missing, has other bytes, or contradicts another; a statement is about another wheel, or none is there.
-        SignatureInvalid, SignerUnknown: A statement is not signed, or by nobody whom *trust* names.
-        VerdictForeign: The verdicts are about other bytes. VerdictHollow: A pass has nothing behind it.
+        evidence-invalid: A file is missing, has other bytes, or contradicts another; a statement is about another wheel, or none is there.
+        signature-invalid, signer-unknown: A statement is not signed, or by nobody whom *trust* names.
+        verdict-foreign: The verdicts are about other bytes. verdict-hollow: A pass has nothing behind it.
     """
     kinds = [one.kind for one in proved.evidence]
     if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
-        raise EvidenceInvalid(f"There are several files of one kind about {wheel.filename}.", details=twice)
+        raise TrustError("evidence-invalid", f"There are several files of one kind about {wheel.filename}.", details=twice)
     files: dict[str, bytes] = {one.kind: _file(one, read, wheel) for one in proved.evidence}
     opened = {
         kind: envelope.opened(files[kind], trust, predicate_type=expected, what=f"the {kind} of {wheel.filename}")
@@ -64,7 +65,7 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
     raw: dict[str, bytes] = {kind: data for kind, data in files.items() if kind in ("sbom", "verdicts", "throughput")}
     found = agreement.check(wheel, fork, proved, statements, raw)
     if "sbom" in raw:
-        bill.check(raw["sbom"], wheel.filename, wheel.project, wheel.version, EvidenceInvalid)
+        bill.check(raw["sbom"], wheel.filename, wheel.project, wheel.version, partial(TrustError, "evidence-invalid"))
     if "pep740" in files:
         _index(wheel, files)
     return Checked(
@@ -74,11 +75,11 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
 
 def _file(one: Evidence, read: Callable[[Evidence], bytes], wheel: Wheel) -> bytes:
     if one.size > LARGEST:
-        raise EvidenceInvalid(f"The {one.kind} of {wheel.filename} is too large.", details=[f"{one.size} bytes; bound: {LARGEST}"])
+        raise TrustError("evidence-invalid", f"The {one.kind} of {wheel.filename} is too large.", details=[f"{one.size} bytes; bound: {LARGEST}"])
     data = read(one)
     if (len(data), digest.sha256_bytes(data)) != (one.size, one.sha256):
         details = [f"wanted: {one.sha256}, {one.size} bytes", f"found:  {digest.sha256_bytes(data)}, {len(data)} bytes"]
-        raise EvidenceInvalid(f"The {one.kind} of {wheel.filename} is not the file that the proof names.", details=details)
+        raise TrustError("evidence-invalid", f"The {one.kind} of {wheel.filename} is not the file that the proof names.", details=details)
     return data
 
 
@@ -87,4 +88,4 @@ def _index(wheel: Wheel, files: Mapping[str, bytes]) -> None:
     from sparkwright.release.signing import pep740
 
     if pep740.pep740(files["provenance"], wheel.filename) != files["pep740"]:
-        raise EvidenceInvalid(f"The provenance in the simple API is not that of {wheel.filename}.")
+        raise TrustError("evidence-invalid", f"The provenance in the simple API is not that of {wheel.filename}.")

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.gates.ladder import RUNGS
+from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.agreement import LARGEST
 from sparkwright.release.evidence.predicates import TYPES, Provenance, Summary, TestResult, read
@@ -36,7 +37,7 @@ class Folder:
     The files of a folder, by their sha256.
 
     Raises:
-        EvidenceInvalid: There is no such folder, or far too much in it.
+        evidence-invalid: There is no such folder, or far too much in it.
     """
 
     def __init__(self, folder: Path, trust: Trust) -> None:
@@ -47,9 +48,9 @@ class Folder:
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.is_file())
         except OSError as error:
-            raise EvidenceInvalid(f"{folder} cannot be read.", details=[str(error)]) from error
+            raise TrustError("evidence-invalid", f"{folder} cannot be read.", details=[str(error)]) from error
         if len(paths) > MOST_FILES:
-            raise EvidenceInvalid(f"{folder} holds {len(paths)} files; {MOST_FILES} are the most that are looked at.")
+            raise TrustError("evidence-invalid", f"{folder} holds {len(paths)} files; {MOST_FILES} are the most that are looked at.")
         for path in paths:
             self._add(path)
 
@@ -63,9 +64,13 @@ class Folder:
         for kind, expected in TYPES.items():
             try:
                 opened = envelope.opened(data, self._trust, predicate_type=expected, what=path.name)
-            except EvidenceInvalid:
+            except TrustError as error:
+                if error.reference != "evidence-invalid":
+                    raise
                 continue
-            except (SignatureInvalid, SignerUnknown) as error:
+            except TrustError as error:
+                if error.reference not in {"signature-invalid", "signer-unknown"}:
+                    raise
                 self._refused.append(error)
                 return
             self._signed.append(Signed(kind, opened.statement, sha256, len(data)))
@@ -80,8 +85,8 @@ class Folder:
         Return what the folder's summaries prove of *wheel*: one for each, as promoting makes another.
 
         Raises:
-            EvidenceInvalid: None is about it, or one names files that are not there.
-            SignatureInvalid, SignerUnknown: Statements are there, signed by nobody who is trusted.
+            evidence-invalid: None is about it, or one names files that are not there.
+            signature-invalid, signer-unknown: Statements are there, signed by nobody who is trusted.
         """
         about = [one for one in self._signed if any(subject.sha256 == wheel.sha256 for subject in one.statement.subjects)]
         summaries = [one for one in about if one.kind == "summary"]
@@ -89,7 +94,7 @@ class Folder:
             raise self._refused[0]
         if not summaries:
             details = [f"sha256 {wheel.sha256}"]
-            raise EvidenceInvalid(f"Nothing in {self._folder} sums up what is proved of {wheel.filename}.", details=details)
+            raise TrustError("evidence-invalid", f"Nothing in {self._folder} sums up what is proved of {wheel.filename}.", details=details)
         return [self._proof(wheel, summary, about) for summary in summaries]
 
     def _proof(self, wheel: Wheel, summary: Signed, about: list[Signed]) -> tuple[Wheel, Proved]:
@@ -111,7 +116,7 @@ class Folder:
         for sha256, kind in named.items():
             if sha256 in wanted:
                 if sha256 not in self._places:
-                    raise EvidenceInvalid(f"{self._folder} lacks the {kind} that the statements name.", details=[f"sha256 {sha256}"])
+                    raise TrustError("evidence-invalid", f"{self._folder} lacks the {kind} that the statements name.", details=[f"sha256 {sha256}"])
                 yield kind, sha256, self._places[sha256].stat().st_size
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from sparkwright.audit import zip_limits
+from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.digest import sha256_file
-from sparkwright.core.errors import EvidenceInvalid, WheelInvalid, WheelMismatch
+from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.predicates import Provenance, read
@@ -55,7 +56,7 @@ def wheel_at(path: Path) -> Wheel:
     Return what the file at *path* is by its name and bytes; what only an index knows of it is left empty.
 
     Raises:
-        WheelInvalid: There is no such file, or its name is no wheel's.
+        wheel-invalid: There is no such file, or its name is no wheel's.
     """
     from packaging.utils import canonicalize_name
 
@@ -63,7 +64,7 @@ def wheel_at(path: Path) -> Wheel:
     try:
         size, sha256 = path.stat().st_size, sha256_file(path)
     except OSError as error:
-        raise WheelInvalid(f"{path} cannot be read.", details=[str(error)]) from error
+        raise WheelError("wheel-invalid", f"{path} cannot be read.", details=[str(error)]) from error
     machine: Machine = next((one for one in _MACHINES if name.tag.endswith(one)), "any")
     return Wheel(path.name, sha256, size, "", canonicalize_name(name.distribution), name.version, machine, "", "", "")
 
@@ -73,7 +74,7 @@ def check(path: Path, found: Checked) -> None:
     Require that the wheel at *path* holds the bill of materials and the origin that *found* tells of.
 
     Raises:
-        WheelMismatch: It does not. WheelInvalid, ArchiveUnsafe: It cannot be read safely.
+        wheel-mismatch: It does not. wheel-invalid, archive-unsafe: It cannot be read safely.
     """
     info = WheelName.of(path.name).info
     with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
@@ -81,7 +82,7 @@ def check(path: Path, found: Checked) -> None:
         there = [one for one in (SBOM, BUILD_RECORD) if f"{info}/{one}" in members]
         texts = {one: zip_limits.text(archive, members, f"{info}/{one}", path.name) for one in there}
     if texts.get(SBOM) != found.raw.get("sbom"):
-        raise WheelMismatch(f"The SBOM in {path.name} is not the one that is published of it.")
+        raise WheelError("wheel-mismatch", f"The SBOM in {path.name} is not the one that is published of it.")
     record = _record(texts.get(BUILD_RECORD, b""))
     if record is None:
         return
@@ -90,7 +91,7 @@ def check(path: Path, found: Checked) -> None:
     said = made.build_definition.resolved_dependencies[: len(wanted)]
     if said != wanted:
         wrong = [f"{one.name}: {one.digest}" for one in wanted if one not in said]
-        raise WheelMismatch(f"The build record in {path.name} tells of another origin than its provenance.", details=wrong[:20])
+        raise WheelError("wheel-mismatch", f"The build record in {path.name} tells of another origin than its provenance.", details=wrong[:20])
 
 
 def _record(data: bytes) -> _Record | None:
@@ -99,7 +100,7 @@ def _record(data: bytes) -> _Record | None:
         plain: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any]) if data else {}
         return msgspec.convert(plain, _Record) if "source" in plain else None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise EvidenceInvalid("The build record in the wheel cannot be read.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", "The build record in the wheel cannot be read.", details=[str(error)]) from error
 
 
 def _fork(path: Path, record: _Record) -> Fork:

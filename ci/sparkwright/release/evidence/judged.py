@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sparkwright.core.errors import EvidenceInvalid, VerdictForeign, VerdictHollow
 from sparkwright.gates import ladder
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.throughput.records import CellResult, Result, Series
 from sparkwright.gates.verdict import ORDER, Check, State, Verdict
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Missing, Proved, Rung, Speed, Wheel, line
 
 #: The rung that stands on a file of its own.
@@ -37,23 +37,23 @@ def verdicts(data: bytes, wheel: Wheel) -> Ladder:
     Return the verdicts in *data*, every one of them about *wheel*, every pass with something behind it.
 
     Raises:
-        EvidenceInvalid: It is no document of verdicts, or the states in it do not follow from its checks.
-        VerdictForeign: They are about other bytes.
-        VerdictHollow: A rung passes and no required check of it shows a figure or a sample.
+        evidence-invalid: It is no document of verdicts, or the states in it do not follow from its checks.
+        verdict-foreign: They are about other bytes.
+        verdict-hollow: A rung passes and no required check of it shows a figure or a sample.
     """
     try:
         found = ladder.read(data)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise EvidenceInvalid(f"The verdicts about {wheel.filename} cannot be read.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", f"The verdicts about {wheel.filename} cannot be read.", details=[str(error)]) from error
     _about(wheel, "The verdicts", found.wheel.sha256 if found.wheel else "", *(one.wheel for one in found.verdicts))
     if wheel.device_code and found.device_code and wheel.device_code != found.device_code:
         details = [f"wheel:    {wheel.device_code}", f"verdicts: {found.device_code}"]
-        raise VerdictForeign(f"The verdicts about {wheel.filename} tell of other device code.", details=details)
+        raise ReleaseError("verdict-foreign", f"The verdicts about {wheel.filename} tell of other device code.", details=details)
     names = [one.rung for one in found.verdicts]
     if len(set(names)) != len(names) or set(names) - ladder.RUNGS.keys():
-        raise EvidenceInvalid(f"The verdicts about {wheel.filename} name a rung twice, or one that does not exist.", details=names)
+        raise TrustError("evidence-invalid", f"The verdicts about {wheel.filename} name a rung twice, or one that does not exist.", details=names)
     if hollow := [one for one in found.verdicts if one.state == "pass" and not any(map(_shows, one.checks))]:
-        raise VerdictHollow(
+        raise ReleaseError("verdict-hollow", 
             f"{len(hollow)} rung(s) of {wheel.filename} pass without a figure or a sample.",
             details=[f"{one.rung} ({one.title}): {len(one.checks)} checks" for one in hollow],
         )
@@ -67,7 +67,7 @@ def _shows(check: Check) -> bool:
 def _about(wheel: Wheel, what: str, *named: str) -> None:
     if other := sorted(set(named) - {wheel.sha256}):
         details = [f"wheel: {wheel.sha256}", *(f"about: {one or 'no wheel'}" for one in other)]
-        raise VerdictForeign(f"{what} that came with {wheel.filename} are about another wheel.", details=details)
+        raise ReleaseError("verdict-foreign", f"{what} that came with {wheel.filename} are about another wheel.", details=details)
 
 
 def tests(found: Ladder) -> Tests:
@@ -92,7 +92,7 @@ def rungs(claimed: Iterable[Rung], found: Ladder | None, wheel: Wheel) -> None:
     Require that no rung is claimed to be better than the verdicts say; one of which they say nothing did not run.
 
     Raises:
-        EvidenceInvalid: One is.
+        evidence-invalid: One is.
     """
     seen: dict[str, State] = {one.rung: one.state for one in found.verdicts} if found else {}
     better = [
@@ -101,7 +101,7 @@ def rungs(claimed: Iterable[Rung], found: Ladder | None, wheel: Wheel) -> None:
         if ORDER.index(one.state) > ORDER.index(seen.get(one.name, "not-run"))
     ]
     if better:
-        raise EvidenceInvalid(f"{wheel.filename} is said to have passed what its verdicts do not say.", details=better)
+        raise TrustError("evidence-invalid", f"{wheel.filename} is said to have passed what its verdicts do not say.", details=better)
 
 
 def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Proved) -> Result:
@@ -109,24 +109,24 @@ def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Prove
     Return the measurement in *data*: of *wheel* against a baseline, by the policy of *verdict*, with the speeds that are claimed.
 
     Raises:
-        EvidenceInvalid: It is no measurement, or says something else than is claimed. VerdictForeign: It measured other bytes.
-        VerdictHollow: The rung passes, and no leg counts or a series that decides has no blocks.
+        evidence-invalid: It is no measurement, or says something else than is claimed. verdict-foreign: It measured other bytes.
+        verdict-hollow: The rung passes, and no leg counts or a series that decides has no blocks.
     """
     try:
         found = msgspec.json.decode(data, type=Result)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise EvidenceInvalid(f"The measurement of {wheel.filename} cannot be read.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", f"The measurement of {wheel.filename} cannot be read.", details=[str(error)]) from error
     _about(wheel, "The measurements", found.candidate.sha256)
     if verdict and verdict.state == "pass":
         _measured(found, wheel)
         if (found.policy, found.state) != (verdict.policy, "pass"):
             details = [f"measured: {found.state} by {found.policy or 'no policy'}", f"verdict:  pass by {verdict.policy or 'no policy'}"]
-            raise EvidenceInvalid(f"The measurement of {wheel.filename} is not the one that was judged.", details=details)
+            raise TrustError("evidence-invalid", f"The measurement of {wheel.filename} is not the one that was judged.", details=details)
     measured = speeds(found)
     wrong = [f"{one.cell}: {one.metric}" for one in proved.speeds if one not in measured]
     if wrong or proved.margin not in (None, found.margin):
         details = [*wrong, f"margin: claimed {proved.margin}, measured {found.margin}"]
-        raise EvidenceInvalid(f"The speeds of {wheel.filename} are not those that were measured.", details=details)
+        raise TrustError("evidence-invalid", f"The speeds of {wheel.filename} are not those that were measured.", details=details)
     return found
 
 
@@ -136,7 +136,7 @@ def _measured(found: Result, wheel: Wheel) -> None:
     empty = [f"{cell.name}: {series.metric}: no block" for cell, series in deciding if not series.differences]
     if found.kind != "gate" or counted != {"baseline", "candidate"} or not deciding or empty:
         details = [f"legs that count: {sum(leg.counts for leg in found.legs)} of {len(found.legs)}", *empty]
-        raise VerdictHollow(f"{THROUGHPUT} of {wheel.filename} passes, and nothing was measured.", details=details)
+        raise ReleaseError("verdict-hollow", f"{THROUGHPUT} of {wheel.filename} passes, and nothing was measured.", details=details)
 
 
 def speeds(found: Result) -> tuple[Speed, ...]:

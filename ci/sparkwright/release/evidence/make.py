@@ -60,7 +60,7 @@ def statements(
         builder: See `builder_of`.
 
     Raises:
-        EvidenceInvalid, VerdictForeign, VerdictHollow: The files contradict *proved* or each other; see `judged` and `agreement`.
+        evidence-invalid, verdict-foreign, verdict-hollow: The files contradict *proved* or each other; see `judged` and `agreement`.
     """
     about = (Subject(wheel.filename, wheel.sha256),)
     made: dict[Kind, msgspec.Struct] = {"provenance": provenance(wheel, fork, raw, record, lock_digest, stack, builder)}

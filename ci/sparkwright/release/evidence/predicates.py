@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from sparkwright.core.errors import EvidenceInvalid
 from sparkwright.gates.verdict import State
+from sparkwright.release.errors import TrustError
 from sparkwright.release.manifest.records import Missing, Speed
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -157,8 +157,8 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 def read(predicate: dict[str, Any], kind: type[T], what: str) -> T:
-    """Return *predicate* as a record; raise `EvidenceInvalid` where it is none of that kind."""
+    """Return *predicate* as a record; raise `evidence-invalid` where it is none of that kind."""
     try:
         return msgspec.convert(predicate, kind)
     except msgspec.ValidationError as error:
-        raise EvidenceInvalid(f"{what} does not have the fields of its kind.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", f"{what} does not have the fields of its kind.", details=[str(error)]) from error

@@ -14,8 +14,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest
-from sparkwright.core.errors import IndexDamaged, VerifiedRefused, WheelMismatch
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Line, Machine, Missing, Name, Proof, Proved, Release, Sha256, Time
 
@@ -107,17 +108,17 @@ def record(root: Path, name: str, sha256: str, kind: type[T]) -> T:
     Return the record at *name* below *root*.
 
     Raises:
-        IndexDamaged: It is missing, has other bytes than *sha256* says, or is no such record.
+        index-damaged: It is missing, has other bytes than *sha256* says, or is no such record.
     """
     path = f"{root}/{name}"
     try:
         with open(path, "rb") as stream:  # noqa: PTH123  thousands of files; pathlib would cost as much as the reading
             data = stream.read(LARGEST + 1)
         if (found := digest.sha256_bytes(data)) != sha256:
-            raise IndexDamaged(f"{name} has other bytes than its name says.", details=[f"named: {sha256}", f"found: {found}"])
+            raise ReleaseError("index-damaged", f"{name} has other bytes than its name says.", details=[f"named: {sha256}", f"found: {found}"])
         return msgspec.json.decode(data, type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise IndexDamaged(f"{name} cannot be read.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"{name} cannot be read.", details=[str(error)]) from error
 
 
 def skimmed(root: Path, entry: Entry) -> Skimmed:
@@ -125,22 +126,22 @@ def skimmed(root: Path, entry: Entry) -> Skimmed:
     Return *entry* with what pages about many show of it.
 
     Raises:
-        IndexDamaged: A record is missing or damaged, or the two are not about each other.
-        VerifiedRefused: The entry says ``verified``, and the proof does not.
-        WheelMismatch: A wheel's name states another project (normalised, PEP 503) or version than its record.
+        index-damaged: A record is missing or damaged, or the two are not about each other.
+        verified-refused: The entry says ``verified``, and the proof does not.
+        wheel-mismatch: A wheel's name states another project (normalised, PEP 503) or version than its record.
     """
     release = record(root, places.release(entry.release), entry.release, Listed)
     proof = record(root, places.proof(entry.release, entry.proof), entry.proof, Proofs)
     said = (release.name, release.stack, release.made, proof.release)
     if said != (entry.name, entry.stack, entry.made, entry.release):
-        raise IndexDamaged(f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
+        raise ReleaseError("index-damaged", f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
     shown = {one.wheel: one for one in proof.wheels}
     if len(shown) != len(proof.wheels) or shown.keys() != {wheel.sha256 for wheel in release.wheels}:
-        raise IndexDamaged(f"The proof of {entry.name} is about other wheels than the release has.")
+        raise ReleaseError("index-damaged", f"The proof of {entry.name} is about other wheels than the release has.")
     for wheel in release.wheels:
         name, _, rest = wheel.filename.partition("-")
         if re.sub(r"[-_.]+", "-", name).lower() != wheel.project or rest.split("-")[0] != wheel.version:
-            raise WheelMismatch(f"{wheel.filename} is recorded as {wheel.project} {wheel.version}.")
+            raise WheelError("wheel-mismatch", f"{wheel.filename} is recorded as {wheel.project} {wheel.version}.")
         near(wheel)
     one = Skimmed(entry, release, shown)
     _proven(one)
@@ -151,11 +152,11 @@ def _proven(one: Skimmed) -> None:
     found = [(wheel, lack) for wheel in one.release.wheels for lack in one.shown[wheel.sha256].missing]
     if one.entry.channel == "verified" and found:
         lacking = [f"{wheel.filename}: {lack.rung} {lack.state} ({lack.reference})" for wheel, lack in found[:20]]
-        raise VerifiedRefused(f"{one.entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking)
+        raise ReleaseError("verified-refused", f"{one.entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking)
 
 
 def whole(root: Path, entry: Entry) -> Whole:
-    """Return *entry*, which was skimmed, with its records; raises `IndexDamaged` as `record` does."""
+    """Return *entry*, which was skimmed, with its records; raises `index-damaged` as `record` does."""
     release = record(root, places.release(entry.release), entry.release, Release)
     proof = record(root, places.proof(entry.release, entry.proof), entry.proof, Proof)
     return Whole(entry, release, proof, {one.wheel: one for one in proof.wheels})
@@ -166,12 +167,12 @@ def near(wheel: File) -> bool:
     Return whether the index itself keeps *wheel*.
 
     Raises:
-        IndexDamaged: Its address is neither where wheels lie here nor on another host.
+        index-damaged: Its address is neither where wheels lie here nor on another host.
     """
     if wheel.url.startswith(("https://", "http://")):
         return False
     if wheel.url != places.wheel(wheel.sha256, wheel.filename):
-        raise IndexDamaged(f"{wheel.filename} is said to lie at an address that no wheel has.", details=[wheel.url])
+        raise ReleaseError("index-damaged", f"{wheel.filename} is said to lie at an address that no wheel has.", details=[wheel.url])
     return True
 
 
@@ -180,7 +181,7 @@ def present(root: Path, one: Skimmed) -> None:
     See that everything that pages about *one* point to is there: by its size where that is known, unread.
 
     Raises:
-        IndexDamaged: Something is missing or has another size.
+        index-damaged: Something is missing or has another size.
     """
     address = one.entry.release
     for wheel in one.release.wheels:
@@ -200,6 +201,6 @@ def _size(root: Path, name: str, expected: int | None) -> None:
     try:
         found = os.stat(f"{root}/{name}").st_size  # noqa: PTH116  see `record`
     except OSError as error:
-        raise IndexDamaged(f"{name} is missing.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"{name} is missing.", details=[str(error)]) from error
     if found != expected and (expected is not None or not found):
-        raise IndexDamaged(f"{name} has {found:,} bytes, not {expected:,}." if expected is not None else f"{name} is empty.")
+        raise ReleaseError("index-damaged", f"{name} has {found:,} bytes, not {expected:,}." if expected is not None else f"{name} is empty.")

@@ -17,8 +17,8 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import IndexMoved, WheelNameTaken
 from sparkwright.core.store import room_guard
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.index import entries, live, pages, simple, state
 from sparkwright.release.index.entries import Skimmed
 from sparkwright.release.index.folder import Draft, flush, sync
@@ -44,16 +44,16 @@ def generate(root: Path, manifest: Manifest, sealed: bytes, *, fresh: bool = Fal
         sealed: The signed manifest, as it is served. *fresh*: build on nothing that is there, and mend pages that a disk changed.
 
     Raises:
-        IndexDamaged: A record or a file that the pages would point to is missing or not what it should be.
-        VerifiedRefused: An entry says ``verified``, and its proof does not. WheelNameTaken: Two wheels have one name.
-        IndexMoved: Another manifest with the same serial is live. DiskFull: There is no room.
+        index-damaged: A record or a file that the pages would point to is missing or not what it should be.
+        verified-refused: An entry says ``verified``, and its proof does not. wheel-name-taken: Two wheels have one name.
+        index-moved: Another manifest with the same serial is live. disk-full: There is no room.
     """
     root = root.absolute()
     with room_guard(root):
         place, before = live.place(root, manifest.serial), live.current(root)
         if before and before[0] == manifest.serial:
             if before[1] != sealed:
-                raise IndexMoved(f"Another manifest with the serial {manifest.serial} is live already.")
+                raise ReleaseError("index-moved", f"Another manifest with the serial {manifest.serial} is live already.")
             return place
         parent = live.place(root, before[0]) if before and not fresh else None
         making = Making(root, manifest, parent)
@@ -167,7 +167,7 @@ class Making:
             for row in one.rows:
                 if found.setdefault(row.filename, row.sha256) != row.sha256:
                     what = f"{row.filename} of {one.entry.name} has other bytes than a wheel of that name in another release."
-                    raise WheelNameTaken(what, details=[f"here  {row.sha256}", f"there {found[row.filename]}"])
+                    raise ReleaseError("wheel-name-taken", what, details=[f"here  {row.sha256}", f"there {found[row.filename]}"])
 
     def _settle(self) -> None:
         """Give the new folders of pages their names, once they are on the disk, and lead to them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import IndexDamaged
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.index.folder import sync
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Sha256
@@ -46,17 +46,17 @@ def serial(root: Path) -> int | None:
     Return the serial of the live generation; None where there is no index yet.
 
     Raises:
-        IndexDamaged: ``current`` points to no generation.
+        index-damaged: ``current`` points to no generation.
     """
     try:
         target = str((root / CURRENT).readlink())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise IndexDamaged(f"{CURRENT} is no symbolic link, so nothing says which generation is live.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"{CURRENT} is no symbolic link, so nothing says which generation is live.", details=[str(error)]) from error
     folder, _, name = target.partition("/")
     if folder != GENERATIONS or not name.isascii() or not name.isdecimal() or not (root / target).is_dir():
-        raise IndexDamaged(f"{CURRENT} points to {target}, which is no generation of this index.")
+        raise ReleaseError("index-damaged", f"{CURRENT} points to {target}, which is no generation of this index.")
     return int(name)
 
 
@@ -65,7 +65,7 @@ def current(root: Path) -> tuple[int, bytes] | None:
     Return the serial of the live generation and its signed manifest; None where there is no index yet.
 
     Raises:
-        IndexDamaged: What is live has no manifest, or one of a size that none has.
+        index-damaged: What is live has no manifest, or one of a size that none has.
     """
     live = serial(root)
     if live is None:
@@ -73,10 +73,10 @@ def current(root: Path) -> tuple[int, bytes] | None:
     path = place(root, live) / places.MANIFEST
     try:
         if path.stat().st_size > LARGEST:
-            raise IndexDamaged(f"The manifest of generation {live} has more than {LARGEST >> 20} MiB.")
+            raise ReleaseError("index-damaged", f"The manifest of generation {live} has more than {LARGEST >> 20} MiB.")
         return live, path.read_bytes()
     except OSError as error:
-        raise IndexDamaged(f"The manifest of generation {live} cannot be read.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"The manifest of generation {live} cannot be read.", details=[str(error)]) from error
 
 
 def flip(root: Path, serial: int) -> None:
@@ -86,11 +86,11 @@ def flip(root: Path, serial: int) -> None:
     A run that ends after the rename leaves pages of a release that stands as it stood before; the next flip leads to the new ones.
 
     Raises:
-        IndexDamaged: There is no such generation, or it is not whole.
+        index-damaged: There is no such generation, or it is not whole.
     """
     made = place(root, serial)
     if missing := [name for name in (*NAMES, PAGES) if not (made / name).exists()]:
-        raise IndexDamaged(f"Generation {serial} cannot go live: it lacks {', '.join(missing)}.")
+        raise ReleaseError("index-damaged", f"Generation {serial} cannot go live: it lacks {', '.join(missing)}.")
     # The names first: of a new index they lead nowhere until the rename, and then all of them do at once.
     for name in NAMES:
         point(root / name, f"{CURRENT}/{name}")
@@ -109,11 +109,11 @@ def flip(root: Path, serial: int) -> None:
 
 
 def pages_of(generation: Path) -> dict[str, str]:
-    """Return the folder of pages of each release, as *generation* has them; raises `IndexDamaged` where it does not say."""
+    """Return the folder of pages of each release, as *generation* has them; raises `index-damaged` where it does not say."""
     try:
         return msgspec.json.decode((generation / PAGES).read_bytes(), type=dict[Sha256, str])
     except (OSError, msgspec.DecodeError) as error:
-        raise IndexDamaged(f"Generation {generation.name} does not say which pages its releases have.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"Generation {generation.name} does not say which pages its releases have.", details=[str(error)]) from error
 
 
 def lead(release: Path, pages: str) -> None:

@@ -10,7 +10,8 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import IndexDamaged, IndexMissing, ManifestInvalid, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.index import entries, live
 from sparkwright.release.index.entries import Skimmed
 from sparkwright.release.index.generation import Making, same
@@ -35,15 +36,17 @@ def check(root: Path, trust: Trust | None, *, deep: bool = False) -> list[str]:
         trust: Whose signature counts; without, nobody's is checked. *deep*: hash every file, and make every page again to compare.
 
     Raises:
-        IndexMissing: There is no index.
+        index-missing: There is no index.
     """
     root = root.absolute()
     try:
         found = live.current(root)
         if found is None:
-            raise IndexMissing(f"{root} holds no index.")
+            raise ReleaseError("index-missing", f"{root} holds no index.")
         manifest, led = _manifest(found[1], trust), live.pages_of(live.place(root, found[0]))
-    except IndexMissing:
+    except ReleaseError as error:
+        if error.reference != "index-missing":
+            raise
         raise
     except SparkwrightError as error:
         return [_said(error)]
@@ -68,7 +71,7 @@ def _manifest(data: bytes, trust: Trust | None) -> Manifest:
             envelope = msgspec.json.decode(data, type=_Bundle).dsse_envelope
         return msgspec.convert(Statement.of(envelope.payload, places.MANIFEST).predicate, Manifest)
     except msgspec.ValidationError as error:
-        raise ManifestInvalid(f"{places.MANIFEST} does not have the fields of a manifest.", details=[str(error)]) from error
+        raise ReleaseError("manifest-invalid", f"{places.MANIFEST} does not have the fields of a manifest.", details=[str(error)]) from error
 
 
 def _entry(root: Path, entry: Entry, pages: str, *, deep: bool) -> Iterator[str]:
@@ -127,7 +130,7 @@ def _leads(path: Path, target: str) -> bool:
 
 
 def _damaged(what: str) -> str:
-    return f"{IndexDamaged.reference}: {what}"
+    return f"{'index-damaged'}: {what}"
 
 
 def _said(error: SparkwrightError) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.core.errors import ReleaseNameTaken, ReleaseUnknown, ReleaseYanked, UsageError, WheelNameTaken
+from sparkwright.core.errors import UsageError
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import Action, Channel, Entry, Line, Manifest, Record, Release, Time
 from sparkwright.release.signing.urls import normalised
@@ -42,15 +43,15 @@ def publish(
         files: File name → sha256 of its wheels, which are held against those that `retain` removed.
 
     Raises:
-        ReleaseNameTaken: The index holds the release, or ever held its name. WheelNameTaken: It once held other bytes under that name.
+        release-name-taken: The index holds the release, or ever held its name. wheel-name-taken: It once held other bytes under that name.
     """
     names = {one.name for one in manifest.entries} | {one.release for one in manifest.log if one.action == "publish"}
     if entry.name in names or any(one.release == entry.release for one in manifest.entries):
-        raise ReleaseNameTaken(f"The index holds or once held {entry.name}.", details=[f"address {entry.release}"])
+        raise ReleaseError("release-name-taken", f"The index holds or once held {entry.name}.", details=[f"address {entry.release}"])
     for name, sha256 in (files or {}).items():
         if manifest.retired.get(name, sha256) != sha256:
             details = [f"then {manifest.retired[name]}", f"now  {sha256}"]
-            raise WheelNameTaken(f"{name} was published before, with other bytes.", details=details)
+            raise ReleaseError("wheel-name-taken", f"{name} was published before, with other bytes.", details=details)
     return _next(manifest, "publish", entry.name, reason, at, by, days, (*manifest.entries, entry))
 
 
@@ -59,11 +60,11 @@ def promote(manifest: Manifest, name: str, proof: str, *, at: Time, by: str, rea
     Move the candidate *name* to ``verified``, where *proof* (its address) shows that nothing is missing.
 
     Raises:
-        ReleaseUnknown: There is no candidate of that name. ReleaseYanked: It is yanked.
+        release-unknown: There is no candidate of that name. release-yanked: It is yanked.
     """
     entry = find(manifest, name)
     if entry.channel != "candidate":
-        raise ReleaseUnknown(f"{entry.name} is no candidate.", details=[f"it is in the channel {entry.channel} already"])
+        raise ReleaseError("release-unknown", f"{entry.name} is no candidate.", details=[f"it is in the channel {entry.channel} already"])
     _offered(entry)
     return _next(manifest, "promote", entry.name, reason, at, by, days, _changed(manifest, replace(entry, channel="verified", proof=proof)))
 
@@ -73,7 +74,7 @@ def yank(manifest: Manifest, name: str, *, at: Time, by: str, reason: str, days:
     Stop offering the release *name*; its files stay, so that what pins it keeps working.
 
     Raises:
-        ReleaseUnknown: There is none. ReleaseYanked: It is yanked already. UsageError: No reason is given.
+        release-unknown: There is none. release-yanked: It is yanked already. UsageError: No reason is given.
     """
     entry = find(manifest, name)
     _offered(entry)
@@ -87,12 +88,12 @@ def rollback(
     Yank the newest release that *channel* offers of *stack*, so that the one before it is what clients get.
 
     Raises:
-        ReleaseUnknown: Nothing is offered, or nothing before it. UsageError: No reason is given.
+        release-unknown: Nothing is offered, or nothing before it. UsageError: No reason is given.
     """
     there = offered(manifest, stack, channel)
     if len(there) < 2:
         names = [f"offered: {entry.name}" for entry in there] or [f"nothing of {stack} is offered"]
-        raise ReleaseUnknown(f"There is no release of {stack} in {channel} to go back to.", details=names)
+        raise ReleaseError("release-unknown", f"There is no release of {stack} in {channel} to go back to.", details=names)
     entry = there[-1]
     return _next(manifest, "rollback", entry.name, reason, at, by, days, _changed(manifest, replace(entry, yanked=_reason(reason))))
 
@@ -133,11 +134,11 @@ def refresh(manifest: Manifest, *, at: Time, by: str, reason: str = "", days: in
 
 
 def find(manifest: Manifest, name: str) -> Entry:
-    """Return the entry of the release with that name or address; raises `ReleaseUnknown`."""
+    """Return the entry of the release with that name or address; raises `release-unknown`."""
     for entry in manifest.entries:
         if name in (entry.name, entry.release):
             return entry
-    raise ReleaseUnknown(f"The index holds no release {name!r:.200}.")
+    raise ReleaseError("release-unknown", f"The index holds no release {name!r:.200}.")
 
 
 def offered(manifest: Manifest, stack: str, channel: Channel) -> Sequence[Entry]:
@@ -158,7 +159,7 @@ def surplus(manifest: Manifest, keep: int, *, verified: bool = False) -> Sequenc
         UsageError: *keep* is below 1.
     """
     if keep < 1:
-        raise UsageError("At least one release of each stack and channel is kept.")
+        raise UsageError("usage", "At least one release of each stack and channel is kept.")
     newer: dict[tuple[str, str], int] = {}
     gone = []
     for entry in reversed(manifest.entries):
@@ -175,7 +176,7 @@ def _next(
     try:
         msgspec.convert(reason, Line)
     except msgspec.ValidationError as error:
-        raise UsageError("A reason is one line of at most 1000 characters, without control characters.") from error
+        raise UsageError("usage", "A reason is one line of at most 1000 characters, without control characters.") from error
     serial = manifest.serial + 1
     log = (*manifest.log, Record(serial, at, action, release, reason, by))
     return replace(manifest, serial=serial, made=at, expires=times.after(at, days), entries=entries, log=log)
@@ -187,10 +188,10 @@ def _changed(manifest: Manifest, entry: Entry) -> tuple[Entry, ...]:
 
 def _offered(entry: Entry) -> None:
     if entry.yanked:
-        raise ReleaseYanked(f"{entry.name} is yanked.", details=[f"because {entry.yanked}"], todo="Publish a new release instead.")
+        raise ReleaseError("release-yanked", f"{entry.name} is yanked.", details=[f"because {entry.yanked}"], todo="Publish a new release instead.")
 
 
 def _reason(reason: str) -> str:
     if not reason.strip():
-        raise UsageError("A release is not yanked without a reason, which people and pip will show.", todo="Give it with --reason TEXT.")
+        raise UsageError("usage", "A release is not yanked without a reason, which people and pip will show.", todo="Give it with --reason TEXT.")
     return reason

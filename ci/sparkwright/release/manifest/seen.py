@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import ClockWrong, ManifestExpired, ManifestForked, ManifestReplayed, StateUnusable
+from sparkwright.core.errors import StoreError
 from sparkwright.core.store import room_guard
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import Manifest, Sha256, Time
 from sparkwright.release.signing.urls import normalised
@@ -58,17 +59,17 @@ def check(manifest: Manifest, sha256: str, index: str, now: Time, state: Path | 
         state: Where the machine remembers; None for `folder`.
 
     Raises:
-        ManifestReplayed: A newer one was seen. ManifestForked: One of the same serial was seen, and it was another.
-        ManifestExpired: Its time is over. ClockWrong: This machine's clock cannot tell. StateUnusable: The record cannot be read.
+        manifest-replayed: A newer one was seen. manifest-forked: One of the same serial was seen, and it was another.
+        manifest-expired: Its time is over. clock-wrong: This machine's clock cannot tell. state-unusable: The record cannot be read.
     """
     if before := recall(index, state):
         _compare(before, manifest, sha256)
     if (behind := times.days(now, manifest.made)) > CLOCK_TOLERANCE:
         details = [f"clock  {now}", f"signed {manifest.made}"]
-        raise ClockWrong(f"This machine's clock is {behind:.1f} days behind the index {manifest.url}.", details=details)
+        raise ReleaseError("clock-wrong", f"This machine's clock is {behind:.1f} days behind the index {manifest.url}.", details=details)
     if (over := times.days(manifest.expires, now)) >= 0:
         details = [f"serial {manifest.serial}", f"signed {manifest.made}", f"until  {manifest.expires}", f"now    {now}"]
-        raise ManifestExpired(f"The manifest of {manifest.url} expired {over:.1f} days ago.", details=details)
+        raise ReleaseError("manifest-expired", f"The manifest of {manifest.url} expired {over:.1f} days ago.", details=details)
 
 
 def note(manifest: Manifest, sha256: str, index: str, state: Path | None = None) -> None:
@@ -76,7 +77,7 @@ def note(manifest: Manifest, sha256: str, index: str, state: Path | None = None)
     Remember that this manifest was seen (arguments as of `check`); never an older one than is remembered.
 
     Raises:
-        ManifestReplayed, ManifestForked: Another run has seen another one meanwhile. StateUnusable, DiskFull: It cannot be written.
+        manifest-replayed, manifest-forked: Another run has seen another one meanwhile. state-unusable, disk-full: It cannot be written.
     """
     path = _path(index, state)
     with _held(path):
@@ -92,7 +93,7 @@ def recall(index: str, state: Path | None = None) -> Seen | None:
     Return what was seen of the index, or None where it is new to this machine.
 
     Raises:
-        StateUnusable: The record is damaged; a fresh start would let an old manifest pass.
+        state-unusable: The record is damaged; a fresh start would let an old manifest pass.
     """
     path = _path(index, state)
     try:
@@ -101,16 +102,16 @@ def recall(index: str, state: Path | None = None) -> Seen | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StateUnusable(f"{path} cannot be read.", details=[str(error)]) from error
+        raise StoreError("state-unusable", f"{path} cannot be read.", details=[str(error)]) from error
 
 
 def _compare(before: Seen, manifest: Manifest, sha256: str) -> None:
     if manifest.serial < before.serial:
         details = [f"seen   serial {before.serial} of {before.made}", f"served serial {manifest.serial} of {manifest.made}"]
-        raise ManifestReplayed(f"The manifest of {manifest.url} is older than one that this machine has seen.", details=details)
+        raise ReleaseError("manifest-replayed", f"The manifest of {manifest.url} is older than one that this machine has seen.", details=details)
     if manifest.serial == before.serial and sha256 != before.sha256:
         details = [f"seen   {before.sha256}", f"served {sha256}"]
-        raise ManifestForked(f"There are two manifests of {manifest.url} with the serial {manifest.serial}.", details=details)
+        raise ReleaseError("manifest-forked", f"There are two manifests of {manifest.url} with the serial {manifest.serial}.", details=details)
 
 
 def _path(index: str, state: Path | None) -> Path:
@@ -127,7 +128,7 @@ def _held(path: Path) -> Iterator[None]:
             lock = FileLock(path.with_suffix(".lock"))
             lock.acquire()
     except OSError as error:
-        raise StateUnusable(f"{path.parent} cannot be written.", details=[str(error)]) from error
+        raise StoreError("state-unusable", f"{path.parent} cannot be written.", details=[str(error)]) from error
     try:
         yield
     finally:
@@ -143,4 +144,4 @@ def _write(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise StateUnusable(f"{path} cannot be written.", details=[str(error)]) from error
+        raise StoreError("state-unusable", f"{path} cannot be written.", details=[str(error)]) from error

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EvidenceInvalid, ManifestElsewhere, ManifestInvalid, UsageError
+from sparkwright.core.errors import UsageError
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import FORMAT, Manifest
 from sparkwright.release.signing import envelope
@@ -27,7 +28,7 @@ def seal(manifest: Manifest, signer: Signer) -> bytes:
     Return *manifest* signed, as it is served.
 
     Raises:
-        ManifestInvalid: It says what no manifest may say, so that every client would refuse it.
+        manifest-invalid: It says what no manifest may say, so that every client would refuse it.
     """
     check(manifest, "the manifest to sign")
     predicate: dict[str, Any] = msgspec.to_builtins(manifest)
@@ -48,20 +49,22 @@ def opened(data: bytes, trust: Trust, *, what: str, asked: str = "") -> tuple[Ma
         what: Where it was read, for messages. *asked*: the URL that it has to be signed for; empty takes any.
 
     Raises:
-        ManifestInvalid: It is no manifest. SignatureInvalid: The bytes are not those that were signed. SignerUnknown: Somebody else
-        signed them. ManifestElsewhere: It is the manifest of another index.
+        manifest-invalid: It is no manifest. signature-invalid: The bytes are not those that were signed. signer-unknown: Somebody else
+        signed them. manifest-elsewhere: It is the manifest of another index.
     """
     try:
         found = envelope.opened(data, trust, predicate_type=PREDICATE, what=what)
-    except EvidenceInvalid as error:
-        raise ManifestInvalid(error.what, details=error.details) from error
+    except TrustError as error:
+        if error.reference != "evidence-invalid":
+            raise
+        raise ReleaseError("manifest-invalid", error.what, details=error.details) from error
     statement, subject = found.statement, found.statement.subjects[0]
     if len(statement.subjects) != 1 or subject.sha256 != _address(statement.predicate):
-        raise ManifestInvalid(f"{what} is a statement about something else than the manifest that it holds.")
+        raise ReleaseError("manifest-invalid", f"{what} is a statement about something else than the manifest that it holds.")
     manifest = _converted(statement.predicate, what)
     check(manifest, what)
     if asked and normalised(asked) != normalised(manifest.url):
-        raise ManifestElsewhere(f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"])
+        raise ReleaseError("manifest-elsewhere", f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"])
     return manifest, found.by
 
 
@@ -69,7 +72,7 @@ def _converted(predicate: dict[str, Any], what: str) -> Manifest:
     try:
         return msgspec.convert(predicate, Manifest)
     except msgspec.ValidationError as error:
-        raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
+        raise ReleaseError("manifest-invalid", f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
 
 
 def check(manifest: Manifest, what: str) -> None:
@@ -77,11 +80,11 @@ def check(manifest: Manifest, what: str) -> None:
     Refuse a manifest that contradicts itself.
 
     Raises:
-        ManifestInvalid: Its format is unknown, its serial or a time is impossible, or it names a release or a serial twice.
+        manifest-invalid: Its format is unknown, its serial or a time is impossible, or it names a release or a serial twice.
     """
     wrong = list(_contradictions(manifest))
     if wrong:
-        raise ManifestInvalid(f"{what} contradicts itself.", details=wrong)
+        raise ReleaseError("manifest-invalid", f"{what} contradicts itself.", details=wrong)
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright.audit import policy, wheel_reader
+from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import WheelMismatch
 from sparkwright.core.store import room_guard
 from sparkwright.forks.context import Session
 from sparkwright.release.decide.libraries import Found
@@ -21,7 +21,7 @@ def libraries(session: Session, path: Path) -> tuple[Library, ...]:
     Return the libraries in the wheel at *path*, with the machine code that they hold, as a release tells of its own.
 
     Raises:
-        WheelInvalid, ArchiveUnsafe: It is no wheel, or a hostile one. DiskFull: There is no room for its largest library.
+        wheel-invalid, archive-unsafe: It is no wheel, or a hostile one. disk-full: There is no room for its largest library.
     """
     about = wheel_reader.subject(path)
     found = Found(about, policy.load(session.project.audit_file, session.project.spec.arch))
@@ -40,7 +40,7 @@ def of(session: Session, forks: Sequence[Fork], wheels: Sequence[Path]) -> dict[
     Return what the official *wheels* hold, by the fork that was grafted on them.
 
     Raises:
-        WheelMismatch: A wheel is the official one of none of *forks*.
+        wheel-mismatch: A wheel is the official one of none of *forks*.
     """
     made = {}
     for path in wheels:
@@ -49,7 +49,7 @@ def of(session: Session, forks: Sequence[Fork], wheels: Sequence[Path]) -> dict[
         if fork is None:
             known = [f"{one.name}: {one.base}" for one in forks if one.base] or ["no fork of it is a graft"]
             todo = "Name the official wheel that the release was grafted on; `sparkwright fetch` keeps it in the store."
-            raise WheelMismatch(
+            raise WheelError("wheel-mismatch", 
                 f"{path.name} is not the official wheel under any fork of this release.",
                 details=[f"its sha256: {sha256}", *known],
                 todo=todo,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,12 +10,12 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import EvidenceInvalid, IndexDamaged, IndexMissing, ManifestInvalid, ReleaseUnknown, TrustMissing
 from sparkwright.forks.context import Outside
 from sparkwright.release.client import address, catalogue, install
 from sparkwright.release.client.address import Address
 from sparkwright.release.client.catalogue import Catalogue
 from sparkwright.release.client.install import Wish
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Entry, Manifest, Proof, Release
 from sparkwright.release.signing import dsse
@@ -56,7 +57,9 @@ def opened(session: Outside, wish: Wish) -> tuple[Catalogue, bool]:
     """
     try:
         return install.opened(session, wish), True
-    except TrustMissing:
+    except TrustError as error:
+        if error.reference != "trust-missing":
+            raise
         where = address.find(wish.index, session)
         if where.folder is None:
             raise
@@ -70,7 +73,7 @@ def of_index(session: Outside, wish: Wish) -> Published:
     Return the release that *wish* means, or the newest that is not yanked; see `opened`.
 
     Raises:
-        SparkwrightError: As `opened`. ReleaseUnknown: There is no such release. IndexDamaged, DownloadInvalid, SetMixed: A
+        SparkwrightError: As `opened`. release-unknown: There is no such release. index-damaged, download-invalid, set-mixed: A
         record is not there, or is another.
     """
     index, checked = opened(session, wish)
@@ -86,7 +89,7 @@ def _meant(manifest: Manifest, wish: Wish) -> Entry:
     named = [one for one in manifest.entries if wish.stack in ("", one.stack)]
     found = [one for one in named if (wish.release in (one.name, one.release) if wish.release else not one.yanked)]
     if not found:
-        raise ReleaseUnknown(
+        raise ReleaseError("release-unknown", 
             f"The index has no release {wish.release}." if wish.release else "The index offers no release.",
             details=[one.name for one in named[-20:]],
         )
@@ -95,18 +98,20 @@ def _meant(manifest: Manifest, wish: Wish) -> Entry:
 
 def _unsigned(session: Outside, where: Address) -> Catalogue:
     """Return what the folder *where* holds, with nobody's signature checked."""
-    data = address.small(where, places.MANIFEST, most=catalogue.MOST_MANIFEST, failure=ManifestInvalid)
+    data = address.small(where, places.MANIFEST, most=catalogue.MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"))
     if data is None:
-        raise IndexMissing(f"{where} holds no index of sparkwright.", details=[f"missing: {places.MANIFEST}"])
+        raise ReleaseError("index-missing", f"{where} holds no index of sparkwright.", details=[f"missing: {places.MANIFEST}"])
     what = f"the manifest of {where}"
     try:
         envelope = dsse.decode(data, what)
         payload = msgspec.json.decode(data, type=_Bundle).dsse_envelope.payload if envelope.is_bundle else envelope.payload
         manifest = msgspec.convert(Statement.of(payload, what).predicate, Manifest)
-    except EvidenceInvalid as error:
-        raise ManifestInvalid(error.what, details=error.details) from error
+    except TrustError as error:
+        if error.reference != "evidence-invalid":
+            raise
+        raise ReleaseError("manifest-invalid", error.what, details=error.details) from error
     except msgspec.MsgspecError as error:
-        raise ManifestInvalid(f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
+        raise ReleaseError("manifest-invalid", f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
     signed.check(manifest, what)
     return Catalogue(session, where, Trust(), manifest)
 
@@ -116,13 +121,13 @@ def of_file(path: Path) -> Published:
     Return the release whose ``release.json`` is at *path*, with the newest proof beside it.
 
     Raises:
-        IndexDamaged: It cannot be read, or there is no proof of it beside it.
+        index-damaged: It cannot be read, or there is no proof of it beside it.
     """
     release = _read(path, Release)
     mine = digest.sha256_bytes(digest.canonical(release))
     proofs = [one for one in (_read(file, Proof) for file in sorted(path.parent.glob("proof-*.json"))) if one.release == mine]
     if not proofs:
-        raise IndexDamaged(f"There is no proof of {release.name} beside {path}.")
+        raise ReleaseError("index-damaged", f"There is no proof of {release.name} beside {path}.")
     other = path.parent.parent / release.before / path.name
     before = _read(other, Release) if release.before and other.is_file() else None
     return Published(release, max(proofs, key=lambda one: one.made), before)
@@ -133,7 +138,7 @@ def _read(path: Path, kind: type[T]) -> T:
         with path.open("rb") as stream:
             data = stream.read(catalogue.MOST_RECORD + 1)
         if len(data) > catalogue.MOST_RECORD:
-            raise IndexDamaged(f"{path} is larger than a record can be.")
+            raise ReleaseError("index-damaged", f"{path} is larger than a record can be.")
         return msgspec.json.decode(data, type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise IndexDamaged(f"{path} cannot be read.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"{path} cannot be read.", details=[str(error)]) from error

@@ -30,7 +30,7 @@ def markdown(release: Release, proof: Proof, before: Release | None) -> str:
         before: The release of the same stack before it; None where there is none, or it is not at hand.
 
     Raises:
-        IndexDamaged: The proof is of another release.
+        index-damaged: The proof is of another release.
     """
     return as_markdown(whole.blocks(release, proof, before))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sparkwright.core import digest
 from sparkwright.core.console import size
-from sparkwright.core.errors import IndexDamaged
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import changes, shown, sizes, stock
@@ -28,7 +28,7 @@ def blocks(release: Release, proof: Proof, before: Release | None, known: stock.
         known: What official wheels hold, where somebody looked into them.
 
     Raises:
-        IndexDamaged: The proof is of another release.
+        index-damaged: The proof is of another release.
     """
     mine = _check(release, proof)
     return [
@@ -49,7 +49,7 @@ def _check(release: Release, proof: Proof) -> str:
     """Return the address of *release*, which *proof* must be about."""
     mine = address(release)
     if proof.release != mine:
-        raise IndexDamaged(f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"])
+        raise ReleaseError("index-damaged", f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"])
     return mine
 
 

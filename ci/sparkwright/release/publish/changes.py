@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import IndexDamaged, IndexMissing, ReleaseUnknown
 from sparkwright.core.store import room_guard
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import change, places, times
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
 from sparkwright.release.publish import ground, journal, judge, prepare, sequence, transfer
@@ -41,7 +41,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 def yank(publisher: Publisher, name: str, reason: str) -> Changed:
-    """Stop offering the release *name*; raises as `change.yank`, and `IndexMissing`, `IndexBusy`, `IndexMoved`."""
+    """Stop offering the release *name*; raises as `change.yank`, and `index-missing`, `index-busy`, `index-moved`."""
     return _changed(publisher, lambda old, at, by, days: change.yank(old, name, at=at, by=by, reason=reason, days=days))
 
 
@@ -73,7 +73,7 @@ def _told(after: Manifest, removed: tuple[str, ...], elsewhere: tuple[str, ...] 
 def _there(publisher: Publisher) -> Iterator[Manifest]:
     """Hold the index, which has to be there, and yield its manifest."""
     if not publisher.root.is_dir():
-        raise IndexMissing(f"There is no folder {publisher.root}.")
+        raise ReleaseError("index-missing", f"There is no folder {publisher.root}.")
     with ground.held(publisher.root), room_guard(publisher.root):
         yield ground.required(publisher.root, publisher.trust)
 
@@ -86,8 +86,8 @@ def promote(publisher: Publisher, name: str, verdicts: Path, reason: str = "") -
         verdicts: The folder that they lie in; wheels that other hosts keep may lie there, too, else they are fetched.
 
     Raises:
-        VerifiedRefused: Something is still missing. ReleaseUnknown, ReleaseYanked: There is no such candidate.
-        VersionOrder: ``verified`` offers a higher version already. Others: as `judge.decided`.
+        verified-refused: Something is still missing. release-unknown, release-yanked: There is no such candidate.
+        version-order: ``verified`` offers a higher version already. Others: as `judge.decided`.
     """
     with _there(publisher) as manifest:
         entry = change.find(manifest, name)
@@ -95,7 +95,7 @@ def promote(publisher: Publisher, name: str, verdicts: Path, reason: str = "") -
         # What the manifest refuses is refused before wheels are read.
         change.promote(manifest, name, entry.proof, at=at, by=publisher.signer.by, days=days)
         if entry.stack != publisher.session.project.stack:
-            raise ReleaseUnknown(f"{entry.name} is of stack {entry.stack}.", todo=f"Give --stack {entry.stack}.")
+            raise ReleaseError("release-unknown", f"{entry.name} is of stack {entry.stack}.", todo=f"Give --stack {entry.stack}.")
         offers = Offers(publisher.root, manifest)
         release = offers.releases[entry.release]
         own = [one for one in release.wheels if one.fork != INSTALLER]
@@ -134,7 +134,7 @@ def _at_hand(publisher: Publisher, wheel: Wheel, folder: Path, verdicts: Path) -
             path.symlink_to(known.absolute())
             return path
     if "://" not in wheel.url:
-        raise IndexDamaged(f"{wheel.filename} is not in the index, or not what it was.", details=[f"sha256: {wheel.sha256}"])
+        raise ReleaseError("index-damaged", f"{wheel.filename} is not in the index, or not what it was.", details=[f"sha256: {wheel.sha256}"])
     transfer.fetch(wheel.url, path, wheel.size, wheel.sha256)
     return path
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparkwright.core import digest
-from sparkwright.core.errors import PublishFailed, WheelNameTaken
 from sparkwright.core.store import flush, room_guard
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
 
 CHUNK = 1 << 20
@@ -59,7 +59,7 @@ class Folder:
         self._observe(f"name {place}")
         with room_guard(self.root):
             if (found := digest.sha256_file(path)) != sha256:
-                raise PublishFailed(f"{path} is not what it was.", details=[f"now: {found}", f"was: {sha256}"])
+                raise ReleaseError("publish-failed", f"{path} is not what it was.", details=[f"now: {found}", f"was: {sha256}"])
             there.parent.mkdir(parents=True, exist_ok=True)
             path.chmod(0o644)
             _name(path, there, copied=True)
@@ -90,7 +90,7 @@ class Folder:
         if not path.exists():
             return False
         if (found := digest.sha256_file(path)) != sha256:
-            raise WheelNameTaken(f"{place} is there with other bytes.", details=[f"there: {found}", f"to be: {sha256}"])
+            raise ReleaseError("wheel-name-taken", f"{place} is there with other bytes.", details=[f"there: {found}", f"to be: {sha256}"])
         self.there.append(place)
         return True
 
@@ -99,12 +99,12 @@ class Folder:
         with room_guard(self.root), _beside(path) as unfinished:
             self._observe(f"write {place}")
             if (found := _flushed(unfinished, pieces, path.name, moved)) != sha256:
-                raise PublishFailed(
+                raise ReleaseError("publish-failed", 
                     f"{path.name} changed while it was read.", details=[f"read:    {found}", f"decided: {sha256}"],
                     todo="Publish again, once nothing writes to the wheel any more.",
                 )  # fmt: skip
             if (found := _read_back(unfinished)) != sha256:
-                raise PublishFailed(f"The disk does not keep {place}.", details=[f"kept:    {found}", f"written: {sha256}"])
+                raise ReleaseError("publish-failed", f"The disk does not keep {place}.", details=[f"kept:    {found}", f"written: {sha256}"])
             self._observe(f"name {place}")
             _name(unfinished, path)
         flush(path.parent)
@@ -153,13 +153,13 @@ def _name(unfinished: Path, path: Path, *, copied: bool = False) -> None:
     try:
         os.link(unfinished, path)
     except FileExistsError:
-        raise WheelNameTaken(f"{path.name} appeared while it was written.") from None
+        raise ReleaseError("wheel-name-taken", f"{path.name} appeared while it was written.") from None
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EXDEV):
             raise
         # A file system without hard links; nobody else writes here, since the caller holds the lock.
         if path.exists():
-            raise WheelNameTaken(f"{path.name} appeared while it was written.") from None
+            raise ReleaseError("wheel-name-taken", f"{path.name} appeared while it was written.") from None
         if copied:
             with _beside(path) as beside:
                 beside.write_bytes(unfinished.read_bytes())

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import IndexBusy, IndexDamaged, IndexMissing, IndexMoved
 from sparkwright.core.store import room_guard
 from sparkwright.release import index
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Entry, Manifest, Proof, Release
 from sparkwright.release.publish.hosts import Observe, unobserved
@@ -30,7 +30,7 @@ def held(root: Path) -> Iterator[None]:
     Keep other publishers of the index at *root* away for the block; the operating system ends that when the process dies.
 
     Raises:
-        IndexBusy: Another one works on it.
+        index-busy: Another one works on it.
     """
     from filelock import FileLock, Timeout
 
@@ -40,7 +40,7 @@ def held(root: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise IndexBusy(f"Another publisher works on {root}.", details=[f"lock: {lock.lock_file}"]) from None
+        raise ReleaseError("index-busy", f"Another publisher works on {root}.", details=[f"lock: {lock.lock_file}"]) from None
     try:
         yield
     finally:
@@ -52,23 +52,23 @@ def manifest(root: Path, trust: Trust) -> Manifest | None:
     Return what the index at *root* says it holds; None where there is none yet.
 
     Raises:
-        ManifestInvalid, SignatureInvalid, SignerUnknown: It is not what somebody signed whom *trust* names.
-        IndexDamaged: It cannot be read.
+        manifest-invalid, signature-invalid, signer-unknown: It is not what somebody signed whom *trust* names.
+        index-damaged: It cannot be read.
     """
     live = index.current(root)
     if live is None:
         return None
     found = signed.read(live[1], trust, what=f"the manifest in {root}")
     if found.serial != live[0]:
-        raise IndexDamaged(f"The live generation is {live[0]}, and its manifest has the serial {found.serial}.")
+        raise ReleaseError("index-damaged", f"The live generation is {live[0]}, and its manifest has the serial {found.serial}.")
     return found
 
 
 def required(root: Path, trust: Trust) -> Manifest:
-    """Return the manifest of the index at *root*; raises `IndexMissing` where there is none."""
+    """Return the manifest of the index at *root*; raises `index-missing` where there is none."""
     found = manifest(root, trust)
     if found is None:
-        raise IndexMissing(f"There is no index in {root}.")
+        raise ReleaseError("index-missing", f"There is no index in {root}.")
     return found
 
 
@@ -77,7 +77,7 @@ def release(root: Path, address: str) -> Release:
     Return the release *address*.
 
     Raises:
-        IndexDamaged: Its record is missing, or not the one of that address.
+        index-damaged: Its record is missing, or not the one of that address.
     """
     return msgspec.json.decode(_bytes(root, places.release(address), address), type=Release)
 
@@ -92,9 +92,9 @@ def _bytes(root: Path, place: str, sha256: str) -> bytes:
         with (root / place).open("rb") as stream:
             data = stream.read(LARGEST + 1)
     except OSError as error:
-        raise IndexDamaged(f"{place} cannot be read.", details=[str(error)]) from error
+        raise ReleaseError("index-damaged", f"{place} cannot be read.", details=[str(error)]) from error
     if (found := digest.sha256_bytes(data)) != sha256:
-        raise IndexDamaged(f"{place} is not what it was.", details=[f"its name says: {sha256}", f"its bytes:     {found}"])
+        raise ReleaseError("index-damaged", f"{place} is not what it was.", details=[f"its name says: {sha256}", f"its bytes:     {found}"])
     return data
 
 
@@ -106,7 +106,7 @@ def turn(root: Path, before: int, after: Manifest, signer: Signer, observe: Obse
         before: The serial that the work began with; 0 for an index that is not there yet.
 
     Raises:
-        IndexMoved: Another one is live by now. *Others*: as `index.generate`; in each case clients see what they saw before.
+        index-moved: Another one is live by now. *Others*: as `index.generate`; in each case clients see what they saw before.
     """
     observe("generation")
     sealed = signed.seal(after, signer)
@@ -114,5 +114,5 @@ def turn(root: Path, before: int, after: Manifest, signer: Signer, observe: Obse
     observe("flip")
     live = index.current(root)
     if (live[0] if live else 0) != before:
-        raise IndexMoved(f"The index is at serial {live[0] if live else 0}, and this began at {before}.")
+        raise ReleaseError("index-moved", f"The index is at serial {live[0] if live else 0}, and this began at {before}.")
     index.flip(root, after.serial)

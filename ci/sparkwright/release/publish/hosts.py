@@ -38,8 +38,8 @@ class Host(Protocol):
         Look whether the host takes files, sending none.
 
         Raises:
-            GitHubUnreachable, GitHubRefused, GitHubLimited: It cannot be asked.
-            ReleaseMutable: It would let somebody replace them.
+            github-unreachable, github-refused, github-limited: It cannot be asked.
+            release-mutable: It would let somebody replace them.
         """
 
     def address(self, place: str) -> str:
@@ -50,9 +50,9 @@ class Host(Protocol):
         Bring the file at *path* to *place*, read it back, and return its address; nothing is sent where it is there already.
 
         Raises:
-            WheelNameTaken: Other bytes are there under that name.
-            PublishFailed: The host keeps other bytes than it was sent, or takes no file of that size.
-            DiskFull: There is no room.
+            wheel-name-taken: Other bytes are there under that name.
+            publish-failed: The host keeps other bytes than it was sent, or takes no file of that size.
+            disk-full: There is no room.
         """
 
     def finish(self) -> None:
@@ -60,8 +60,8 @@ class Host(Protocol):
         Make what was put visible to everybody; nothing can be put after it.
 
         Raises:
-            PublishFailed: What is there is not what was put.
-            ReleaseMutable: Somebody could replace it.
+            publish-failed: What is there is not what was put.
+            release-mutable: Somebody could replace it.
         """
 
     def remove(self, places: tuple[str, ...]) -> None:

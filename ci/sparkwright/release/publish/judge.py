@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkwright.audit import policy as audit
-from sparkwright.core.errors import UsageError, VerifiedRefused
+from sparkwright.core.errors import UsageError
 from sparkwright.release.decide import decision, facts, verdicts
 from sparkwright.release.decide.facts import Inspected
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Channel, Proved
 from sparkwright.release.publish import ground, installer
 from sparkwright.release.publish.offers import Offers
@@ -29,14 +30,14 @@ def decided(publisher: Publisher, wheels: Sequence[Path], folder: Path | None, c
         channel: None for ``verified`` or nothing.
 
     Raises:
-        VerifiedRefused: Something is missing, and ``candidate`` was not asked for.
+        verified-refused: Something is missing, and ``candidate`` was not asked for.
         UsageError: They are of another stack. Others: as `facts.inspect`, `verdicts.beside` and `decision.decide`.
     """
     project = publisher.session.project
     policy = audit.load(project.audit_file, project.spec.arch) if project.audit_file.exists() else None
     inspected = facts.inspect_all(wheels, policy)
     if others := sorted({one.stack for one in inspected} - {"", project.stack}):
-        raise UsageError(f"These are wheels of stack {', '.join(others)}, not of {project.stack}.", todo=f"Give --stack {others[0]}.")
+        raise UsageError("usage", f"These are wheels of stack {', '.join(others)}, not of {project.stack}.", todo=f"Give --stack {others[0]}.")
     judged = {one.wheel.filename: verdicts.beside(one.path, folder) for one in inspected}
     proved = decision.decide_all(inspected, judged, publisher.policy)
     if channel != "candidate":
@@ -56,14 +57,14 @@ def refuse(inspected: Sequence[Inspected], proved: Sequence[Proved]) -> None:
     Do nothing where all of it may stand in ``verified``.
 
     Raises:
-        VerifiedRefused: Something is missing; the details say what, wheel by wheel.
+        verified-refused: Something is missing; the details say what, wheel by wheel.
     """
     lacking = [(one.wheel, what.missing) for one, what in zip(inspected, proved, strict=True) if what.missing]
     if lacking:
         told = [(wheel, one) for wheel, missing in lacking for one in missing]
         details = [f"{wheel.project}: {one.rung}: {one.state} ({one.reference}): {one.says}" for wheel, one in told]
         data = {"missing": {wheel.filename: list(missing) for wheel, missing in lacking}}
-        raise VerifiedRefused(f"{len(lacking)} of {len(inspected)} wheels may not stand in verified.", details=details, data=data)
+        raise ReleaseError("verified-refused", f"{len(lacking)} of {len(inspected)} wheels may not stand in verified.", details=details, data=data)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sparkwright.core.errors import ReleaseNameTaken, ReleaseYanked, VersionOrder, WheelNameTaken
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import change
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
 from sparkwright.release.publish import ground
@@ -22,7 +22,7 @@ class Offers:
         manifest: What it says.
 
     Raises:
-        IndexDamaged: A release is not the one of its address.
+        index-damaged: A release is not the one of its address.
     """
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
@@ -54,14 +54,14 @@ class Offers:
         Refuse a file name that the index has, or had, for other bytes.
 
         Raises:
-            WheelNameTaken: There is one.
+            wheel-name-taken: There is one.
         """
         for wheel in wheels:
             known = self.wheels.get(wheel.filename)
             was = known.sha256 if known else self.manifest.retired.get(wheel.filename, wheel.sha256)
             if was != wheel.sha256:
                 details = [f"{'there' if known else 'once there'}: {was}", f"to be: {wheel.sha256}"]
-                raise WheelNameTaken(f"The index {'holds' if known else 'once held'} {wheel.filename} with other bytes.", details=details)
+                raise ReleaseError("wheel-name-taken", f"The index {'holds' if known else 'once held'} {wheel.filename} with other bytes.", details=details)
 
     def check_order(self, stack: str, channel: Channel, wheels: Iterable[Wheel], besides: str = "") -> None:
         """
@@ -71,7 +71,7 @@ class Offers:
             besides: Address of a release that does not count: the one that is to be promoted.
 
         Raises:
-            VersionOrder: There is one.
+            version-order: There is one.
         """
         from packaging.version import Version
 
@@ -86,21 +86,21 @@ class Offers:
                 continue
             if Version(wheel.version) <= found[0]:
                 details = [f"offered: {wheel.project} {found[0]} in {found[2]}", f"this:    {wheel.project} {wheel.version}"]
-                raise VersionOrder(f"pip would pass over {wheel.filename}.", details=details)
+                raise ReleaseError("version-order", f"pip would pass over {wheel.filename}.", details=details)
 
     def same(self, stack: str, wheels: Sequence[Wheel]) -> Entry | None:
         """
         Return the release that consists of exactly *wheels*, beside the installer; None where there is none.
 
         Raises:
-            ReleaseYanked: It was yanked; what was withdrawn is not offered again under the same file names.
+            release-yanked: It was yanked; what was withdrawn is not offered again under the same file names.
         """
         wanted = {one.sha256 for one in wheels}
         for entry, release in self.of(stack):
             if {one.sha256 for one in release.wheels if one.fork != INSTALLER} == wanted:
                 if entry.yanked:
                     todo = "A fix is a new version: raise `label` in stack.yaml and build again."
-                    raise ReleaseYanked(f"{entry.name} has these wheels, and was yanked.", details=[f"because {entry.yanked}"], todo=todo)
+                    raise ReleaseError("release-yanked", f"{entry.name} has these wheels, and was yanked.", details=[f"because {entry.yanked}"], todo=todo)
                 return entry
         return None
 
@@ -110,8 +110,8 @@ def check_candidate(entry: Entry, channel: Channel) -> None:
     Refuse to publish a second time what is a candidate and shall be verified.
 
     Raises:
-        ReleaseNameTaken: It is so.
+        release-name-taken: It is so.
     """
     if channel == "verified" and entry.channel == "candidate":
         todo = f"Move it there: `sparkwright promote {entry.name}`."
-        raise ReleaseNameTaken(f"These wheels are published, as the candidate {entry.name}.", todo=todo)
+        raise ReleaseError("release-name-taken", f"These wheels are published, as the candidate {entry.name}.", todo=todo)

@@ -86,7 +86,7 @@ def prepared(
         url: Of the index. *repository*: of GitHub, where new wheels go there; empty for the folder of the index.
 
     Raises:
-        SetUnresolved, SetMixed: The wheels make no installable set.
+        set-unresolved, set-mixed: The wheels make no installable set.
     """
     stack = publisher.session.project.stack
     name = offers.name(stack)
@@ -120,7 +120,7 @@ def host_for(publisher: Publisher, name: str, new: Sequence[Inspected], reposito
 
 
 def host_of(publisher: Publisher, name: str, *, prerelease: bool = False) -> Host:
-    """Return the host of that name; raises `GitHubRefused` where it needs a token and there is none."""
+    """Return the host of that name; raises `github-refused` where it needs a token and there is none."""
     if name == Folder.name:
         return Folder(publisher.root, publisher.observe)
     from sparkwright.core import github

@@ -14,8 +14,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitHubRefused, GitHubUnreachable, PublishFailed, ReleaseMutable, WheelNameTaken
+from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import ATTEMPTS, GitHub, host_of
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.publish import transfer
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
 from sparkwright.release.publish.remote import About, Asset, Releases, Remote
@@ -62,11 +63,11 @@ class GitHubReleases:
         """See `hosts.Host.ready`; a setting that the token may not read is seen in `finish`."""
         known = self._repository
         if known.private:
-            raise PublishFailed(f"{known.full_name} is private.", details=["nobody could install from it; nothing was sent"],
+            raise ReleaseError("publish-failed", f"{known.full_name} is private.", details=["nobody could install from it; nothing was sent"],
                                 todo="Publish in a public repository, or with --files folder.")  # fmt: skip
         setting = self._releases.setting() if self._immutable else True
         if setting is False or (setting is None and known.permissions.get("admin")):
-            raise ReleaseMutable(f"Releases of {known.full_name} are not immutable.", details=["nothing was sent"])
+            raise ReleaseError("release-mutable", f"Releases of {known.full_name} are not immutable.", details=["nothing was sent"])
 
     def address(self, place: str) -> str:
         """See `hosts.Host.address`."""
@@ -76,7 +77,7 @@ class GitHubReleases:
         """See `hosts.Host.put`."""
         name, size = _file(place), path.stat().st_size
         if not 0 < size < LARGEST:
-            raise PublishFailed(f"GitHub takes files of 1 byte up to 2 GiB, and {name} has {size} bytes.", details=["nothing was sent"])
+            raise ReleaseError("publish-failed", f"GitHub takes files of 1 byte up to 2 GiB, and {name} has {size} bytes.", details=["nothing was sent"])
         release, was = self._found or self._release(), len(self.sent)
         for attempt in range(1, ATTEMPTS + 2):
             asset = self._releases.assets(release).get(name)
@@ -86,7 +87,7 @@ class GitHubReleases:
                     self.there.append(place)
                 return self.address(place)
             if not release.draft:
-                raise WheelNameTaken(f"The published release {self.tag} has other bytes as {name}, or none.", details=[f"to be: {sha256}"])
+                raise ReleaseError("wheel-name-taken", f"The published release {self.tag} has other bytes as {name}, or none.", details=[f"to be: {sha256}"])
             if attempt > ATTEMPTS:
                 break
             if asset:
@@ -94,7 +95,7 @@ class GitHubReleases:
                 self._releases.remove_asset(asset)
             self.sent[was:] = [place]
             self._send(release, name, path, sha256, moved, attempt)
-        raise PublishFailed(f"GitHub does not keep {name}.", details=[f"sent {ATTEMPTS} times", f"sha256: {sha256}"])
+        raise ReleaseError("publish-failed", f"GitHub does not keep {name}.", details=[f"sent {ATTEMPTS} times", f"sha256: {sha256}"])
 
     def finish(self) -> None:
         """See `hosts.Host.finish`."""
@@ -102,16 +103,16 @@ class GitHubReleases:
         self._same(release, "before it is published")
         if release.draft:
             if len(self._put) > MOST:
-                raise PublishFailed(f"GitHub takes {MOST} files in a release, and these are {len(self._put)}.")
+                raise ReleaseError("publish-failed", f"GitHub takes {MOST} files in a release, and these are {len(self._put)}.")
             self._observe(f"publish {self.tag}")
             self._releases.publish(release)
             release = self._releases.published(self.tag) or release
         if release.draft:
-            raise PublishFailed(f"GitHub did not publish the draft {self.tag}.")
+            raise ReleaseError("publish-failed", f"GitHub did not publish the draft {self.tag}.")
         if self._immutable and not release.immutable:
             # Before anything refers to it, it becomes a draft again, so that the next run can complete it.
             self._releases.withdraw(release)
-            raise ReleaseMutable(f"The release {self.tag} was published, and could still be changed; it is a draft again.")
+            raise ReleaseError("release-mutable", f"The release {self.tag} was published, and could still be changed; it is a draft again.")
         self._same(release, "after it was published")
 
     def remove(self, places: tuple[str, ...]) -> None:  # noqa: ARG002  the release is removed with all that is in it
@@ -131,7 +132,7 @@ class GitHubReleases:
             self._releases.create(self.tag, self.tag, prerelease=self._prerelease)
             drafts = self._releases.drafts(self.tag)
         if not drafts:
-            raise PublishFailed(f"GitHub made no draft for {self.tag}.")
+            raise ReleaseError("publish-failed", f"GitHub made no draft for {self.tag}.")
         self._found = drafts[0]
         return drafts[0]
 
@@ -142,7 +143,7 @@ class GitHubReleases:
         url = release.upload_url.partition("{")[0]
         if host_of(url) != host_of(self._uploads):
             there = self._github.shown(host_of(url), 200)
-            raise GitHubUnreachable(
+            raise GitHubError("github-unreachable", 
                 f"GitHub asks for {name} at another host.", details=[f"at: {there}", "neither the file nor the token was sent"],
                 todo=f"Where that host is right, name it with --mirror {UPLOADS}=ADDRESS.",
             )  # fmt: skip
@@ -154,7 +155,7 @@ class GitHubReleases:
             self._wait(name, self._github.shown(str(error), 200), 0.25 * 2**attempt, attempt)
             return
         if reply.status == 201 and read != sha256:
-            raise PublishFailed(
+            raise ReleaseError("publish-failed", 
                 f"{name} changed while it was read.", details=[f"read:    {read}", f"decided: {sha256}"],
                 todo="Publish again, once nothing writes to the wheel any more.",
             )  # fmt: skip
@@ -167,11 +168,11 @@ class GitHubReleases:
         elif reply.status not in (201, 422):  # 422: another upload of that name is there, which the next look judges
             raise self._releases.refusal(reply, f"the upload of {name}")
         elif reply.status == 422 and b"already_exists" not in reply.body:
-            raise PublishFailed(f"GitHub does not take {name}.", details=[self._github.said(reply) or f"answered {reply.status}"])
+            raise ReleaseError("publish-failed", f"GitHub does not take {name}.", details=[self._github.said(reply) or f"answered {reply.status}"])
 
     def _wait(self, name: str, why: str, seconds: float, attempt: int) -> None:
         if attempt == ATTEMPTS:
-            raise GitHubUnreachable(f"GitHub does not take {name}.", details=[why, f"attempts: {attempt}"])
+            raise GitHubError("github-unreachable", f"GitHub does not take {name}.", details=[why, f"attempts: {attempt}"])
         console.note(f"{name}: {why}; going on in {seconds:.1f} s")
         time.sleep(seconds)
 
@@ -190,7 +191,9 @@ class GitHubReleases:
                 count, found = transfer.download(self._github, self._releases.asset_url(asset), size, asset.name, moved)
             except (OSError, HTTPError) as error:
                 broke = self._github.shown(str(error), 200)
-            except GitHubUnreachable as error:
+            except GitHubError as error:
+                if error.reference != "github-unreachable":
+                    raise
                 broke = "; ".join(error.details)
             else:
                 if count >= size:
@@ -198,7 +201,7 @@ class GitHubReleases:
                 broke = f"{count} of {size} bytes came"
             if attempt < ATTEMPTS:
                 time.sleep(0.1 * 2**attempt)
-        raise GitHubUnreachable(f"{asset.name} cannot be read back from GitHub.", details=[broke, f"attempts: {ATTEMPTS}"])
+        raise GitHubError("github-unreachable", f"{asset.name} cannot be read back from GitHub.", details=[broke, f"attempts: {ATTEMPTS}"])
 
     def _same(self, release: Remote, when: str) -> None:
         """Check that *release* holds exactly what was put, as its API and its public addresses say."""
@@ -213,7 +216,7 @@ class GitHubReleases:
             if not release.draft and unquote(one.browser_download_url) != unquote(self.address(name)):
                 wrong.append(f"{name} has the address {self._github.shown(one.browser_download_url, 300)}")
         if wrong:
-            raise PublishFailed(f"The release {self.tag} is not what was sent, {when}.", details=wrong)
+            raise ReleaseError("publish-failed", f"The release {self.tag} is not what was sent, {when}.", details=wrong)
 
 
 def of(
@@ -223,11 +226,11 @@ def of(
     Return the host for one publication.
 
     Raises:
-        GitHubRefused: There is no token; nothing can be written without one.
+        github-refused: There is no token; nothing can be written without one.
     """
     if not github.has_token:
         todo = "Set GITHUB_TOKEN to one that may write the contents of the repository."
-        raise GitHubRefused("Publishing on GitHub needs a token.", todo=todo)
+        raise GitHubError("github-refused", "Publishing on GitHub needs a token.", todo=todo)
     return GitHubReleases(github, repository, tag, uploads=uploads, prerelease=prerelease, immutable=immutable, observe=observe)
 
 

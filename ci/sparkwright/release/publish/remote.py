@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparkwright.core.errors import GitHubUnreachable
+from sparkwright.core.errors import GitHubError
 from sparkwright.core.github_repository import Repository
 
 _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -89,7 +89,9 @@ class Releases(Repository):
         record = {"tag_name": tag, "name": title, "body": text, "draft": True, "prerelease": prerelease}
         try:
             self.told("POST", "/releases", Remote, f"a draft for {tag}", record)
-        except GitHubUnreachable:
+        except GitHubError as error:
+            if error.reference != "github-unreachable":
+                raise
             if not self.drafts(tag):
                 raise
 

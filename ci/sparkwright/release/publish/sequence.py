@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import DiskFull, UsageError
+from sparkwright.core.errors import StoreError, UsageError
 from sparkwright.core.store import room_guard
 from sparkwright.release import index
 from sparkwright.release.manifest import change, times
@@ -78,9 +78,9 @@ def publish(publisher: Publisher, asked: Asked) -> Published:
     Publish the wheels as one release, or complete what a killed run began.
 
     Raises:
-        VerifiedRefused: Something is missing, and the channel candidate was not asked for.
-        WheelNameTaken, VersionOrder, ReleaseNameTaken, ReleaseYanked: The index holds what stands in its way.
-        IndexBusy, IndexMoved: Another publisher. DiskFull, PublishFailed, GitHubUnreachable, …: see `hosts.Host`.
+        verified-refused: Something is missing, and the channel candidate was not asked for.
+        wheel-name-taken, version-order, release-name-taken, release-yanked: The index holds what stands in its way.
+        index-busy, index-moved: Another publisher. disk-full, publish-failed, github-unreachable, …: see `hosts.Host`.
     """
     with contextlib.nullcontext() if asked.dry else ground.held(publisher.root), room_guard(publisher.root):
         standing = ground.manifest(publisher.root, publisher.trust)
@@ -164,13 +164,13 @@ def add(publisher: Publisher, found: Journal, paths: Mapping[str, Path], *, prer
 
 
 def _room(root: Path, found: Journal, *, everything: bool) -> None:
-    """Refuse to begin what cannot be ended; raises `DiskFull`."""
+    """Refuse to begin what cannot be ended; raises `disk-full`."""
     planned = [*(found.files if everything else ()), *found.small]
     wanted = sum(one.size for one in planned if not (root / one.place).exists())
     free = shutil.disk_usage(root).free
     if wanted > free:
         details = [f"needed: {wanted / 1e6:,.0f} MB", f"free:   {free / 1e6:,.0f} MB"]
-        raise DiskFull(f"There is no room for this release in {root}.", details=details, todo="Make room, and run the same command again.")
+        raise StoreError("disk-full", f"There is no room for this release in {root}.", details=details, todo="Make room, and run the same command again.")
 
 
 def clean(publisher: Publisher, manifest: Manifest | None, keep: str = "") -> list[str]:
@@ -187,9 +187,9 @@ def _url(publisher: Publisher, asked: Asked, manifest: Manifest | None) -> str:
     """Return where the index is served."""
     if manifest:
         if asked.url and normalised(asked.url) != manifest.url:
-            raise UsageError(f"The index in {publisher.root} is served at {manifest.url}; one at {asked.url} is another index.")
+            raise UsageError("usage", f"The index in {publisher.root} is served at {manifest.url}; one at {asked.url} is another index.")
         return manifest.url
     url = asked.url or publisher.policy.url
     if not url:
-        raise UsageError("Nothing says where the new index will be served.", todo="Give --url, or write it into ci/release.yaml.")
+        raise UsageError("usage", "Nothing says where the new index will be served.", todo="Give --url, or write it into ci/release.yaml.")
     return normalised(url)

@@ -10,9 +10,10 @@ from typing import IO
 from urllib.parse import urljoin, urlsplit
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import DownloadInvalid, GitHubUnreachable
+from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import LARGEST, REDIRECTS, GitHub, Reply, host_of, one_line, replied
 from sparkwright.core.store import room_guard
+from sparkwright.release.errors import InstallError
 from sparkwright.release.publish.hosts import Moved
 
 #: Bytes a second below which a transfer is given up; a slower line would need hours for one wheel.
@@ -70,7 +71,7 @@ def fetch(url: str, path: Path, size: int, sha256: str) -> None:
     Bring the published file at *url* to *path*, as everybody can.
 
     Raises:
-        DownloadInvalid: Other bytes came. GitHubUnreachable: None came.
+        download-invalid: Other bytes came. github-unreachable: None came.
     """
     from urllib3.exceptions import HTTPError
 
@@ -78,10 +79,10 @@ def fetch(url: str, path: Path, size: int, sha256: str) -> None:
         with path.open("wb") as sink, room_guard(path.parent), console.progress(f"fetch {path.name}", size, "bytes") as line:
             count, found = download(GitHub(), url, size, path.name, lambda _, name: line.update(sink.tell(), name), sink)
     except (OSError, HTTPError) as error:
-        raise GitHubUnreachable(f"{path.name} cannot be fetched.", details=[one_line(str(error), 300)]) from None
+        raise GitHubError("github-unreachable", f"{path.name} cannot be fetched.", details=[one_line(str(error), 300)]) from None
     if (count, found) != (size, sha256):
         details = [f"came:   {count} bytes, {found}", f"wanted: {size} bytes, {sha256}"]
-        raise DownloadInvalid(f"{path.name} is not what was published.", details=details)
+        raise InstallError("download-invalid", f"{path.name} is not what was published.", details=details)
 
 
 def download(github: GitHub, url: str, size: int, name: str, moved: Moved, sink: IO[bytes] | None = None) -> tuple[int, str]:
@@ -92,7 +93,7 @@ def download(github: GitHub, url: str, size: int, name: str, moved: Moved, sink:
         sink: Where they are kept, if anywhere.
 
     Raises:
-        GitHubUnreachable: Another status than 200, or a redirect that leads nowhere or into the clear.
+        github-unreachable: Another status than 200, or a redirect that leads nowhere or into the clear.
         OSError, urllib3.exceptions.HTTPError: The connection broke.
     """
     import requests
@@ -106,7 +107,7 @@ def download(github: GitHub, url: str, size: int, name: str, moved: Moved, sink:
                 place = _onward(place, reply.headers.get("location", ""), name)
                 continue
             if reply.status_code != 200:
-                raise GitHubUnreachable(f"{name} cannot be read back.", details=[f"answered {reply.status_code}"])
+                raise GitHubError("github-unreachable", f"{name} cannot be read back.", details=[f"answered {reply.status_code}"])
             found, count = hashlib.sha256(), 0
             while count <= size and (piece := reply.raw.read1(CHUNK)):
                 if time.monotonic() > until:
@@ -117,11 +118,11 @@ def download(github: GitHub, url: str, size: int, name: str, moved: Moved, sink:
                     sink.write(piece)
                 moved(len(piece), name)
             return count, found.hexdigest()
-    raise GitHubUnreachable(f"The way to {name} is a circle.")
+    raise GitHubError("github-unreachable", f"The way to {name} is a circle.")
 
 
 def _onward(place: str, location: str, name: str) -> str:
     there = urljoin(place, location)
     if urlsplit(there).scheme not in ("https", urlsplit(place).scheme):
-        raise GitHubUnreachable(f"The way to {name} leads out of https.", details=["nothing was asked there"])
+        raise GitHubError("github-unreachable", f"The way to {name} leads out of https.", details=["nothing was asked there"])
     return there

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.core.errors import LockInvalid, NotProvided
+from sparkwright.forks.errors import SourceError
+from sparkwright.release.errors import ReleaseError
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
@@ -60,23 +61,23 @@ def read(data: bytes, what: str) -> SetLock:
     Return the lock in *data*; *what* names it for people.
 
     Raises:
-        LockInvalid: It is none, or has something in it that is no wheel with a sha256 at an address.
+        lock-invalid: It is none, or has something in it that is no wheel with a sha256 at an address.
     """
     from packaging.pylock import Pylock, PylockValidationError
 
     if len(data) > LARGEST:
-        raise LockInvalid(f"{what} is larger than {LARGEST} bytes.")
+        raise ReleaseError("lock-invalid", f"{what} is larger than {LARGEST} bytes.")
     try:
         lock = Pylock.from_dict(tomllib.loads(data.decode("utf-8")))
     except (ValueError, PylockValidationError, RecursionError, TypeError, AttributeError) as error:
-        raise LockInvalid(f"{what} is no pylock.toml.", details=[str(error)[:1000]]) from error
+        raise ReleaseError("lock-invalid", f"{what} is no pylock.toml.", details=[str(error)[:1000]]) from error
     faults = [fault for package in lock.packages[:MOST] for fault in _faults(package)]
     if len(lock.packages) > MOST:
         faults.append(f"it names {len(lock.packages)} packages")
     if lock.extras or lock.dependency_groups or lock.default_groups:
         faults.append("it leaves a choice: extras or groups")
     if faults:
-        raise LockInvalid(f"{what} is no lock of wheels with hashes.", details=faults[:20])
+        raise ReleaseError("lock-invalid", f"{what} is no lock of wheels with hashes.", details=faults[:20])
     return SetLock(lock, what)
 
 
@@ -115,7 +116,7 @@ def select(read_lock: SetLock, tags: Sequence[Tag], environment: Mapping[str, st
         tags: The wheel tags that it accepts, best first. *environment*: what markers are evaluated with (PEP 508).
 
     Raises:
-        NotProvided: The lock is not for that Python, or has no wheel of a package that it accepts.
+        not-provided: The lock is not for that Python, or has no wheel of a package that it accepts.
     """
     from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
     from packaging.pylock import PylockSelectError
@@ -125,7 +126,7 @@ def select(read_lock: SetLock, tags: Sequence[Tag], environment: Mapping[str, st
         chosen = list(read_lock.lock.select(environment=given, tags=list(tags)))
     except (PylockSelectError, UndefinedComparison, UndefinedEnvironmentName, KeyError) as error:
         where = f"Python {environment.get('python_full_version', '?')} on {environment.get('platform_machine', '?')}"
-        raise NotProvided(f"{read_lock.what} has no set for {where}.", details=[str(error)], todo="See which Python it is for.") from error
+        raise SourceError("not-provided", f"{read_lock.what} has no set for {where}.", details=[str(error)], todo="See which Python it is for.") from error
     return sorted((_pinned(package, wheel) for package, wheel in chosen), key=lambda one: one.name)
 
 

@@ -18,9 +18,11 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright.builder.environment import platforms
+from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandFailed, SetMixed, SetUnresolved, WheelInvalid
+from sparkwright.core.errors import CommandError
+from sparkwright.release.errors import ReleaseError
 from sparkwright.release.sets import lock
 from sparkwright.release.sets.lock import Pinned
 
@@ -114,9 +116,9 @@ def resolve(
         cache: A folder for uv's cache; the user's own by default.
 
     Raises:
-        SetUnresolved: No set satisfies all requirements, or a package has no wheel with a sha256.
-        SetMixed: Only with another torch than that one; or two wheels are of one project.
-        WheelInvalid: A wheel's name is none.
+        set-unresolved: No set satisfies all requirements, or a package has no wheel with a sha256.
+        set-mixed: Only with another torch than that one; or two wheels are of one project.
+        wheel-invalid: A wheel's name is none.
     """
     pythons = sorted((python,) if isinstance(python, str) else python, key=lambda one: [int(part) for part in one.split(".")])
     own = _projects(wheels)
@@ -146,7 +148,9 @@ def _agreed(asked: Asked, pythons: Sequence[str], folder: Path, torch: str) -> d
             others = tuple(f"{name}=={version}" for name, version in before.items() if name not in asked.wheels)
             try:
                 made[python] = _resolved(msgspec.structs.replace(asked, pins=(*asked.pins, *others)), python, folder, torch)
-            except SetUnresolved:
+            except ReleaseError as error:
+                if error.reference != "set-unresolved":
+                    raise
                 if not made:
                     raise
                 near = {str(one["name"]): str(one["version"]) for one in _resolved(asked, python, folder, torch, near=list(made)[-1])}
@@ -155,7 +159,7 @@ def _agreed(asked: Asked, pythons: Sequence[str], folder: Path, torch: str) -> d
                 break
         else:
             return made
-    raise SetUnresolved(f"No one version of each package does for all of Python {', '.join(pythons)} on {asked.machine}.")
+    raise ReleaseError("set-unresolved", f"No one version of each package does for all of Python {', '.join(pythons)} on {asked.machine}.")
 
 
 def _projects(wheels: Sequence[Path]) -> dict[str, Path]:
@@ -166,9 +170,9 @@ def _projects(wheels: Sequence[Path]) -> dict[str, Path]:
         try:
             project = str(parse_wheel_filename(path.name)[0])
         except InvalidWheelFilename as error:
-            raise WheelInvalid(f"{path.name} is not the name of a wheel.", details=[str(error)]) from error
+            raise WheelError("wheel-invalid", f"{path.name} is not the name of a wheel.", details=[str(error)]) from error
         if project in found:
-            raise SetMixed(f"A set holds one {project}.", details=[found[project].name, path.name])
+            raise ReleaseError("set-mixed", f"A set holds one {project}.", details=[found[project].name, path.name])
         found[project] = path
     return found
 
@@ -176,12 +180,12 @@ def _projects(wheels: Sequence[Path]) -> dict[str, Path]:
 def _resolved(asked: Asked, python: str, folder: Path, torch: str, *, near: str = "") -> list[Package]:
     try:
         return _compiled(asked, python, folder, near=near)
-    except CommandFailed as error:
+    except CommandError as error:
         if torch and (other := _unpinned(asked, python, folder)) and other != torch:
             details = [f"the stack was built with torch {torch}", f"the set wants torch {other}"]
-            raise SetMixed("These wheels want another torch than they were compiled against.", details=details) from error
+            raise ReleaseError("set-mixed", "These wheels want another torch than they were compiled against.", details=details) from error
         says = [line for line in error.details if line.strip()][-SHOWN:]
-        raise SetUnresolved(f"No set for Python {python} on {asked.machine} satisfies what these wheels require.", details=says) from error
+        raise ReleaseError("set-unresolved", f"No set for Python {python} on {asked.machine} satisfies what these wheels require.", details=says) from error
 
 
 def _unpinned(asked: Asked, python: str, folder: Path) -> str:
@@ -189,7 +193,7 @@ def _unpinned(asked: Asked, python: str, folder: Path) -> str:
     pins = tuple(pin for pin in asked.pins if not pin.startswith(f"{TORCH}=="))
     try:
         packages = _compiled(msgspec.structs.replace(asked, pins=pins), python, folder)
-    except CommandFailed:
+    except CommandError:
         return ""
     return next((str(package["version"]) for package in packages if package["name"] == TORCH), "")
 
@@ -232,11 +236,11 @@ def _pinned(package: Package, asked: Asked, python: str, urls: Mapping[str, str]
     ranks = {str(tag): rank for rank, tag in enumerate(tags(python, asked.machine))}
     rated = [(rank, filename, wheel) for wheel in package.get("wheels", ()) for filename, rank in _rated(wheel, ranks)]
     if not rated:
-        raise SetUnresolved(f"{name} {version} has no wheel for Python {python} on {asked.machine}.")
+        raise ReleaseError("set-unresolved", f"{name} {version} has no wheel for Python {python} on {asked.machine}.")
     _, filename, wheel = min(rated, key=lambda one: one[:2])
     sha256 = wheel.get("hashes", {}).get("sha256", "")
     if not sha256:
-        raise SetUnresolved(f"The package index states no sha256 of {filename}.", todo="Use an index that does.")
+        raise ReleaseError("set-unresolved", f"The package index states no sha256 of {filename}.", todo="Use an index that does.")
     return Pinned(name, version, filename, _public(str(wheel["url"])), sha256, int(wheel.get("size", 0)))
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.core.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown, SparkwrightError, TrustMissing
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.release.errors import TrustError
 from sparkwright.release.signing.trust import Identity, Trust
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Policy:
             self.by = one.identity
             return
         details = [f"trusted: {one.identity} ({one.issuer})" for one in self._identities]
-        raise SignerUnknown(f"{self._what} is signed by {', '.join(named(cert)) or 'nobody that has a name'}.", details=details)
+        raise TrustError("signer-unknown", f"{self._what} is signed by {', '.join(named(cert)) or 'nobody that has a name'}.", details=details)
 
 
 def verified(data: bytes, trust: Trust, what: str) -> tuple[str, bytes, str]:
@@ -61,12 +62,12 @@ def verified(data: bytes, trust: Trust, what: str) -> tuple[str, bytes, str]:
     Return type and bytes of what the Sigstore bundle *data* signs, and the identity that signed it.
 
     Raises:
-        EvidenceInvalid: It is no bundle. SignatureInvalid: Something of it does not hold. SignerUnknown: The identity is not trusted, or
-        the certificate is of an authority that is not. TrustMissing: There is no trusted root, or the library cannot be loaded.
+        evidence-invalid: It is no bundle. signature-invalid: Something of it does not hold. signer-unknown: The identity is not trusted, or
+        the certificate is of an authority that is not. trust-missing: There is no trusted root, or the library cannot be loaded.
     """
     if not trust.identities:
         details = [f"trusted: {name}" for name in trust.names or ["nobody"]]
-        raise SignerUnknown(f"{what} is signed by an identity, and no identity is trusted.", details=details)
+        raise TrustError("signer-unknown", f"{what} is signed by an identity, and no identity is trusted.", details=details)
     verifier = _verifier(trust.root)
     from sigstore.errors import CertValidationError
 
@@ -76,24 +77,24 @@ def verified(data: bytes, trust: Trust, what: str) -> tuple[str, bytes, str]:
     except SparkwrightError:
         raise
     except CertValidationError as error:
-        raise SignerUnknown(
+        raise TrustError("signer-unknown", 
             f"The certificate in {what} is not one that the trusted root vouches for at the time of signing.", details=[str(error)]
         ) from error
     except Exception as error:  # whatever a library makes of hostile bytes, they are not verified
-        raise SignatureInvalid(f"{what} is not what was signed.", details=[f"{type(error).__name__}: {error}"[:1000]]) from error
+        raise TrustError("signature-invalid", f"{what} is not what was signed.", details=[f"{type(error).__name__}: {error}"[:1000]]) from error
     if not policy.by:
-        raise SignatureInvalid(f"{what} was not asked for its identity.")
+        raise TrustError("signature-invalid", f"{what} was not asked for its identity.")
     return payload_type, payload, policy.by
 
 
 def read(data: bytes, what: str) -> Bundle:
-    """Return the bundle in *data*, not verified in any way; raises `EvidenceInvalid`."""
+    """Return the bundle in *data*, not verified in any way; raises `evidence-invalid`."""
     from sigstore.models import Bundle
 
     try:
         return Bundle.from_json(data)
     except Exception as error:  # as above
-        raise EvidenceInvalid(f"{what} is no Sigstore bundle.", details=[f"{type(error).__name__}: {error}"[:1000]]) from error
+        raise TrustError("evidence-invalid", f"{what} is no Sigstore bundle.", details=[f"{type(error).__name__}: {error}"[:1000]]) from error
 
 
 def named(certificate: Certificate) -> list[str]:
@@ -118,7 +119,7 @@ def _verifier(root: str) -> Verifier:
         raise
     except Exception as error:  # a library that is missing or broken verifies nothing
         where = root or "the public Sigstore instance"
-        raise TrustMissing(
+        raise TrustError("trust-missing", 
             f"The trusted root of {where} cannot be had offline.",
             details=[f"{type(error).__name__}: {error}"[:1000]],
             todo="Name the publisher's key with --key instead, or mend the library: pip install --upgrade sigstore",

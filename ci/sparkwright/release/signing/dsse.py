@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from sparkwright.core.errors import EvidenceInvalid
+from sparkwright.release.errors import TrustError
 
 #: The payload is an in-toto statement.
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -63,14 +63,14 @@ def decode(data: bytes, what: str) -> Envelope:
     Return the envelope in *data*, not verified in any way; of a Sigstore bundle no more than that it is one.
 
     Raises:
-        EvidenceInvalid: It is too large, or neither of the two.
+        evidence-invalid: It is too large, or neither of the two.
     """
     if len(data) > LARGEST:
-        raise EvidenceInvalid(f"{what} has {len(data)} bytes; {LARGEST} are the most that is read.")
+        raise TrustError("evidence-invalid", f"{what} has {len(data)} bytes; {LARGEST} are the most that is read.")
     try:
         envelope = msgspec.json.decode(data, type=Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EvidenceInvalid(f"{what} is not a signed file.", details=[str(error), f"it begins with {data[:80]!r}"]) from error
+        raise TrustError("evidence-invalid", f"{what} is not a signed file.", details=[str(error), f"it begins with {data[:80]!r}"]) from error
     if not envelope.is_bundle and not (envelope.payload_type and envelope.signatures):
-        raise EvidenceInvalid(f"{what} is not a signed file.", details=["it has no payloadType or no signatures"])
+        raise TrustError("evidence-invalid", f"{what} is not a signed file.", details=["it has no payloadType or no signatures"])
     return envelope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.core.errors import EvidenceInvalid, SignatureInvalid, SignerUnknown
+from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
 from sparkwright.release.signing.trust import Trust
@@ -26,8 +26,8 @@ def opened(data: bytes, trust: Trust, *, predicate_type: str, what: str) -> Open
         predicate_type: What it has to be a statement of. *what*: what was read, for messages.
 
     Raises:
-        EvidenceInvalid: It is no signed file, or a statement of something else. SignatureInvalid: The bytes are not those that were
-        signed. SignerUnknown: Somebody else signed them.
+        evidence-invalid: It is no signed file, or a statement of something else. signature-invalid: The bytes are not those that were
+        signed. signer-unknown: Somebody else signed them.
     """
     envelope = dsse.decode(data, what)
     if envelope.is_bundle:
@@ -37,11 +37,11 @@ def opened(data: bytes, trust: Trust, *, predicate_type: str, what: str) -> Open
     else:
         payload_type, payload, by = envelope.payload_type, envelope.payload, _verified(envelope, trust, what)
     if payload_type != dsse.PAYLOAD_TYPE:
-        raise EvidenceInvalid(f"{what} holds {payload_type!r:.200}, not {dsse.PAYLOAD_TYPE}.")
+        raise TrustError("evidence-invalid", f"{what} holds {payload_type!r:.200}, not {dsse.PAYLOAD_TYPE}.")
     statement = Statement.of(payload, what)
     if statement.predicate_type != predicate_type:
         details = [f"expected {predicate_type}", f"found    {statement.predicate_type:.200}"]
-        raise EvidenceInvalid(f"{what} says something else than expected.", details=details)
+        raise TrustError("evidence-invalid", f"{what} says something else than expected.", details=details)
     return Opened(statement, by, envelope.is_bundle)
 
 
@@ -54,6 +54,6 @@ def _verified(envelope: dsse.Envelope, trust: Trust, what: str) -> str:
                 return key.by
     named = {signature.keyid for signature in envelope.signatures}
     if known := [key.by for key in trust.keys if key.fingerprint in named]:
-        raise SignatureInvalid(f"The signature of {known[0]} does not fit {what}.")
+        raise TrustError("signature-invalid", f"The signature of {known[0]} does not fit {what}.")
     signers = ", ".join(sorted(f"ed25519:{name[:16]}" if name else "a key that is not named" for name in named))
-    raise SignerUnknown(f"{what} is signed by {signers!r}.", details=[f"trusted: {name}" for name in trust.names or ["nobody"]])
+    raise TrustError("signer-unknown", f"{what} is signed by {signers!r}.", details=[f"trusted: {name}" for name in trust.names or ["nobody"]])

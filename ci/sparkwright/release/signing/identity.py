@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.core.errors import IdentityUnusable, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import bundle
 from sparkwright.release.signing.statement import Statement
 
@@ -48,7 +49,7 @@ class IdentitySigner:
         token: The identity token; by default what the surroundings give.
 
     Raises:
-        IdentityUnusable: There is no token, it cannot be used, or the instance cannot be reached.
+        identity-unusable: There is no token, it cannot be used, or the instance cannot be reached.
     """
 
     has_identity = True
@@ -60,7 +61,9 @@ class IdentitySigner:
 
             self._identity = self._token()
             self._context: SigningContext = SigningContext.from_trust_config(bundle.trust_config(root))
-        except IdentityUnusable:
+        except TrustError as error:
+            if error.reference != "identity-unusable":
+                raise
             raise
         except Exception as error:  # the library's failures have no common base
             raise _unusable("Nothing can be signed as an identity.", error) from error
@@ -69,7 +72,7 @@ class IdentitySigner:
         self.by = _name(self._identity)
 
     def sign(self, statement: Statement) -> bytes:
-        """Return *statement* in a Sigstore bundle, signed and entered into the log; raises `IdentityUnusable`."""
+        """Return *statement* in a Sigstore bundle, signed and entered into the log; raises `identity-unusable`."""
         from sigstore import dsse
 
         content = dsse.Statement(statement.encode())
@@ -94,7 +97,7 @@ class IdentitySigner:
 
         raw = self._given or os.environ.get(TOKEN) or detect_credential()
         if not raw:
-            raise IdentityUnusable("There is no identity here to sign as.", details=[f"{TOKEN} is not set, and nothing else gives a token"])
+            raise TrustError("identity-unusable", "There is no identity here to sign as.", details=[f"{TOKEN} is not set, and nothing else gives a token"])
         return IdentityToken(raw)
 
 
@@ -124,5 +127,5 @@ def _within(seconds: float, call: Callable[[], bytes]) -> bytes:
     return done.result(seconds)
 
 
-def _unusable(what: str, error: Exception) -> IdentityUnusable:
-    return IdentityUnusable(what, details=[f"{type(error).__name__}: {error}"[:1000]])
+def _unusable(what: str, error: Exception) -> TrustError:
+    return TrustError("identity-unusable", what, details=[f"{type(error).__name__}: {error}"[:1000]])

@@ -16,8 +16,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sparkwright.core.errors import KeyInvalid
 from sparkwright.core.store import room_guard
+from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
 
@@ -77,17 +77,17 @@ class PublicKey(msgspec.Struct, frozen=True):
         Return the key in *text*: PEM, or the one line between PEM's first and last.
 
         Raises:
-            KeyInvalid: It is no public Ed25519 key.
+            key-invalid: It is no public Ed25519 key.
         """
         if "PRIVATE KEY" in text:
-            raise KeyInvalid(f"{what} is a private key where the public one belongs (the file that ends in .pub).")
+            raise TrustError("key-invalid", f"{what} is a private key where the public one belongs (the file that ends in .pub).")
         body = text.strip().removeprefix(_PEM_BEGIN).removesuffix(_PEM_END)
         try:
             key = serialization.load_der_public_key(base64.b64decode("".join(body.split()), validate=True))
         except (ValueError, binascii.Error, UnsupportedAlgorithm) as error:
-            raise KeyInvalid(f"{what} is no public Ed25519 key.", details=[str(error)]) from error
+            raise TrustError("key-invalid", f"{what} is no public Ed25519 key.", details=[str(error)]) from error
         if not isinstance(key, Ed25519PublicKey):
-            raise KeyInvalid(f"{what} is no public Ed25519 key.", details=[f"it is a {type(key).__name__}"])
+            raise TrustError("key-invalid", f"{what} is no public Ed25519 key.", details=[f"it is a {type(key).__name__}"])
         return cls(key.public_bytes_raw())
 
     @classmethod
@@ -96,7 +96,7 @@ class PublicKey(msgspec.Struct, frozen=True):
         Return the key in the file at *path*.
 
         Raises:
-            KeyInvalid: It cannot be read, or is no public Ed25519 key.
+            key-invalid: It cannot be read, or is no public Ed25519 key.
         """
         return cls.of(_read(path, secret=False).decode("utf-8", "replace"), str(path))
 
@@ -125,7 +125,7 @@ class KeySigner:
         Return a signer with the private key in the file at *path*.
 
         Raises:
-            KeyInvalid: It cannot be read, others may read it, the passphrase is wrong, or it is no Ed25519 key.
+            key-invalid: It cannot be read, others may read it, the passphrase is wrong, or it is no Ed25519 key.
         """
         data = _read(path, secret=True)
         try:
@@ -135,9 +135,9 @@ class KeySigner:
             said = "the passphrase is wrong, or it is no key"
             if isinstance(error, TypeError):  # the library's way to say that a passphrase lacks, or is too much
                 said = "it has no passphrase, but one was given" if passphrase else "it needs its passphrase"
-            raise KeyInvalid(f"{path} is no private key that can be read.", details=[f"{said} ({PASSPHRASE})"]) from None
+            raise TrustError("key-invalid", f"{path} is no private key that can be read.", details=[f"{said} ({PASSPHRASE})"]) from None
         if not isinstance(key, Ed25519PrivateKey):
-            raise KeyInvalid(f"{path} is no private Ed25519 key.", details=[f"it is a {type(key).__name__}"])
+            raise TrustError("key-invalid", f"{path} is no private Ed25519 key.", details=[f"it is a {type(key).__name__}"])
         return cls(key)
 
     def sign(self, statement: Statement) -> bytes:
@@ -160,11 +160,11 @@ def make(path: Path, passphrase: str = "") -> str:
         The fingerprint.
 
     Raises:
-        KeyInvalid: One of the two files is there already, or cannot be written. DiskFull: No room.
+        key-invalid: One of the two files is there already, or cannot be written. disk-full: No room.
     """
     for taken in (path, public_path(path)):
         if taken.exists() or taken.is_symlink():
-            raise KeyInvalid(f"{taken} is there already; a key is never overwritten.", todo="Choose another name.")
+            raise TrustError("key-invalid", f"{taken} is there already; a key is never overwritten.", todo="Choose another name.")
     key = Ed25519PrivateKey.generate()
     protection = serialization.BestAvailableEncryption(passphrase.encode()) if passphrase else serialization.NoEncryption()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
@@ -179,7 +179,7 @@ def shown(path: Path, passphrase: str = "") -> PublicKey:
     Return the public half of the key at *path*, which may be either half; a lost public file is written again.
 
     Raises:
-        KeyInvalid: It is neither, or cannot be read.
+        key-invalid: It is neither, or cannot be read.
     """
     if b"PRIVATE KEY" not in _read(path, secret=False):
         return PublicKey.load(path)
@@ -194,7 +194,7 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
     Write *data* to a file that must not exist, whole or not at all.
 
     Raises:
-        KeyInvalid: It exists, or cannot be written. DiskFull: No room.
+        key-invalid: It exists, or cannot be written. disk-full: No room.
     """
     try:
         with room_guard(path.parent), tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as stream:
@@ -204,9 +204,9 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
             os.fsync(stream.fileno())
             os.link(stream.name, path)  # unlike a rename, refuses where something is
     except FileExistsError as error:
-        raise KeyInvalid(f"{path} is there already; a key is never overwritten.", todo="Choose another name.") from error
+        raise TrustError("key-invalid", f"{path} is there already; a key is never overwritten.", todo="Choose another name.") from error
     except OSError as error:
-        raise KeyInvalid(f"{path} cannot be written.", details=[str(error)]) from error
+        raise TrustError("key-invalid", f"{path} cannot be written.", details=[str(error)]) from error
 
 
 def _read(path: Path, *, secret: bool) -> bytes:
@@ -214,10 +214,10 @@ def _read(path: Path, *, secret: bool) -> bytes:
         with path.open("rb") as stream:
             state = os.fstat(stream.fileno())
             if secret and (state.st_mode & 0o077 or not stat.S_ISREG(state.st_mode)):
-                raise KeyInvalid(f"{path} is open to others.", details=[f"its mode is {stat.filemode(state.st_mode)}; chmod 600 {path}"])
+                raise TrustError("key-invalid", f"{path} is open to others.", details=[f"its mode is {stat.filemode(state.st_mode)}; chmod 600 {path}"])
             data = stream.read(LARGEST + 1)
     except OSError as error:
-        raise KeyInvalid(f"{path} cannot be read.", details=[str(error)]) from error
+        raise TrustError("key-invalid", f"{path} cannot be read.", details=[str(error)]) from error
     if len(data) > LARGEST:
-        raise KeyInvalid(f"{path} is too large for a key.", details=[f"more than {LARGEST} bytes"])
+        raise TrustError("key-invalid", f"{path} is too large for a key.", details=[f"more than {LARGEST} bytes"])
     return data

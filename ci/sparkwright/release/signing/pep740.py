@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EvidenceInvalid
+from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import bundle, dsse
 from sparkwright.release.signing.statement import Statement
 
@@ -56,21 +56,21 @@ def pep740(signed: bytes, filename: str) -> bytes:
         Its JSON; equal bundles give equal bytes. Empty where PEP 740's verifiers know no publisher of the identity's kind (a person, say).
 
     Raises:
-        EvidenceInvalid: It is no bundle, not about that wheel alone, or not of the predicate that PEP 740 takes.
+        evidence-invalid: It is no bundle, not about that wheel alone, or not of the predicate that PEP 740 takes.
     """
     what = f"the provenance of {filename}"
     certificate = bundle.read(signed, what).signing_certificate
     try:
         read = msgspec.json.decode(signed, type=_Bundle)
     except msgspec.DecodeError as error:
-        raise EvidenceInvalid(f"{what} is no bundle around a statement.", details=[str(error)]) from error
+        raise TrustError("evidence-invalid", f"{what} is no bundle around a statement.", details=[str(error)]) from error
     envelope, entry = read.dsse_envelope, read.verification_material.tlog_entries[0]
     statement = Statement.of(envelope.payload, what)
     if statement.predicate_type != PREDICATE or [one.name for one in statement.subjects] != [filename]:
-        raise EvidenceInvalid(f"The statement is not about {filename} alone, or not of the type {PREDICATE}.")
+        raise TrustError("evidence-invalid", f"The statement is not about {filename} alone, or not of the type {PREDICATE}.")
     if "inclusionPromise" not in entry:
         # The object has no room for a timestamp of anybody else.
-        raise EvidenceInvalid(f"The log did not say when the provenance of {filename} was signed, which PEP 740 relies on.")
+        raise TrustError("evidence-invalid", f"The log did not say when the provenance of {filename} was signed, which PEP 740 relies on.")
     publisher = _publisher(certificate)
     if publisher is None:
         return b""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.errors import EvidenceInvalid
+from sparkwright.release.errors import TrustError
 from sparkwright.release.manifest.records import Sha256
 
 #: The type of every statement (github.com/in-toto/attestation, spec/v1/statement.md).
@@ -66,18 +66,18 @@ class Statement(msgspec.Struct, frozen=True):
             what: What was read, for the message.
 
         Raises:
-            EvidenceInvalid: It is no in-toto statement of version 1, or a subject of it has no sha256.
+            evidence-invalid: It is no in-toto statement of version 1, or a subject of it has no sha256.
         """
         try:
             read = msgspec.json.decode(data, type=_Statement)
             if read.type != TYPE:
-                raise EvidenceInvalid(f"{what} is a statement of the type {read.type!r:.200}, not {TYPE}.")
+                raise TrustError("evidence-invalid", f"{what} is a statement of the type {read.type!r:.200}, not {TYPE}.")
             if not 0 < len(read.subject) <= MOST_SUBJECTS:
-                raise EvidenceInvalid(f"{what} is about {len(read.subject)} files; 1 to {MOST_SUBJECTS} can be.")
+                raise TrustError("evidence-invalid", f"{what} is about {len(read.subject)} files; 1 to {MOST_SUBJECTS} can be.")
             named = [{"name": one.name, "sha256": one.digest.get("sha256", "")} for one in read.subject]
             return cls(msgspec.convert(named, tuple[Subject, ...]), read.predicate_type, read.predicate)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EvidenceInvalid(f"{what} is no in-toto statement.", details=[str(error)]) from error
+            raise TrustError("evidence-invalid", f"{what} is no in-toto statement.", details=[str(error)]) from error
 
 
 class Signer(Protocol):

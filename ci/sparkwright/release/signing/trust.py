@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileInvalid, TrustMissing
+from sparkwright.core.errors import FileError
+from sparkwright.release.errors import TrustError
 from sparkwright.release.signing.keys import PublicKey
 from sparkwright.release.signing.urls import normalised
 
@@ -61,7 +62,7 @@ class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: str = ""
 
     def trust(self, said: str) -> Trust:
-        """Return the same with keys read; raises `KeyInvalid`."""
+        """Return the same with keys read; raises `key-invalid`."""
         keys = tuple(PublicKey.of(text, f"a key in {said}") for text in self.keys)
         return Trust(keys, self.identities, self.root, said)
 
@@ -97,14 +98,14 @@ def find(index_url: str, key_files: Sequence[Path] = (), config: Path | None = N
         key_files: Public keys that the command line names. *config*: the folder of ``trust.yaml`` (default: `config_folder`).
 
     Raises:
-        TrustMissing: Nothing says. KeyInvalid, FileInvalid: What says is damaged.
+        trust-missing: Nothing says. key-invalid, file-invalid: What says is damaged.
     """
     if key_files:
         return Trust(tuple(PublicKey.load(path) for path in key_files), said="--key")
     for found in (_of_user(index_url, config or config_folder()), _of_installer(index_url, packaged)):
         if found and (found.keys or found.identities):
             return found
-    raise TrustMissing(f"Nothing says who may sign the index {index_url}.")
+    raise TrustError("trust-missing", f"Nothing says who may sign the index {index_url}.")
 
 
 def _of_user(index_url: str, config: Path) -> Trust | None:
@@ -130,7 +131,7 @@ def carried(packaged: Path = PACKAGED) -> Document | None:
     Return what the installer carries: the URL of its index, and who signs that; None in a checkout.
 
     Raises:
-        FileInvalid: The file is damaged.
+        file-invalid: The file is damaged.
     """
     try:
         with packaged.open("rb") as stream:
@@ -138,13 +139,13 @@ def carried(packaged: Path = PACKAGED) -> Document | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FileInvalid(f"{packaged} cannot be read.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{packaged} cannot be read.", details=[str(error)]) from error
     try:
         if len(data) > LARGEST:
-            raise FileInvalid(f"{packaged} is larger than {LARGEST} bytes.")
+            raise FileError("file-invalid", f"{packaged} is larger than {LARGEST} bytes.")
         return msgspec.json.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FileInvalid(f"{packaged} does not say whom to trust.", details=[str(error)]) from error
+        raise FileError("file-invalid", f"{packaged} does not say whom to trust.", details=[str(error)]) from error
 
 
 def document(index: str, keys: Sequence[PublicKey], identities: Sequence[Identity] = ()) -> bytes:

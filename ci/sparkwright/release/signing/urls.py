@@ -20,12 +20,12 @@ def normalised(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{url!r:.200} is not a URL.", details=[str(error)]) from error
+        raise UsageError("usage", f"{url!r:.200} is not a URL.", details=[str(error)]) from error
     scheme = parts.scheme.lower()
     if scheme not in ("http", "https", "file") or (scheme != "file" and not parts.hostname):
-        raise UsageError(f"{url!r:.200} is not the URL of an index (https://host/folder/).")
+        raise UsageError("usage", f"{url!r:.200} is not the URL of an index (https://host/folder/).")
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise UsageError(f"The URL of an index has no user, query or fragment: {parts.hostname}{parts.path}")
+        raise UsageError("usage", f"The URL of an index has no user, query or fragment: {parts.hostname}{parts.path}")
     host = (parts.hostname or "").lower()
     host = f"[{host}]" if ":" in host else host
     netloc = host if port in (None, _PORTS.get(scheme)) else f"{host}:{port}"
