@@ -16,8 +16,6 @@ from sparkwright.builder import container
 from sparkwright.builder.container import LABEL, OWNER, Folder
 from sparkwright.builder.container_engine import Engine
 
-pass
-
 pytestmark = pytest.mark.containers
 
 

@@ -14,8 +14,6 @@ from tests.refusals import refusal
 from sparkwright.builder import container, container_image
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.container_image import PROGRAM, Builder
-
-pass
 from sparkwright.forks.context import Session
 
 pytestmark = pytest.mark.containers

@@ -27,8 +27,6 @@ from tests.containers.conftest import OWN, _debootstrap, missing
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.operate.runner import condition, egress, fitness, holding, lease, once, perform, plan, policy, processes, unit, users
 from sparkwright.operate.runner.ground import Ground

@@ -26,8 +26,6 @@ from sparkwright.builder.wheel import archive, flashinfer_aot, jit_cache
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec, ModuleSpec, Workshop
 from sparkwright.cli import demo
 from sparkwright.core import process, strict_yaml
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project

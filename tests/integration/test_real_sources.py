@@ -11,8 +11,6 @@ from tests.refusals import refusal
 from sparkwright.builder import source_tree
 from sparkwright.builder.arch import rules as archs
 from sparkwright.cherry_picks import series
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import Session

@@ -20,8 +20,6 @@ from tests.release.attacks import NEWEST, OLDER, Scene
 
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
-
-pass
 from sparkwright.forks.download import path_of
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, packages, state

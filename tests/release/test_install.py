@@ -18,8 +18,6 @@ from tests.release import attacks, world
 from tests.release.attacks import NEWEST, OLDER, Scene
 
 from sparkwright.core import digest
-
-pass
 from sparkwright.forks.download import path_of
 from sparkwright.release import content, environment
 from sparkwright.release.client import address, back, health, install, state

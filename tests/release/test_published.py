@@ -11,7 +11,6 @@ from tests.publishing import Place
 from tests.refusals import refusal
 from tests.release import world
 
-pass
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, state
 from sparkwright.release.client.install import Wish

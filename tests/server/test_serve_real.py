@@ -17,7 +17,6 @@ import pytest
 from tests.refusals import refusal
 from tests.standin import Machine, alive
 
-pass
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.operate.serving import known, variables
 

@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 import sparkwright
-from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.errors import Advice, classes
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -25,25 +25,22 @@ Every expected failure has a reference that stays the same from release to relea
 """
 
 
-def kinds() -> list[type[SparkwrightError]]:
-    """Return every kind of error in the package, wherever it is defined, in the order of their references."""
+def tables() -> list[tuple[str, Advice]]:
+    """Return every reference of the package with its advice, in the order of the references; one that two classes have comes twice."""
     for module in pkgutil.walk_packages(sparkwright.__path__, "sparkwright."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    found, todo = set[type[SparkwrightError]](), [SparkwrightError]
-    while todo:
-        todo = [child for kind in todo for child in kind.__subclasses__()]
-        found.update(todo)
-    # Tests define kinds of their own, which are none of the program's.
-    return sorted((kind for kind in found if kind.__module__.startswith("sparkwright.")), key=lambda kind: kind.reference)
+    # Tests define classes of their own, which are none of the program's; a class that inherits its table declares nothing.
+    own = [kind for kind in classes() if kind.__module__.startswith("sparkwright.") and "references" in vars(kind)]
+    return sorted(entry for kind in own for entry in kind.references.items())
 
 
 def render() -> str:
     """Return the page."""
     entries = []
-    for kind in kinds():
-        code = f"\n\nExit code {kind.exit_code}." if kind.exit_code != 1 else ""
-        entries.append(f"\n## `{kind.reference}`\n\n{kind.means}\n\n**What to do.** {kind.todo}{code}\n")
+    for reference, advice in tables():
+        code = f"\n\nExit code {advice.exit_code}." if advice.exit_code != 1 else ""
+        entries.append(f"\n## `{reference}`\n\n{advice.means}\n\n**What to do.** {advice.todo}{code}\n")
     return HEAD + "".join(entries)
 
 

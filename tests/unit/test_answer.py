@@ -16,8 +16,6 @@ from tests import refserved
 from tests.refusals import refusal
 
 from sparkwright.cli import main, measuring
-
-pass
 from sparkwright.forks.context import Session
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour

@@ -27,8 +27,6 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec, Module, ModuleSpec
 from sparkwright.builder.wheel.sbom import Bill, Papers
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:

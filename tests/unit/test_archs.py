@@ -14,8 +14,6 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Rule
 from sparkwright.core import cmake_file, strict_yaml
 
-pass
-
 REVIEWED = Path(__file__).parents[2] / "build"
 
 TEXT = """\

@@ -17,8 +17,6 @@ from sparkwright.cherry_picks.drift import State, Trial
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
 from sparkwright.core import digest
-
-pass
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import FileLock
 

@@ -14,8 +14,6 @@ from sparkwright.cherry_picks import ledger, pull_requests, series
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
 from sparkwright.core import digest
-
-pass
 from sparkwright.forks import lock, resolve
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates.model import checkpoint
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}

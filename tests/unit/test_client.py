@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.badserver import MODELS, SOUND, USAGE, Listener, Say, completing, endless, event, head, silent, stream, trickling, whole
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import Client, ServerInvalid
 
@@ -32,7 +31,7 @@ def listen() -> Iterator[Callable[[Say], Listener]]:
         one.close()
 
 
-def refusal(client: Client, *, prompt: str | tuple[int, ...] = (7, 8), tokens: int = 2, top: int = 0) -> ServerInvalid:
+def refused(client: Client, *, prompt: str | tuple[int, ...] = (7, 8), tokens: int = 2, top: int = 0) -> ServerInvalid:
     with pytest.raises(ServerInvalid) as caught:
         client.complete(prompt, tokens=tokens, top=top)
     assert caught.value.reference in answers.REASONS
@@ -88,7 +87,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
 def test_what_is_wrong_with_an_answer_has_its_reference(name: str, listen: Callable[[Say], Listener]) -> None:
     """Every wrong answer raises, and nothing but `ServerInvalid`."""
     reply, reference = WRONG[name]
-    assert refusal(Client(listen(completing(reply)).url)).reference == reference
+    assert refused(Client(listen(completing(reply)).url)).reference == reference
 
 
 @pytest.mark.parametrize("field", ["tokens", "token_logprobs", "top_logprobs"])
@@ -103,7 +102,7 @@ def test_logprobs_that_do_not_fit_their_tokens_are_refused(field: str, listen: C
             assert found[5] == -0.5
             assert found[9] != found[9], "null is not a number"
         else:
-            assert refusal(client, tokens=1, top=2).reference == "answer-unreadable"
+            assert refused(client, tokens=1, top=2).reference == "answer-unreadable"
 
 
 ENDLESS = {
@@ -122,7 +121,7 @@ ENDLESS = {
 def test_what_never_ends_is_ended(name: str, listen: Callable[[Say], Listener]) -> None:
     """Whatever comes without an end is cut off after some megabytes, and little of it is kept."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = refusal(Client(listen(completing(ENDLESS[name])).url, deadline=120))
+    found = refused(Client(listen(completing(ENDLESS[name])).url, deadline=120))
     assert found.reference in ("answer-too-large", "answer-unreadable", "stream-truncated")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
@@ -144,22 +143,22 @@ SLOW = {
 def test_a_slow_server_ends_at_the_deadline(name: str, listen: Callable[[Say], Listener]) -> None:
     """Neither silence nor a byte now and then holds the client up for longer than it was told to wait."""
     say, reference = SLOW[name]
-    assert refusal(Client(listen(completing(say)).url, timeout=1, deadline=2)).reference == reference
+    assert refused(Client(listen(completing(say)).url, timeout=1, deadline=2)).reference == reference
 
 
 def test_a_server_that_hangs_up_is_unreachable(listen: Callable[[Say], Listener]) -> None:
     """Without a byte of an answer there was no answer."""
-    assert refusal(Client(listen(completing(b"")).url)).reference == "server-unreachable"
+    assert refused(Client(listen(completing(b"")).url)).reference == "server-unreachable"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert refusal(Client(f"http://127.0.0.1:{port}")).reference == "server-unreachable"
+    assert refused(Client(f"http://127.0.0.1:{port}")).reference == "server-unreachable"
 
 
 def test_a_redirect_is_not_followed(listen: Callable[[Say], Listener]) -> None:
     """Nothing is asked at the place that a server sends the client to."""
     elsewhere = listen(completing(stream(*SOUND)))
     sent = head("text/html", 0, "307 Temporary Redirect", f"location: {elsewhere.url}/v1/completions")
-    found = refusal(Client(listen(completing(sent)).url))
+    found = refused(Client(listen(completing(sent)).url))
     assert found.reference == "server-refused"
     assert "307" in found.says
     assert elsewhere.asked == []
@@ -180,7 +179,7 @@ def test_a_redirect_is_not_followed(listen: Callable[[Say], Listener]) -> None:
 def test_the_model_must_be_the_one_that_is_asked_for(models: object, asked: str, reference: str, listen: Callable[[Say], Listener]) -> None:
     """No question is sent to a server that lists another model, or none, or several where none was named."""
     server = listen(lambda connection, _: connection.sendall(whole(models)))
-    assert refusal(Client(server.url, asked)).reference == reference
+    assert refused(Client(server.url, asked)).reference == reference
     assert set(server.asked) == {"/v1/models"}
 
 
@@ -188,10 +187,10 @@ def test_a_prompt_without_room_is_not_sent(listen: Callable[[Say], Listener]) ->
     """A prompt that leaves no room for the answer is refused here, and one that is no text is, too."""
     server = listen(completing(stream(*SOUND)))
     client = Client(server.url)
-    assert refusal(client, prompt=tuple(range(60)), tokens=5).reference == "prompt-too-long"
-    assert refusal(client, prompt="half of \ud83d").reference == "prompt-unreadable"
-    assert refusal(client, prompt=()).reference == "prompt-unreadable"
-    assert refusal(client, prompt=(1, -1)).reference == "prompt-unreadable"
+    assert refused(client, prompt=tuple(range(60)), tokens=5).reference == "prompt-too-long"
+    assert refused(client, prompt="half of \ud83d").reference == "prompt-unreadable"
+    assert refused(client, prompt=()).reference == "prompt-unreadable"
+    assert refused(client, prompt=(1, -1)).reference == "prompt-unreadable"
     assert set(server.asked) == {"/v1/models"}
 
 
@@ -199,7 +198,7 @@ def test_an_answer_that_was_cut_for_room_is_no_answer(listen: Callable[[Say], Li
     """vLLM cuts an answer that meets the limit without a word; the client says so."""
     usage = {**USAGE, "usage": {"prompt_tokens": 63, "completion_tokens": 1}}
     reply = stream(event(5, "length", choice={"prompt_token_ids": list(range(63))}), usage)
-    assert refusal(Client(listen(completing(reply)).url), prompt="long", tokens=9).reference == "prompt-too-long"
+    assert refused(Client(listen(completing(reply)).url), prompt="long", tokens=9).reference == "prompt-too-long"
 
 
 SCORE: dict[str, Any] = {

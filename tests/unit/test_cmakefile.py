@@ -10,8 +10,6 @@ from tests.refusals import refusal
 from sparkwright.core import cmake_file
 from sparkwright.core.cmake_file import Edit
 
-pass
-
 BRANCHES = b"""\
 # set(LIST "0") in a comment is no command
 IF(A VERSION_GREATER_EQUAL

@@ -19,8 +19,6 @@ from sparkwright.builder.compile.calls import Limits, Outcome, Sample
 from sparkwright.builder.compile.costs import Expected
 from sparkwright.builder.compile.ninja import Command
 from sparkwright.builder.environment import ccache
-
-pass
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import CompilerCache, Session
 

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.gates.machine import conditions
 from sparkwright.gates.machine.conditions import REASONS, Normal, Span, disturbed, sound, startable

@@ -12,8 +12,6 @@ from sparkwright.builder import configure
 from sparkwright.builder.configure import Configured, Unit
 from sparkwright.core import process
 
-pass
-
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 
 TREE = {

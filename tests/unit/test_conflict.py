@@ -20,8 +20,6 @@ from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, Hunk
 from sparkwright.cherry_picks.diff import Hunk
 from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Patch
-
-pass
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
 

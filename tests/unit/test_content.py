@@ -14,8 +14,6 @@ from uv import find_uv_bin
 
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-
-pass
 from sparkwright.release import content
 
 NAME = WheelName("mini", "1.0+spark.2026.11.p0", "py3-none-any")

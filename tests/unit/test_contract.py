@@ -15,8 +15,6 @@ from tests.badserver import SOUND, Listener, Say, completing, endless, head, sil
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.server import contract, envvars, profiled
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.contract import ContractPolicy, Recipe, Running

@@ -18,7 +18,6 @@ from tests import converters
 from tests.converters import HEADER
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates import limited
 from sparkwright.gates.limited import Limits
 from sparkwright.gates.numerics import e2m1, inlineasm

@@ -384,7 +384,7 @@ def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> No
     before = file.read_bytes()
     file.write_bytes(edit(before))
     assert file.read_bytes() != before
-    with pytest.raises(kind):
+    with refusal(kind):
         verdicts.beside(path)
 
 

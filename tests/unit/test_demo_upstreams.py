@@ -25,8 +25,6 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cherry_picks import series
 from sparkwright.core import git
-
-pass
 from sparkwright.core.git_store import Objects
 from sparkwright.demo import base, toy, upstreams
 from sparkwright.demo.upstreams import PULL_REQUEST, SOURCES, Upstreams

@@ -19,8 +19,6 @@ from tests.devicehost import POLICY
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.device import gpu, ops
 from sparkwright.gates.device import rung as device
 from sparkwright.gates.device.gpu import Absent

@@ -17,8 +17,6 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.distributions import corpus, reference
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.divergence import Floats

@@ -22,8 +22,6 @@ from sparkwright.cli import drift as verb
 from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.core.console import console
-
-pass
 from sparkwright.demo import base as demo
 from sparkwright.forks.lock import FileLock
 

@@ -191,7 +191,7 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
 LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
 
 
-def refusal(session: Session, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
+def failure(session: Session, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
     """Return the one failure of a graft onto the base."""
     with pytest.raises(SparkwrightError) as caught:
         preflight.check(session, source_of(session, changed))
@@ -203,7 +203,7 @@ def test_a_base_of_another_layout_is_refused_before_anything_is_compiled(mini: M
     sound = with_base(mini, *LIBRARIES)
     assert findings(sound, source_of(sound, {}), building=True) == []
 
-    error = refusal(with_base(mini, LIBRARIES[0], "mini_vllm/_moe_C.abi3.so"), {})
+    error = failure(with_base(mini, LIBRARIES[0], "mini_vllm/_moe_C.abi3.so"), {})
 
     assert error.reference == "base-mismatch"
     assert error.details == ("_moe_C_stable_libtorch: mini_vllm/_moe_C_stable_libtorch.abi3.so",)
@@ -211,7 +211,7 @@ def test_a_base_of_another_layout_is_refused_before_anything_is_compiled(mini: M
 
 def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:
     """A file in the store that is no longer the one that the lock names is not grafted onto; both hashes are shown."""
-    error = refusal(with_base(mini, *LIBRARIES, damage=True), {})
+    error = failure(with_base(mini, *LIBRARIES, damage=True), {})
 
     assert error.reference == "source-mismatch"
     assert len(error.details) == 2
@@ -219,7 +219,7 @@ def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:
 
 def test_several_failures_of_the_base_and_the_source_come_together(mini: Mini) -> None:
     """A failure with a class of its own stands in one list with the findings that have none."""
-    error = refusal(with_base(mini), {"csrc/a.cu": "#if A\n"})
+    error = failure(with_base(mini), {"csrc/a.cu": "#if A\n"})
 
     assert error.reference == "early-check-failed"
     assert [line.partition(" ")[0] for line in error.details if not line.startswith(" ")] == [
@@ -250,4 +250,4 @@ def test_an_entry_without_effect_on_the_base_keeps_its_own_class(mini: Mini) -> 
     vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"requests": "requests>=3"})
     (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
 
-    assert refusal(mini.session(), {}).reference == "requirement-mismatch"
+    assert failure(mini.session(), {}).reference == "requirement-mismatch"

@@ -124,7 +124,7 @@ def test_what_disagrees_is_refused(tmp_path: Path, case: str) -> None:
     """A wheel whose parts do not say the same is refused, though RECORD is true."""
     edit, kind, says = EDITS[case]
     error = refused(wheels.changed(wheels.vllm(tmp_path / "good"), tmp_path / "bad", edit))
-    assert (type(error), says in str(error) or any(says in one for one in error.details)) == (kind, True), (str(error), error.details)
+    assert (error.reference, says in str(error) or any(says in one for one in error.details)) == (kind, True), (str(error), error.details)
 
 
 def _rowless(found: Members) -> None:
@@ -191,7 +191,7 @@ def test_a_member_larger_than_it_admits_is_refused(tmp_path: Path) -> None:
     assert struct.unpack_from("<I", data, at + 24) == (100_000,)
     struct.pack_into("<I", data, at + 24, 10)
     path.write_bytes(data)
-    assert isinstance(refused(path), ("wheel-invalid", "wheel-unsafe", "wheel-mismatch"))
+    assert refused(path).reference in {"wheel-invalid", "wheel-unsafe", "wheel-mismatch"}
 
 
 def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_no_wheel_is_refused(tmp_path: Path, data: bytes) -> None:
     """A page, an empty file and an empty archive are no wheels."""
     path = tmp_path / "vllm-0.33.0+spark.1-py3-none-any.whl"
     path.write_bytes(data)
-    assert isinstance(refused(path), ("wheel-invalid", "wheel-mismatch"))
+    assert refused(path).reference in {"wheel-invalid", "wheel-mismatch"}
 
 
 def test_a_stock_wheel_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.core import git
-
-pass
 from sparkwright.core.git_store import Change, Objects
 
 if TYPE_CHECKING:

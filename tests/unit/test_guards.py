@@ -16,8 +16,6 @@ from sparkwright.builder.arch import forbidden_patterns
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.forbidden_patterns import Guard
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.core.git import REGULAR
 from sparkwright.core.git_store import Objects
 

@@ -358,12 +358,12 @@ class TestGitHub:
 
         assert githubapi.TOKEN not in "".join(traceback.format_exception(caught.value)) + str(caught.value.document())
 
-    @pytest.mark.parametrize(("status", "error"), [(401, "github-refused"), (403, "github-refused"), (404, "github-refused"), (422, "publish-failed")])
-    def test_a_refusal_says_why(self, world: World, wheel: Path, status: int, error: str) -> None:
+    @pytest.mark.parametrize(("status", "reference"), [(401, "github-refused"), (403, "github-refused"), (404, "github-refused"), (422, "publish-failed")])
+    def test_a_refusal_says_why(self, world: World, wheel: Path, status: int, reference: str) -> None:
         """A token that may not write, a repository that is not there, a file that is not wanted: each is named."""
         world.once("POST", "/assets", reply(status, "no"))
 
-        with pytest.raises(error):
+        with refusal(reference):
             put(opened(world), wheel)
 
     def test_a_page_where_json_belongs_is_refused(self, world: World, wheel: Path) -> None:

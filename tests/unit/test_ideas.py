@@ -12,8 +12,6 @@ from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ledger, patch_probes
 from sparkwright.cherry_picks.patch_probes import Finding, Idea, Probe, State
-
-pass
 from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:

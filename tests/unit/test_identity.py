@@ -17,8 +17,6 @@ from sparkwright.builder.wheel import cutlass as headers
 from sparkwright.builder.wheel import version_label
 from sparkwright.builder.wheel.sbom import Bill, Papers
 from sparkwright.builder.wheel.version import labelled
-
-pass
 from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:

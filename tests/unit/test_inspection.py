@@ -12,8 +12,6 @@ from sparkwright.builder.environment.toolchain import FullEnvironment
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 
-pass
-
 NINJA = """\
 [1/4] Building CUDA object CMakeFiles/_core.dir/csrc/kernel.cu.o
 [2/4] Building CXX object CMakeFiles/_extra.dir/csrc/extra.cpp.o

@@ -19,8 +19,6 @@ from tests.refusals import refusal
 from sparkwright.builder.environment import sandbox
 from sparkwright.builder.environment.sandbox import INSIDE, Room
 
-pass
-
 refused = sandbox._refusal()
 apart = pytest.mark.skipif(refused is not None, reason=f"no namespaces here: {refused}")
 
@@ -147,7 +145,7 @@ def test_status_and_words_of_a_program_pass_through(lab: Lab) -> None:
     with refusal("command-failed") as caught:
         lab.shell("echo what went wrong; exit 7")
 
-    assert not caught.value.reference == "build-downloads"
+    assert caught.value.reference != "build-downloads"
     assert caught.value.what == "sh ended with status 7."
     assert "what went wrong" in caught.value.details
     assert lab.log.read_text().startswith("$ sh -c echo")

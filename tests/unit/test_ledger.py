@@ -16,8 +16,6 @@ from tests.refusals import refusal
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.forks.lock import UNRESOLVED
 
 ROOT = Path(__file__).parents[2]

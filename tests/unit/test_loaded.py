@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates.model import loaded
 from sparkwright.gates.model.loaded import Loaded, LoadedModule, LoadedTensor
 from sparkwright.gates.model.modules import Audit, Reading, Row

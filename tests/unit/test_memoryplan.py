@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates.recipes import fitting, lint, memory, recipe
 from sparkwright.gates.recipes.memory import SPARK_GIB, SPARK_MB, Finding, Held, Plan
 from sparkwright.gates.recipes.workloads import Cell

@@ -22,6 +22,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.core import git
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import mirror
@@ -156,7 +157,7 @@ def there(run: Session, *names: str) -> list[bool]:
     return [run.objects.has(name) for name in names]
 
 
-def said(error: SourceError | SourceError | SourceError) -> str:
+def said(error: SparkwrightError) -> str:
     return "\n".join([error.what, *error.details, error.todo])
 
 

@@ -15,8 +15,6 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 
 from sparkwright.core import digest
-
-pass
 from sparkwright.release import notes
 from sparkwright.release.manifest.records import (
     Evidence,

@@ -19,8 +19,6 @@ from tests.refusals import refusal
 from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.core.console import console
-
-pass
 from sparkwright.release.manifest import places, times
 
 URL = "http://127.0.0.1/spark/"

@@ -13,8 +13,6 @@ from tests.refusals import refusal
 
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.numerics import differences, trees
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics.rung import REASONS, NumericsPolicy

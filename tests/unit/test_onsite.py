@@ -31,8 +31,6 @@ from uv import find_uv_bin
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.demo import base
 from sparkwright.forks.context import Session

@@ -20,8 +20,6 @@ from sparkwright.cherry_picks import pull_requests, series
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
 from sparkwright.core.console import console
-
-pass
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 

@@ -19,8 +19,6 @@ from sparkwright.builder.arch.rules import ArchRules, Dropped, Kept, Rule
 from sparkwright.builder.configure import Call, Configured, Unit
 from sparkwright.core import digest, process
 
-pass
-
 NATIVE = ("compute_121f:sm_121f",)
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 

@@ -20,8 +20,6 @@ from sparkwright.builder.bisect_search import Answer
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
-
-pass
 from sparkwright.demo import upstreams
 
 if TYPE_CHECKING:

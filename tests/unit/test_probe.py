@@ -16,8 +16,6 @@ from tests.refusals import refusal
 
 from sparkwright.audit.elf_sections import ElfUnreadable
 from sparkwright.builder.environment.toolchain import Toolchain
-
-pass
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import kernels, probe
 from sparkwright.gates.device.gpu import Gpu

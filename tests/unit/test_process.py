@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
 
+from sparkwright.builder.errors import BuildError
 from sparkwright.core import process
-
-pass
 
 
 def python(script: str) -> list[str]:
@@ -35,7 +35,7 @@ def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
     """The error is of the kind that was asked for, with the last lines, the status, and where the rest is."""
     script = "import sys; [print('line', number) for number in range(100)]; sys.exit(7)"
     with refusal("compile-failed") as caught:
-        process.run(python(script), log=tmp_path / "x.log", failure="compile-failed", what="It failed.")
+        process.run(python(script), log=tmp_path / "x.log", failure=partial(BuildError, "compile-failed"), what="It failed.")
 
     assert caught.value.what == "It failed."
     assert caught.value.details[-3:] == ("line 99", "status: 7", f"full log: {tmp_path / 'x.log'}")

@@ -20,8 +20,6 @@ from tests.publishing import Client, Place
 from tests.refusals import refusal
 
 from sparkwright.builder.wheel.archive import WheelName
-
-pass
 from sparkwright.release import index
 from sparkwright.release.manifest import places
 from sparkwright.release.publish import changes, ground, sequence

@@ -23,8 +23,6 @@ from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
 
-pass
-
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
 

@@ -19,8 +19,6 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
 
-pass
-
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
 

@@ -17,8 +17,6 @@ from packaging.version import Version
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.recipes import flags, lint, recipe, workloads
 from sparkwright.gates.recipes.cells import is_cell
 from sparkwright.gates.recipes.expected import Expected

@@ -20,8 +20,6 @@ from sparkwright.builder.environment import remote_cache
 from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.remote_cache import PASSWORD, Door, Shelf, Signer
 
-pass
-
 if TYPE_CHECKING:
     from tests.conftest import Redis
 

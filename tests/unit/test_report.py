@@ -15,8 +15,6 @@ from tests.refusals import refusal
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
 
 from sparkwright.core.console import size
-
-pass
 from sparkwright.gates.throughput.records import METRICS, Result
 from sparkwright.gates.verdict import ORDER, State
 from sparkwright.release import frame

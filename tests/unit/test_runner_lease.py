@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tests import runnerhub
 from tests.refusals import refusal
 
-pass
 from sparkwright.operate.runner import admit, holding, lease, once, policy, processes
 from sparkwright.operate.runner.admit import Partner
 from sparkwright.operate.runner.ground import Ground

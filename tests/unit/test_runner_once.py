@@ -15,7 +15,6 @@ from tests import runnerhub
 from tests.refusals import refusal
 from tests.runnerhub import Hub
 
-pass
 from sparkwright.operate.runner import holding, once, processes, registration
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.journal import Entry, Journal, now

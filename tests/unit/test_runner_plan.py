@@ -21,8 +21,6 @@ from tests.runnerhub import GOOD, ROOT
 
 from sparkwright.cli.main import main, run
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.operate.runner import admit, egress, fitness, labels, perform, plan, policy, registration, unit
 from sparkwright.operate.runner.labels import Machine
 from sparkwright.operate.runner.place import Place
@@ -321,8 +319,7 @@ def test_setup_of_an_exposed_checkout_is_refused(tmp_path: Path) -> None:
 
 def test_setup_says_yes_first(tmp_path: Path) -> None:
     """Without --yes nothing is changed; without root neither."""
-    error: type[Exception] = "usage" if os.geteuid() == 0 else "runner-setup"
-    with pytest.raises(error):
+    with refusal("usage" if os.geteuid() == 0 else "runner-setup"):
         run(["runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path / "bare")])
     assert not (tmp_path / "bare").exists()
 

@@ -22,7 +22,6 @@ import psutil
 import pytest
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates.server.installed import Mismatch, is_installed
 from sparkwright.gates.server.serve import ALWAYS, Launch, Server
 

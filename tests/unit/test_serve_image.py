@@ -20,8 +20,6 @@ from tests.release import world
 
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.cli.main import main
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project

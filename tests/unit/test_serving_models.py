@@ -9,7 +9,6 @@ import pytest
 from tests import standin
 from tests.refusals import refusal
 
-pass
 from sparkwright.operate.serving import models
 
 NAME, COMMIT, OTHER = "org/Toy-1", "a" * 40, "b" * 40

@@ -156,7 +156,7 @@ def test_a_plain_model_keeps_a_tenth_free(world: World) -> None:
 )
 def test_what_cannot_be_served_is_refused(said: Callable[[World], Ready], kind: str, world: World) -> None:
     """Each with a failure of its own."""
-    with pytest.raises(kind):
+    with refusal(kind):
         said(world)
 
 

@@ -20,8 +20,6 @@ from tests.refusals import refusal
 from tests.standin import Machine, _machine, _standin, alive, free_port
 
 from sparkwright.core import project_data
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.operate.serving import held, run
 from sparkwright.operate.serving.asked import Asked

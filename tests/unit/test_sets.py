@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import subprocess
 import sys
@@ -16,12 +15,10 @@ from packaging.markers import default_environment
 from packaging.pylock import Pylock
 from packaging.tags import sys_tags
 from tests import verdicts, wheels
-from tests.refusals import refusal
+from tests.refusals import allowed, refusal
 from uv import find_uv_bin
 
 from sparkwright.core.digest import sha256_file
-
-pass
 from sparkwright.demo import base
 from sparkwright.forks import package_index
 from sparkwright.forks.stack import Project
@@ -342,7 +339,7 @@ def test_no_text_at_all_is_no_lock() -> None:
 def test_two_of_one_name_are_no_selection() -> None:
     """A lock that would install two of one name selects nothing."""
     twice = SOUND + SOUND[SOUND.index(b"[[packages]]") :]
-    with contextlib.suppress("lock-invalid"):
+    with allowed("lock-invalid"):
         read = sets.read(twice, "a lock")
         environment = {**marked(), "platform_machine": "aarch64", "python_version": "3.12", "python_full_version": "3.12.3"}
         with refusal("not-provided"):

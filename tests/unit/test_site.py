@@ -21,8 +21,6 @@ from tests.wheels import ROOT, STACK
 
 from sparkwright.cli import main
 from sparkwright.core.console import console
-
-pass
 from sparkwright.operate.site import making, pages, trends
 from sparkwright.operate.site.found import Found
 from sparkwright.release.client.install import Wish

@@ -17,8 +17,6 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.jsonlines import Writer
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.soak import growth, kernellog, load

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.forks import context, fetch, lock, resolve
 from sparkwright.forks.context import Session

@@ -13,8 +13,6 @@ from tests.refusals import refusal
 
 from sparkwright.builder import source_tree
 
-pass
-
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
 

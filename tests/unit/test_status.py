@@ -14,8 +14,6 @@ from tests.refusals import refusal
 from sparkwright.cherry_picks import pull_requests, series
 from sparkwright.cherry_picks.pull_requests import Seen
 from sparkwright.cli import main
-
-pass
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:

@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.core import digest
-
-pass
 from sparkwright.core.store import Store
 
 HEAD = "import sys, time\nfrom pathlib import Path\nfrom sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"

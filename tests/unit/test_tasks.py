@@ -14,8 +14,6 @@ import yaml
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project

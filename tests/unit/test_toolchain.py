@@ -11,8 +11,6 @@ from tests.refusals import refusal
 
 from sparkwright.builder.environment import toolchain
 
-pass
-
 HEADER = """
 #define CUDAAPI
 #define cuMemAlloc cuMemAlloc_v2

@@ -10,8 +10,6 @@ from tests.refusals import refusal
 from sparkwright.builder.compile.costs import Expected, Shipped, ShippedFile, Traces
 from sparkwright.core import strict_yaml
 
-pass
-
 UNITS = {"csrc/shipped.cu": (20.0, 2000), "csrc/both.cu": (21.0, 2100)}
 SHIPPED = Shipped(host="h", toolchain="t", arch="12.1f", date="2026-11-21", units=UNITS)
 

@@ -17,8 +17,6 @@ from tests.unit.conftest import Repository as Work
 
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cli import main
-
-pass
 from sparkwright.core.git_store import Objects
 from sparkwright.core.github import ADDRESS, GitHub
 from sparkwright.core.github_repository import Repository

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-pass
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.context import Session

@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
-
-pass
 from sparkwright.gates.server.answers import Answer
 from sparkwright.gates.verdict import Check
 from sparkwright.gates.words import detectors, prompts

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-pass
 from sparkwright.gates.recipes import texts, workloads
 from sparkwright.gates.recipes.workloads import Cell, Rule, Texts, Workload, Workloads, parse, seconds
 

@@ -158,7 +158,7 @@ def _turn(places: Sequence[Place], predicate: Predicate, over: str) -> tuple[int
     found = bisect_search.turn(len(places), ask)
     answers = (ask(found.last, SURE), ask(found.first, SURE))
     if found.between:
-        raise PatchError("bisect-undecided", 
+        raise PatchError("bisect-undecided",
             f"The answer changes after {places[found.last][0]} and not later than {places[found.first][0]}.",
             details=[f"no answer: {places[number][0]}" for number in found.between],
             todo="Let the command judge these, or make them buildable; every other answer is kept.",

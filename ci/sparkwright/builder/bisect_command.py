@@ -109,7 +109,7 @@ class Predicate:
         status = tuple(one for one, _ in runs)
         log = self._log(name)
         if len({_answer(one) for one in status}) > 1:
-            raise PatchError("bisect-undecided", 
+            raise PatchError("bisect-undecided",
                 f"The command does not answer the same about {name} every time.",
                 details=[f"exit statuses: {', '.join(map(str, status))}", f"last output: {log}"],
                 todo="Make the command repeatable; to see how often it wavers, run it with a larger --repeat.",

@@ -56,7 +56,7 @@ def search(count: int, attempt: Try) -> tuple[Trial, int, Trial, int]:
     low = attempt(0)
     high = attempt(count - 1) if count > 1 else low
     if good(low) == good(high):
-        raise PatchError("bisect-undecided", 
+        raise PatchError("bisect-undecided",
             f"{low.patch} is the same at both ends.", details=[f"{one.base}: {one.state}" for one in (low, high)],
             todo="Choose other ends with --from and --to.",
         )  # fmt: skip

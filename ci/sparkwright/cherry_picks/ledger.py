@@ -173,7 +173,7 @@ def require(root: Path, fork: str) -> Ledger:
     """
     found = load(root, fork)
     if found is None:
-        raise FileError("file-invalid", 
+        raise FileError("file-invalid",
             f"{fork} has no ledger.", details=[f"expected: {path_of(root, fork)}"], todo="Begin one: a file with the field `url`."
         )
     return found

@@ -78,7 +78,7 @@ def parse(name: str, data: bytes) -> Patch:
     if missing:
         raise PatchError("patch-invalid", f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
     if trailers["Upstream-Status"].split()[0] not in STATUSES:
-        raise PatchError("patch-invalid", 
+        raise PatchError("patch-invalid",
             f"{name} has an unknown Upstream-Status.", details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
         )
     data_of = rest[(b"\n" + rest).index(b"\ndiff --git ") :]

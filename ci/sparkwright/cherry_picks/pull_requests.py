@@ -153,7 +153,7 @@ def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
     tip = mirror.history(seen.branch, newest=True)
     if seen.merge:
         if tip is None or not history.is_ancestor(session.objects, seen.merge, tip):
-            raise PatchError("pick-mismatch", 
+            raise PatchError("pick-mismatch",
                 f"The merge commit of #{number} is not part of {seen.branch}.",
                 details=[f"merge: {seen.merge}", f"{seen.branch}: {tip or 'no such branch'}"],
             )
@@ -195,7 +195,7 @@ def _before_merge(session: Session, ledger: Ledger, seen: Seen, number: int) -> 
 
 
 def _unclear(number: int, seen: Seen, why: str) -> PatchError:
-    return PatchError("pick-mismatch", 
+    return PatchError("pick-mismatch",
         f"It cannot be told what #{number} changed on {seen.branch}.",
         details=[why, f"head:  {seen.head}", f"merge: {seen.merge or '-'}"],
         todo="Carry the change as a patch of ours, made from the commits on the branch.",
@@ -213,7 +213,7 @@ def check_head(session: Session, ledger: Ledger, old: Record, seen: Seen) -> Non
         raise PatchError("pick-moved", f"The merge commit of #{old.number} is another one now.", details=[f"pinned: {old.merge}", f"now:    {seen.merge}"])
     if UNRESOLVED in (old.head, seen.head) or old.head == seen.head:
         return
-    raise PatchError("pick-moved", 
+    raise PatchError("pick-moved",
         f"The head of #{old.number} moved since it was pinned.",
         details=[f"pinned: {old.head}", f"now:    {seen.head}", *_difference(session, ledger, old, seen)],
     )
@@ -269,13 +269,13 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
     data = _rendered(session, session.mirror(ledger.url), record.base, record.tip)
     found = (digest.sha256_bytes(data), diff.patch_id(session.objects, data))
     if found != (record.sha256, record.patch_id):
-        raise PatchError("pick-mismatch", 
+        raise PatchError("pick-mismatch",
             f"The diff of {record.name} is not the one that the ledger pins.",
             details=[f"ledger: sha256 {record.sha256}, patch-id {record.patch_id}", f"now:    sha256 {found[0]}, patch-id {found[1]}"],
         )
     touched = {section.path for section in diff.sections(data)}
     if touched != set(record.files):
-        raise PatchError("pick-mismatch", 
+        raise PatchError("pick-mismatch",
             f"The ledger's files of {record.name} are not those that its diff touches.", details=sorted(touched ^ set(record.files))
         )
     session.store.write(f"diffs/{record.sha256}", data)
@@ -293,7 +293,7 @@ def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Pa
     whole = diff_of(session, ledger, record)
     left_out = record.stacks.get(stack, {})
     if unknown := sorted(set(left_out) - set(record.files)):
-        raise PatchError("pick-mismatch", 
+        raise PatchError("pick-mismatch",
             f"{record.name} does not touch what {stack} leaves out of it.", details=unknown, todo="Mend `stacks` in the ledger."
         )
     data = diff.without(whole, left_out)

@@ -41,7 +41,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     made = bump.plan(session, fork, version)
     _tell(made)
     if stuck := [one for one in made.trials if one.patch.startswith("#") and one.state in ("conflict", "likely-upstream")]:
-        raise PatchError("patch-conflict", 
+        raise PatchError("patch-conflict",
             f"{', '.join(one.patch for one in stuck)} of {fork} cannot go along to {version}.",
             details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
             todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",

@@ -192,7 +192,7 @@ def _must_fail(reference: str, work: Callable[[], object]) -> str:
         if error.reference != reference:
             raise
         return f"fails as it must: {error.reference}: {error.what}"
-    raise CommandError("command-failed", 
+    raise CommandError("command-failed",
         f"The demo's stage that must end with {reference} did not fail.", todo="Please report this; a check has stopped checking."
     )
 

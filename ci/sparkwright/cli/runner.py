@@ -129,7 +129,7 @@ def _check(arguments: argparse.Namespace) -> int:
     console.table("This runner", ("", "state", ""), [(one.name, one.state, one.says) for one in found], result=True)
     console.document({"findings": found})
     if unfit := [one for one in found if one.state == "unfit"]:
-        raise LabError("runner-unfit", 
+        raise LabError("runner-unfit",
             f"{len(unfit)} of {len(found)} things are not as they should be.", details=[f"{one.name}: {one.says}" for one in unfit]
         )
     return 0

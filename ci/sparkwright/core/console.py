@@ -215,12 +215,12 @@ class Console:
         self._lines = []
 
     def failure(self, error: SparkwrightError) -> None:
-        """Print a failure: reference and what failed, details, what it usually means, what to do."""
+        """Print a failure: reference and what failed, details, what to do."""
         if self.github:
             self._say(f"::error title={error.reference}::{error.what}")
         lines = [f"error: {error.reference}: {error.what}"]
         lines += [f"    {line}" for line in error.details]
-        lines += [f"  it usually means: {error.means}", f"  what to do: {error.todo}"]
+        lines += [f"  what to do: {error.todo}"]
         if self.github:
             self._flush_lines()
             github_summary.append(github_summary.block(lines))

@@ -80,7 +80,7 @@ def _verify(partial: Path, filename: str, sha256: str) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
         partial.unlink()
-        raise SourceError("source-mismatch", 
+        raise SourceError("source-mismatch",
             f"{filename} arrived with other bytes than the lock names.", details=[f"lock:    {sha256}", f"arrived: {found}"]
         )
 
@@ -104,7 +104,7 @@ def _resume(url: str, partial: Path) -> None:
                 broke = package_index.shown(str(error))
             after = partial.stat().st_size if partial.exists() else 0
             console.detail(f"{partial.name}: {broke}; {after - before} bytes came, trying again")
-    raise SourceError("source-unreachable", 
+    raise SourceError("source-unreachable",
         f"{package_index.shown(url)} broke off {ATTEMPTS} times.",
         details=[broke, f"kept: {partial.stat().st_size if partial.exists() else 0} bytes in {partial}"],
     )

@@ -195,7 +195,7 @@ def _check_owners(environment: Environment, layout: Layout) -> None:
             others.append(info.name.removesuffix(".dist-info"))
     if others:
         names = " ".join(name.rpartition("-")[0] for name in others)
-        raise InstallError("environment-unusable", 
+        raise InstallError("environment-unusable",
             f"{environment.site} holds other versions of these packages, or packages with the same files.",
             details=others,
             todo=f"Remove them, if nothing there needs them: uv pip uninstall --python {environment.prefix / 'bin' / 'python'} {names}",

@@ -152,7 +152,7 @@ def _shared(packages: Sequence[Package], read: dict[str, dict[str, File]]) -> It
             above, below = read[upper.name], read[lower.name]
             both = above.keys() & below.keys()
             if len(both) != upper.over.get(lower.name, 0):
-                raise InstallError("onsite-mismatch", 
+                raise InstallError("onsite-mismatch",
                     f"{upper.name} {upper.version} and {lower.name} {lower.version} have another number of files in common than expected.",
                     details=[f"expected: {upper.over.get(lower.name, 0)}", f"found:    {len(both)}"],
                     todo=_TODO,
@@ -171,7 +171,7 @@ def _edited(edit: Edit, file: File | None) -> File:
     for change in edit.changes:
         anchor = change.anchor.encode()
         if (count := data.count(anchor)) != 1:
-            raise InstallError("onsite-mismatch", 
+            raise InstallError("onsite-mismatch",
                 f"An anchor of the edit {edit.name!r} occurs {count} times instead of once.",
                 details=[f"file:   {edit.file}", f"anchor: {change.anchor}"],
                 todo=_TODO,
@@ -183,7 +183,7 @@ def _edited(edit: Edit, file: File | None) -> File:
 
 def _expect(edit: Edit, when: str, expected: str, found: str) -> None:
     if found != expected:
-        raise InstallError("onsite-mismatch", 
+        raise InstallError("onsite-mismatch",
             f"The file of the edit {edit.name!r} is not the expected one {when}.",
             details=[f"file:     {edit.file}", f"expected: {expected}", f"found:    {found}"],
             todo=_TODO,

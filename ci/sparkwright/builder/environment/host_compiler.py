@@ -52,7 +52,7 @@ def require(fork: str, need: CompilerNeed | None) -> None:
     except InvalidVersion:
         return
     if need is not None and old:
-        raise BuildError("compiler-too-old", 
+        raise BuildError("compiler-too-old",
             f"A full build of {fork} needs GCC {need.version} or newer; {' '.join(program())} is GCC {here}.",
             details=[f"{', '.join(need.sources)}: {need.reason}"],
             todo=_todo(need.version),

@@ -49,7 +49,7 @@ def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
-        raise FileError("file-invalid", 
+        raise FileError("file-invalid",
             f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.", details=[str(error)]
         ) from error
     return tuple(sorted(chosen))

@@ -225,7 +225,7 @@ def checked(answer: Answer, path: Path) -> tuple[Module, ...]:
     if answer.refused:
         raise BuildError("module-unknown", f"{answer.refused} makes no module of what aot.yaml gives it.", details=[answer.why, f"file: {path}"])
     if odd := [module.name for module in answer.modules if not _NAME.fullmatch(module.name)]:
-        raise BuildError("module-unknown", 
+        raise BuildError("module-unknown",
             f"FlashInfer made {len(odd)} modules whose names cannot be folders of a wheel.", details=[repr(name) for name in odd]
         )
     if twice := [name for name, count in Counter(module.name for module in answer.modules).items() if count > 1]:

@@ -105,7 +105,7 @@ def guarded(github: GitHub, policy: Policy, settings: Settings) -> None:
         raise LabError("runner-exposed", f"{where} is public: a pull request can bring a workflow that names this machine.")
     reply = github.ask("GET", f"/repos/{where}/actions/permissions/fork-pr-contributor-approval", where)
     if _decoded(reply, _Approval, github, where).approval_policy != _APPROVAL:
-        raise LabError("runner-exposed", 
+        raise LabError("runner-exposed",
             f"{where} is public, and runs workflows of some outsiders without asking.",
             todo="Set Actions → General → Approval for running fork pull request workflows to all external contributors.",
         )

@@ -164,7 +164,7 @@ def _take(descriptor: int) -> None:
                 raise _refused(other) from None
             # Either it has just begun and not said so yet, or its `serve` was killed and its keeper is still at work.
             if time.monotonic() > until:
-                raise ServeError("serve-running", 
+                raise ServeError("serve-running",
                     "Something of a server that was started here still runs.", details=[f"lock: {folder() / 'lock'}"]
                 ) from None
         if not said:

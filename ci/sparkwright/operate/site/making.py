@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.cherry_picks import status
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import Outside, Session
 from sparkwright.forks.stack import Project
 from sparkwright.operate.site import debt, drifts, history, nights, pages, policy, problems, releases, trends, writing
@@ -87,12 +87,9 @@ def _status(session: Session, asked: Asked) -> tuple[Carried | None, list[Proble
             return drifts.status(asked.status), []
         names = sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml"))
         made = {name: tuple(_lines(session, name, asked.day)) for name in names}
-    except FileError as error:
-        if error.reference != "record-damaged":
-            raise
-        return None, [problems.of(asked.status.name if asked.status else "status", error)]
     except SparkwrightError as error:
-        return None, [problems.of("status", error)]
+        named = asked.status if error.reference == "record-damaged" else None
+        return None, [problems.of(named.name if named else "status", error)]
     return Carried(made), []
 
 

@@ -40,7 +40,7 @@ def newest(manifest: Manifest, channel: Channel, stack: str) -> tuple[Entry, ...
         raise ReleaseError("release-unproved", "The index has no verified release" + (f" of the stack {stack}." if stack else "."), details=details)
     offered = [entry for entry in there if not entry.yanked]
     if not offered:
-        raise ReleaseError("release-yanked", 
+        raise ReleaseError("release-yanked",
             f"Every {channel} release{f' of the stack {stack}' if stack else ''} was yanked.",
             details=[f"{entry.name}: {entry.yanked}" for entry in there][-5:],
         )

@@ -6,6 +6,7 @@ A file in the store is hashed again before it is used: disks have faults, and no
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import threading
@@ -111,7 +112,7 @@ def _bring(session: Outside, one: Pinned, partial: Path, account: _Account) -> N
             return
         account.add(-partial.stat().st_size, one.filename)
         partial.unlink()
-    raise InstallError("download-invalid", 
+    raise InstallError("download-invalid",
         f"{one.filename} arrived with other bytes than the signed release names.", details=[f"wanted:  {one.sha256}", f"arrived: {found}"]
     )
 

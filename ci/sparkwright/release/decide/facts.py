@@ -88,7 +88,7 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
         with console.progress(f"reading {path.name}", 0, "bytes") as progress:
             mismatches = wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
     if mismatches:
-        raise WheelError("wheel-mismatch", 
+        raise WheelError("wheel-mismatch",
             f"RECORD of {path.name} is not what it holds.", details=[f"{one.member}: {one.message}" for one in mismatches[:20]]
         )
     came = origin.of(path, name, texts.get(BUILD_RECORD))

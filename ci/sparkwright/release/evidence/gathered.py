@@ -65,10 +65,8 @@ class Folder:
             try:
                 opened = envelope.opened(data, self._trust, predicate_type=expected, what=path.name)
             except TrustError as error:
-                if error.reference != "evidence-invalid":
-                    raise
-                continue
-            except TrustError as error:
+                if error.reference == "evidence-invalid":
+                    continue
                 if error.reference not in {"signature-invalid", "signer-unknown"}:
                     raise
                 self._refused.append(error)

@@ -44,11 +44,9 @@ def check(root: Path, trust: Trust | None, *, deep: bool = False) -> list[str]:
         if found is None:
             raise ReleaseError("index-missing", f"{root} holds no index.")
         manifest, led = _manifest(found[1], trust), live.pages_of(live.place(root, found[0]))
-    except ReleaseError as error:
-        if error.reference != "index-missing":
-            raise
-        raise
     except SparkwrightError as error:
+        if error.reference == "index-missing":
+            raise
         return [_said(error)]
     wrong = [] if manifest.serial == found[0] else [_damaged(f"generation {found[0]} holds the manifest with the serial {manifest.serial}")]
     lost = [name for name in live.NAMES if not _leads(root / name, f"{live.CURRENT}/{name}")]

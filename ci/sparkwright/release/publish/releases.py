@@ -143,7 +143,7 @@ class GitHubReleases:
         url = release.upload_url.partition("{")[0]
         if host_of(url) != host_of(self._uploads):
             there = self._github.shown(host_of(url), 200)
-            raise GitHubError("github-unreachable", 
+            raise GitHubError("github-unreachable",
                 f"GitHub asks for {name} at another host.", details=[f"at: {there}", "neither the file nor the token was sent"],
                 todo=f"Where that host is right, name it with --mirror {UPLOADS}=ADDRESS.",
             )  # fmt: skip
@@ -155,7 +155,7 @@ class GitHubReleases:
             self._wait(name, self._github.shown(str(error), 200), 0.25 * 2**attempt, attempt)
             return
         if reply.status == 201 and read != sha256:
-            raise ReleaseError("publish-failed", 
+            raise ReleaseError("publish-failed",
                 f"{name} changed while it was read.", details=[f"read:    {read}", f"decided: {sha256}"],
                 todo="Publish again, once nothing writes to the wheel any more.",
             )  # fmt: skip

@@ -77,7 +77,7 @@ def verified(data: bytes, trust: Trust, what: str) -> tuple[str, bytes, str]:
     except SparkwrightError:
         raise
     except CertValidationError as error:
-        raise TrustError("signer-unknown", 
+        raise TrustError("signer-unknown",
             f"The certificate in {what} is not one that the trusted root vouches for at the time of signing.", details=[str(error)]
         ) from error
     except Exception as error:  # whatever a library makes of hostile bytes, they are not verified
@@ -119,7 +119,7 @@ def _verifier(root: str) -> Verifier:
         raise
     except Exception as error:  # a library that is missing or broken verifies nothing
         where = root or "the public Sigstore instance"
-        raise TrustError("trust-missing", 
+        raise TrustError("trust-missing",
             f"The trusted root of {where} cannot be had offline.",
             details=[f"{type(error).__name__}: {error}"[:1000]],
             todo="Name the publisher's key with --key instead, or mend the library: pip install --upgrade sigstore",

@@ -61,11 +61,9 @@ class IdentitySigner:
 
             self._identity = self._token()
             self._context: SigningContext = SigningContext.from_trust_config(bundle.trust_config(root))
-        except TrustError as error:
-            if error.reference != "identity-unusable":
-                raise
-            raise
         except Exception as error:  # the library's failures have no common base
+            if isinstance(error, TrustError) and error.reference == "identity-unusable":
+                raise
             raise _unusable("Nothing can be signed as an identity.", error) from error
         self._signer: Signer | None = None
         self._since = 0.0
