@@ -402,7 +402,10 @@ def test_verdicts_that_do_not_carry_the_claim_are_refused(case: Case, signer: Ke
 THROUGHPUT: dict[str, tuple[str, Callable[[Result], Result]]] = {
     "about another wheel": ("verdict-foreign", lambda made: replace(made, candidate=replace(made.candidate, sha256="0" * 64))),
     "without legs": ("verdict-hollow", lambda made: replace(made, legs=())),
-    "without a leg that counts": ("verdict-hollow", lambda made: replace(made, legs=tuple(replace(leg, discarded=True) for leg in made.legs))),
+    "without a leg that counts": (
+        "verdict-hollow",
+        lambda made: replace(made, legs=tuple(replace(leg, discarded=True) for leg in made.legs)),
+    ),
     "without legs of the baseline": (
         "verdict-hollow",
         lambda made: replace(made, legs=tuple(leg for leg in made.legs if leg.side == "candidate")),

@@ -160,7 +160,7 @@ def test_record_is_compared_with_the_bytes(tmp_path: Path, case: str) -> None:
 )
 def test_a_renamed_wheel_is_refused(tmp_path: Path, name: str) -> None:
     """A wheel under the name of another version, tag or project is refused."""
-    assert refused(wheels.changed(wheels.vllm(tmp_path), tmp_path / 'bad', lambda _: None, name=name)).reference == "wheel-mismatch"
+    assert refused(wheels.changed(wheels.vllm(tmp_path), tmp_path / "bad", lambda _: None, name=name)).reference == "wheel-mismatch"
 
 
 def test_a_name_twice_is_refused(tmp_path: Path) -> None:

@@ -358,7 +358,9 @@ class TestGitHub:
 
         assert githubapi.TOKEN not in "".join(traceback.format_exception(caught.value)) + str(caught.value.document())
 
-    @pytest.mark.parametrize(("status", "reference"), [(401, "github-refused"), (403, "github-refused"), (404, "github-refused"), (422, "publish-failed")])
+    @pytest.mark.parametrize(
+        ("status", "reference"), [(401, "github-refused"), (403, "github-refused"), (404, "github-refused"), (422, "publish-failed")]
+    )
     def test_a_refusal_says_why(self, world: World, wheel: Path, status: int, reference: str) -> None:
         """A token that may not write, a repository that is not there, a file that is not wanted: each is named."""
         world.once("POST", "/assets", reply(status, "no"))

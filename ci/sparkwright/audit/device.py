@@ -207,6 +207,8 @@ def inspect(library: Library, data: Buffer, host: elf.Host, case: Case, folder: 
     try:
         return _inspect(whole, data, host, case, folder)
     except (CommandError, ElfUnreadable, FatbinUnreadable) as error:
+        if isinstance(error, CommandError) and error.reference != "command-failed":
+            raise
         details = error.details if isinstance(error, CommandError) else ()
         case.find("device-unreadable", " ".join([str(error), *details[:2]]))
         return whole

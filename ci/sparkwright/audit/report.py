@@ -175,7 +175,8 @@ def raise_for_findings(report: AuditReport) -> None:
     if report.passed:
         return
     where = len({finding.library for finding in report.findings})
-    raise AuditError("audit-failed",
+    raise AuditError(
+        "audit-failed",
         f"{report.subject.file} has {len(report.findings)} finding(s) in {where} place(s).",
         details=[f"{finding.rule}: {finding.library or report.subject.file}: {finding.message}" for finding in report.findings],
     )

@@ -67,7 +67,9 @@ def checked(archive: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]
             raise WheelError("wheel-invalid", f"{origin} is packed in a way that not every installer knows.", details=[f"member: {name!r}"])
         total += info.file_size
         if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL or _inflated(info.file_size, info.compress_size, RATIO_FROM):
-            raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=[f"member: {name!r}", f"bytes: {info.file_size}"])
+            raise WheelError(
+                "wheel-invalid", f"{origin} is larger than any wheel.", details=[f"member: {name!r}", f"bytes: {info.file_size}"]
+            )
         if not info.is_dir():
             members[name] = info
     _check_places(infos, archive.start_dir, origin)

@@ -158,7 +158,8 @@ def _turn(places: Sequence[Place], predicate: Predicate, over: str) -> tuple[int
     found = bisect_search.turn(len(places), ask)
     answers = (ask(found.last, SURE), ask(found.first, SURE))
     if found.between:
-        raise PatchError("bisect-undecided",
+        raise PatchError(
+            "bisect-undecided",
             f"The answer changes after {places[found.last][0]} and not later than {places[found.first][0]}.",
             details=[f"no answer: {places[number][0]}" for number in found.between],
             todo="Let the command judge these, or make them buildable; every other answer is kept.",
@@ -178,7 +179,9 @@ def _smallest(items: Sequence[bisect_search.T], ask: Callable[..., Answer], caus
     """Return *cause* with the smallest part of *items* that suffices, which is asked once more."""
     least = bisect_search.minimal(items, ask, cause.answers[1])
     if len(least) < len(items) and ask(least, SURE) != cause.answers[1]:
-        raise PatchError("bisect-undecided", "The smallest set that was found does not suffice when asked again.", details=[str(one) for one in least])
+        raise PatchError(
+            "bisect-undecided", "The smallest set that was found does not suffice when asked again.", details=[str(one) for one in least]
+        )
     names = {one.name if isinstance(one, Patch) else str(one) for one in least}
     return msgspec.structs.replace(cause, what=tuple(name for name in order if name in names))
 

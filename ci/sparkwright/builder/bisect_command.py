@@ -109,7 +109,8 @@ class Predicate:
         status = tuple(one for one, _ in runs)
         log = self._log(name)
         if len({_answer(one) for one in status}) > 1:
-            raise PatchError("bisect-undecided",
+            raise PatchError(
+                "bisect-undecided",
                 f"The command does not answer the same about {name} every time.",
                 details=[f"exit statuses: {', '.join(map(str, status))}", f"last output: {log}"],
                 todo="Make the command repeatable; to see how often it wavers, run it with a larger --repeat.",
@@ -153,9 +154,13 @@ class Predicate:
             process.run(self._command, log=self._log(name), env={**os.environ, **says})
             status = 0
         except CommandError as error:
+            if error.reference != "command-failed":
+                raise
             status = int(str(error.data["status"]))
             if not 0 < status < 128:
-                raise PatchError("predicate-failed", f"The command was ended about {name}, with status {status}.", details=error.details) from error
+                raise PatchError(
+                    "predicate-failed", f"The command was ended about {name}, with status {status}.", details=error.details
+                ) from error
         self._session.store.put("predicate", key, status)
         self._asked.add(key)
         return status, False

@@ -144,7 +144,9 @@ def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iter
     commands = _commands(build)
     known = {entry["name"]: entry["jsonFile"] for entry in _reply(build, index, "codemodel-v2")["configurations"][0]["targets"]}
     if missing := [name for name in targets if name not in known]:
-        raise BuildError("configure-failed", f"CMake made no target {', '.join(missing)}.", details=[f"targets: {', '.join(sorted(known)) or 'none'}"])
+        raise BuildError(
+            "configure-failed", f"CMake made no target {', '.join(missing)}.", details=[f"targets: {', '.join(sorted(known)) or 'none'}"]
+        )
     for name in targets or known:
         target = msgspec.json.decode((build / API / "reply" / known[name]).read_bytes())
         for group in target.get("compileGroups", ()):
@@ -152,7 +154,9 @@ def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iter
                 path = seen.source / target["sources"][position]["path"]
                 tokens = commands.get((name, path))
                 if tokens is None:
-                    raise BuildError("configure-failed", f"CMake wrote no command for {path.name} of target {name}.", details=[f"build folder: {build}"])
+                    raise BuildError(
+                        "configure-failed", f"CMake wrote no command for {path.name} of target {name}.", details=[f"build folder: {build}"]
+                    )
                 yield Unit(name, _relative(path, seen), group["language"], gencode(tokens) if group["language"] == "CUDA" else ())
 
 

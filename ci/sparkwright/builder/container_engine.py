@@ -117,7 +117,9 @@ def _address() -> str:
     if named := os.environ.get("DOCKER_HOST"):
         if not named.startswith("unix://"):
             what = f"DOCKER_HOST names an engine that is not on this machine: {named}."
-            raise ContainerError("engine-unreachable", what, todo="Unset it, or name a socket: unix:///var/run/docker.sock. Builds lend the engine folders.")
+            raise ContainerError(
+                "engine-unreachable", what, todo="Unset it, or name a socket: unix:///var/run/docker.sock. Builds lend the engine folders."
+            )
         return named.removeprefix("unix://")
     own = Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"), "docker.sock")
     return str(own) if own.exists() and not Path(SOCKET).exists() else SOCKET

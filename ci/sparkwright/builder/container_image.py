@@ -68,7 +68,9 @@ def pinned(session: Session, named: str) -> str:
     base = named or toolchain.spec(session.project).image
     if not PINNED.fullmatch(base):
         origin = "--base" if named else f"build/{session.project.stack}/environment.yaml"
-        raise ContainerError("base-unresolved", f"{origin} names {f'the base image {base!r}, which is no digest' if base else 'no base image'}.")
+        raise ContainerError(
+            "base-unresolved", f"{origin} names {f'the base image {base!r}, which is no digest' if base else 'no base image'}."
+        )
     return base
 
 
@@ -114,7 +116,9 @@ def bring(session: Session, engine: Engine, base: str, target: str) -> str:
     if image is None or image.platform != target:
         if base.startswith("sha256:"):
             if image is None:
-                raise ContainerError("base-unresolved", f"The engine has no image {base}.", todo="See `docker image ls --no-trunc` for what it has.")
+                raise ContainerError(
+                    "base-unresolved", f"The engine has no image {base}.", todo="See `docker image ls --no-trunc` for what it has."
+                )
         else:
             _pull(session, engine, base, target)
             image = known(engine, base)
@@ -126,7 +130,11 @@ def bring(session: Session, engine: Engine, base: str, target: str) -> str:
         # as an error of theirs, or as words of a program that ended.
         ended = container.run(engine, image.id, ["/bin/sh", "-c", "exit 0"], init=False, on_out=said.append, on_err=said.append)
         if ended.status:
-            raise engine.meaning("\n".join([*said, f"status: {ended.status}"]), partial(ContainerError, "image-mismatch"), f"The shell of {base} does not run.")
+            raise engine.meaning(
+                "\n".join([*said, f"status: {ended.status}"]),
+                partial(ContainerError, "image-mismatch"),
+                f"The shell of {base} does not run.",
+            )
     return image.id
 
 
@@ -152,7 +160,9 @@ def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
     from docker.errors import APIError
 
     if session.offline:
-        raise SourceError("offline", f"The engine does not have {base}.", todo="Run once with a connection, or load the image with `docker load`.")
+        raise SourceError(
+            "offline", f"The engine does not have {base}.", todo="Run once with a connection, or load the image with `docker load`."
+        )
     sizes: dict[str, tuple[int, int]] = {}
     name, _, digested = base.partition("@")
     try:
@@ -199,7 +209,11 @@ def make(
             for news in heard:
                 if "error" in news:
                     said.append(str(news["error"]))
-                    raise engine.meaning("\n".join([*said, f"full log: {log}"]), partial(ContainerError, "image-build-failed"), f"The image {stage} cannot be built.")
+                    raise engine.meaning(
+                        "\n".join([*said, f"full log: {log}"]),
+                        partial(ContainerError, "image-build-failed"),
+                        f"The image {stage} cannot be built.",
+                    )
                 text = str(news.get("stream", ""))
                 sink.write(text)
                 said = [*said[-40:], *(row for row in text.splitlines() if row.strip())]

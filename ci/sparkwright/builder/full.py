@@ -61,7 +61,9 @@ def build(
         build-failed, build-downloads, extension-missing, and what the gate raises: See there.
     """
     if session.cross:
-        raise SourceError("not-provided", f"A full build of {source.fork} runs on the machine that it is for; a graft can be made for another one.")
+        raise SourceError(
+            "not-provided", f"A full build of {source.fork} runs on the machine that it is for; a graft can be made for another one."
+        )
     whole = handover.fetch(session, source.fork)
     with console.step(f"build {source.fork} whole, with its own backend"):
         made = planning.planned(session, tools, source, configured=True, whole=whole)

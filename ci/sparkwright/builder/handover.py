@@ -88,7 +88,8 @@ def fetch(session: Session, fork: str) -> Whole:
                         f"{name}: {shown(one.url)} at {one.ref}: upstream's build takes it from the network alone, by no variable"
                     )
     if missing:
-        raise SourceError("source-unresolved",
+        raise SourceError(
+            "source-unresolved",
             f"{len(missing)} of {len(locked)} sources that a full build of {fork} compiles cannot be had.",
             details=missing,
             todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors (--mirror URL=REPLACEMENT), and lock again. "

@@ -57,7 +57,9 @@ def record_of(path: Path) -> BuildRecord:
         return msgspec.json.decode(data, type=BuildRecord)
     except msgspec.DecodeError as error:
         todo = "Only wheels that `sparkwright build` made can be built again."
-        raise SourceError("not-provided", f"{path.name} has no build record that says what it was made of.", details=[str(error)], todo=todo) from error
+        raise SourceError(
+            "not-provided", f"{path.name} has no build record that says what it was made of.", details=[str(error)], todo=todo
+        ) from error
 
 
 def session_for(session: Session, path: Path, record: BuildRecord) -> Session:
@@ -72,7 +74,11 @@ def session_for(session: Session, path: Path, record: BuildRecord) -> Session:
     # The wheel's word is compared with what is there; no path is made of it.
     stacks = {found.parent.name for found in root.glob("forks/*/stack.yaml")}
     if record.stack not in stacks:
-        raise SourceError("not-provided", f"{path.name} is of stack {record.stack!r}, which is not here.", details=[f"stacks: {', '.join(sorted(stacks))}"])
+        raise SourceError(
+            "not-provided",
+            f"{path.name} is of stack {record.stack!r}, which is not here.",
+            details=[f"stacks: {', '.join(sorted(stacks))}"],
+        )
     project = Project(root, record.stack)
     project.fork(record.source.fork)
     platform = WheelName.of(path.name).tag

@@ -136,6 +136,8 @@ def _resolved(session: Session, python: Interpreter, lines: Sequence[str]) -> It
     try:
         packages = tomllib.loads(process.output(command, env=env))["packages"]
     except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         raise SourceError("source-unreachable", "What sparkwright itself requires cannot be resolved.", details=error.details) from error
     ranks = {tag: rank for rank, tag in enumerate(python.tags())}
     return (_best(package, ranks) for package in packages)

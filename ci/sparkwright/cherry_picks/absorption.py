@@ -66,8 +66,10 @@ def derive(session: Session, upto: Sequence[tuple[str, str]] = ()) -> list[Row]:
     for name in wanted:
         found = releases(session, name, book.packages.get(name, Package()), last.get(name, ""))
         if not found:
-            raise SourceError("not-provided",
-                f"No release of {name} can be asked.", todo="Run this with a connection once; the releases stay in the store."
+            raise SourceError(
+                "not-provided",
+                f"No release of {name} can be asked.",
+                todo="Run this with a connection once; the releases stay in the store.",
             )
         with console.progress(f"releases of {name}", len(found)) as progress:
             trees[name] = []

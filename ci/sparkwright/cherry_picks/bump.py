@@ -82,7 +82,9 @@ def _spec(before: ForkSpec, version: str) -> ForkSpec:
     """Return the fork's intent at *version*: the index's files of the same project, and the tag named after it."""
     named = before.sources
     if named.sdist is None:
-        raise SourceError("not-provided", "The fork has no release on the package index to bump to.", todo="Edit stack.yaml and run `sparkwright lock`.")
+        raise SourceError(
+            "not-provided", "The fork has no release on the package index to bump to.", todo="Edit stack.yaml and run `sparkwright lock`."
+        )
     old, project = named.sdist.version, named.sdist.name
     replace = msgspec.structs.replace
     git = replace(named.git, ref=named.git.ref.replace(old, version), commit="") if named.git and named.git.ref.endswith(old) else named.git

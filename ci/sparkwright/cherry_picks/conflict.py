@@ -279,7 +279,8 @@ _HUNK = {
 def error(report: ConflictReport, says: Sequence[str] = ()) -> PatchError:
     """Return the failure that carries *report*, after what git *says*."""
     bad = [file.path for file in report.files if not file.fits]
-    return PatchError("patch-conflict",
+    return PatchError(
+        "patch-conflict",
         f"{report.patch} does not apply to {report.fork}{': ' + ', '.join(bad) if bad else ''}.",
         details=[*says, *lines(report)],
         data={"conflict": report},

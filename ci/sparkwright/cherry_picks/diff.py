@@ -232,13 +232,17 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
             at += 1
         # The last of the lines is what follows the last line end: a line of a hunk that stands there was cut.
         if (len(before), len(after)) != (count, new_count) or any(not line.endswith(b"\n") for line in before[:-1] + after[:-1]):
-            raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=[f"at its line {start}: {count} and {new_count} lines announced"])
+            raise PatchError(
+                "patch-invalid", f"A hunk of {path} is cut off.", details=[f"at its line {start}: {count} and {new_count} lines announced"]
+            )
         end = lines[at - 2] if lines[at - 1].startswith(b"\\") else lines[at - 1]
         last = end.startswith((b"-", b"+"))
         yield Hunk(start, new_start, match[5].decode("utf-8", "replace").strip(), tuple(before), tuple(after), last)
     # git would take no notice of it. What follows a mail's patch is its signature.
     if at < len(lines) and lines[at].startswith((b"@", b"+", b"-", b" ")) and lines[at].rstrip() != b"--":
-        raise PatchError("patch-invalid", f"A hunk of {path} has more lines than it announces.", details=[lines[at].decode("utf-8", "replace")])
+        raise PatchError(
+            "patch-invalid", f"A hunk of {path} has more lines than it announces.", details=[lines[at].decode("utf-8", "replace")]
+        )
 
 
 def lines_of(text: bytes) -> list[bytes]:

@@ -57,8 +57,10 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
     _account(session, fork, made_for, files, drop)
     for one in files:
         if one.pick and objects.resolve(f"{one.commit}^{{tree}}") != made_for.picks.get(one.pick):
-            raise PatchError("export-mismatch",
-                f"{one.name} is not what the ledger pins.", todo="Put the change into a commit of its own; it becomes a patch of ours."
+            raise PatchError(
+                "export-mismatch",
+                f"{one.name} is not what the ledger pins.",
+                todo="Put the change into a commit of its own; it becomes a patch of ours.",
             )
     _verify(objects, fork, made_for.base.tree, files, objects.resolve(f"{tip}^{{tree}}"))
     return made_for, files
@@ -78,7 +80,8 @@ def _account(session: Session, fork: str, made_for: State, files: Sequence[Expor
     fresh = {one.name: digest.sha256_bytes(one.data) for one in files if not one.pick}
     fresh |= {name: digest.sha256_bytes(text.encode()) for name, text in made_for.files.items()}
     if changed := [name for name, value in now.items() if value not in (before.get(name), fresh.get(name)) and name not in drop]:
-        raise PatchError("export-mismatch",
+        raise PatchError(
+            "export-mismatch",
             f"{', '.join(changed)} of {fork} changed since the worktree was made.",
             todo="Take those changes back and export again, or give the worktree up: `sparkwright rebase --abort`.",
         )
@@ -93,7 +96,9 @@ def _verify(objects: Objects, fork: str, base: str, files: Sequence[Exported], e
         else:
             ours.append(patch.parse(one.name, one.data))
     if (applied := series.apply_to(objects, fork, tree, ours)).tree != expected:
-        raise PatchError("export-mismatch", f"The exported series of {fork} would give another tree than the worktree has.", details=[applied.tree])
+        raise PatchError(
+            "export-mismatch", f"The exported series of {fork} would give another tree than the worktree has.", details=[applied.tree]
+        )
 
 
 def write(session: Session, fork: str, files: Sequence[Exported], others: Mapping[str, str] | None = None) -> list[str]:

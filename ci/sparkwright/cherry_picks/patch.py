@@ -76,10 +76,14 @@ def parse(name: str, data: bytes) -> Patch:
     trailers = dict(line.split(": ", 1) for line in head.splitlines() if line.partition(": ")[0] in TRAILERS)
     missing = [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]
     if missing:
-        raise PatchError("patch-invalid", f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
+        raise PatchError(
+            "patch-invalid", f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"]
+        )
     if trailers["Upstream-Status"].split()[0] not in STATUSES:
-        raise PatchError("patch-invalid",
-            f"{name} has an unknown Upstream-Status.", details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
+        raise PatchError(
+            "patch-invalid",
+            f"{name} has an unknown Upstream-Status.",
+            details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
         )
     data_of = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
     try:

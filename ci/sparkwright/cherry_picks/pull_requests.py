@@ -82,7 +82,9 @@ def _see_by_git(session: Session, ledger: Ledger, number: int) -> Seen:
         title = squash.subject[: squash.subject.rindex("(#")].strip()
         return Seen("git", title, squash.author, "merged", head or UNRESOLVED, squash.commit, ledger.branch)
     if head is None:
-        raise GitHubError("pull-request-gone", f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it.")
+        raise GitHubError(
+            "pull-request-gone", f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it."
+        )
     known = ledger.known(number)
     if known and known.merge:
         return Seen("git", UNRESOLVED, UNRESOLVED, "merged", head, known.merge, ledger.branch)
@@ -96,7 +98,9 @@ def _head(session: Session, ledger: Ledger, number: int, head: str) -> None:
     """Bring the history of a pull request's *head*."""
     found = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
     if found is None:
-        raise SourceError("source-unreachable", f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull requests does.")
+        raise SourceError(
+            "source-unreachable", f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull requests does."
+        )
     if found != head:
         raise PatchError("pick-mismatch", f"#{number} moved while it was looked at.", todo="Run the same again.")
 
@@ -153,7 +157,8 @@ def _base(session: Session, ledger: Ledger, seen: Seen, number: int) -> str:
     tip = mirror.history(seen.branch, newest=True)
     if seen.merge:
         if tip is None or not history.is_ancestor(session.objects, seen.merge, tip):
-            raise PatchError("pick-mismatch",
+            raise PatchError(
+                "pick-mismatch",
                 f"The merge commit of #{number} is not part of {seen.branch}.",
                 details=[f"merge: {seen.merge}", f"{seen.branch}: {tip or 'no such branch'}"],
             )
@@ -195,7 +200,8 @@ def _before_merge(session: Session, ledger: Ledger, seen: Seen, number: int) -> 
 
 
 def _unclear(number: int, seen: Seen, why: str) -> PatchError:
-    return PatchError("pick-mismatch",
+    return PatchError(
+        "pick-mismatch",
         f"It cannot be told what #{number} changed on {seen.branch}.",
         details=[why, f"head:  {seen.head}", f"merge: {seen.merge or '-'}"],
         todo="Carry the change as a patch of ours, made from the commits on the branch.",
@@ -210,10 +216,15 @@ def check_head(session: Session, ledger: Ledger, old: Record, seen: Seen) -> Non
         pick-moved: The head, or the merge commit, is another one; the details hold both and the difference of the two heads.
     """
     if old.merge and seen.merge and old.merge != seen.merge:
-        raise PatchError("pick-moved", f"The merge commit of #{old.number} is another one now.", details=[f"pinned: {old.merge}", f"now:    {seen.merge}"])
+        raise PatchError(
+            "pick-moved",
+            f"The merge commit of #{old.number} is another one now.",
+            details=[f"pinned: {old.merge}", f"now:    {seen.merge}"],
+        )
     if UNRESOLVED in (old.head, seen.head) or old.head == seen.head:
         return
-    raise PatchError("pick-moved",
+    raise PatchError(
+        "pick-moved",
         f"The head of #{old.number} moved since it was pinned.",
         details=[f"pinned: {old.head}", f"now:    {seen.head}", *_difference(session, ledger, old, seen)],
     )
@@ -259,7 +270,9 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
         offline, source-unreachable: The commits are not in the store, and the repository may not be asked or does not have them.
     """
     if not record.pinned:
-        raise PatchError("pick-mismatch", f"The ledger does not pin {record.name} of {ledger.url}.", todo=f"Run `sparkwright pick {record.number}`.")
+        raise PatchError(
+            "pick-mismatch", f"The ledger does not pin {record.name} of {ledger.url}.", todo=f"Run `sparkwright pick {record.number}`."
+        )
     path = session.store.root / "diffs" / record.sha256
     # That the bytes are right does not make the other pins right.
     pins = digest.key("diff", [record.base, record.tip, record.sha256, record.patch_id, record.files])
@@ -269,14 +282,17 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
     data = _rendered(session, session.mirror(ledger.url), record.base, record.tip)
     found = (digest.sha256_bytes(data), diff.patch_id(session.objects, data))
     if found != (record.sha256, record.patch_id):
-        raise PatchError("pick-mismatch",
+        raise PatchError(
+            "pick-mismatch",
             f"The diff of {record.name} is not the one that the ledger pins.",
             details=[f"ledger: sha256 {record.sha256}, patch-id {record.patch_id}", f"now:    sha256 {found[0]}, patch-id {found[1]}"],
         )
     touched = {section.path for section in diff.sections(data)}
     if touched != set(record.files):
-        raise PatchError("pick-mismatch",
-            f"The ledger's files of {record.name} are not those that its diff touches.", details=sorted(touched ^ set(record.files))
+        raise PatchError(
+            "pick-mismatch",
+            f"The ledger's files of {record.name} are not those that its diff touches.",
+            details=sorted(touched ^ set(record.files)),
         )
     session.store.write(f"diffs/{record.sha256}", data)
     session.store.put("diff", pins, _Proved())
@@ -293,8 +309,11 @@ def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Pa
     whole = diff_of(session, ledger, record)
     left_out = record.stacks.get(stack, {})
     if unknown := sorted(set(left_out) - set(record.files)):
-        raise PatchError("pick-mismatch",
-            f"{record.name} does not touch what {stack} leaves out of it.", details=unknown, todo="Mend `stacks` in the ledger."
+        raise PatchError(
+            "pick-mismatch",
+            f"{record.name} does not touch what {stack} leaves out of it.",
+            details=unknown,
+            todo="Mend `stacks` in the ledger.",
         )
     data = diff.without(whole, left_out)
     return Patch(

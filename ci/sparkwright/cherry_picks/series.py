@@ -92,7 +92,12 @@ def names(folder: Path) -> list[str]:
     wrong += [f"listed, but not there: {name}" for name in found if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(found))]
     if wrong:
-        raise PatchError("patch-invalid", f"{listing} and its folder disagree.", details=wrong, todo="List every patch once, in the order of application.")
+        raise PatchError(
+            "patch-invalid",
+            f"{listing} and its folder disagree.",
+            details=wrong,
+            todo="List every patch once, in the order of application.",
+        )
     return found
 
 
@@ -221,7 +226,9 @@ def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outc
 def _refuse(fork: str, tree: str, one: Patch, done: Outcome, report: ConflictReport | None) -> None:
     where = [*done.says, f"tree before it: {tree}"]
     if done.status == "already-upstream":
-        raise PatchError("patch-already-upstream", f"{one.name} is in {fork} already.", details=[one.subject, f"drop it when: {one.drop_when}", *where])
+        raise PatchError(
+            "patch-already-upstream", f"{one.name} is in {fork} already.", details=[one.subject, f"drop it when: {one.drop_when}", *where]
+        )
     if done.status == "empty":
         raise PatchError("patch-no-effect", f"{one.name} changes nothing in {fork}.", details=where)
     if report is None:

@@ -168,8 +168,10 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
     made: list[Exported] = []
     for one in read(objects, base, tip, said):
         if len(one.parents) != 1:
-            raise PatchError("patch-invalid",
-                f"{one.commit[:12]} has {len(one.parents)} parents; a series is a line of commits.", todo="Make it one with git rebase."
+            raise PatchError(
+                "patch-invalid",
+                f"{one.commit[:12]} has {len(one.parents)} parents; a series is a line of commits.",
+                todo="Make it one with git rebase.",
             )
         if re.fullmatch(r"#[1-9][0-9]*", one.name):
             made.append(Exported(one.name, b"", int(one.name[1:]), one.commit, one.parents[0]))
@@ -177,7 +179,8 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
         subject = " ".join(one.text.partition("\n\n")[0].split())
         name = one.name or f"{_slug(subject)}.patch"
         if name in {other.name for other in made} or not _NAME.fullmatch(name) or not name.isprintable() or len(name.encode()) > _LONGEST:
-            raise PatchError("patch-invalid",
+            raise PatchError(
+                "patch-invalid",
                 f"{one.commit[:12]} would become {name!r}, which is taken or is no file name of a patch.",
                 todo=f"Name its file in the last line of its message: {FILE}: NAME.patch",
             )
@@ -189,7 +192,9 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
 def _rendered(objects: Objects, one: Commit, subject: str) -> bytes:
     body = one.text.partition("\n\n")[2].strip("\n")
     if "---" in body.split("\n"):
-        raise PatchError("patch-invalid", f"The message of {one.commit[:12]} has a line ---, which ends the text of a patch.", todo="Write it otherwise.")
+        raise PatchError(
+            "patch-invalid", f"The message of {one.commit[:12]} has a line ---, which ends the text of a patch.", todo="Write it otherwise."
+        )
     top = f"From: {encoded(one.author)}\nDate: {one.date}\nSubject: [PATCH] {encoded(subject)}\n\n{body}\n---\n"
     return top.encode() + diff.render(objects, one.parents[0], one.commit, context=CONTEXT)
 

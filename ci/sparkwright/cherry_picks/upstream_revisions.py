@@ -168,7 +168,9 @@ def between(session: Session, project: str, start: str, end: str) -> list[Releas
     names = [one.version for one in found]
     if unknown := [name for name in (start, end) if name and name not in names]:
         where = "in the store" if session.offline else "on the package index"
-        raise SourceError("not-provided", f"There is no release {project} {unknown[0]} {where}.", details=[f"there are: {', '.join(names) or 'none'}"])
+        raise SourceError(
+            "not-provided", f"There is no release {project} {unknown[0]} {where}.", details=[f"there are: {', '.join(names) or 'none'}"]
+        )
     if end and names.index(start) > names.index(end):
         raise SourceError("not-provided", f"{project} {start} is later than {end}.", todo="Choose ends with --from and --to.")
     return found[names.index(start) : names.index(end) + 1 if end else None]

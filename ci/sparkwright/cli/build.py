@@ -56,7 +56,9 @@ def _only(session: Session, unit: str) -> int:
     """Compile one unit; say what it cost and where its object is."""
     forks = [fork for fork in session.forks if session.kind(fork) == "graft"]
     if len(forks) != 1:
-        raise UsageError("usage", "--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out.")
+        raise UsageError(
+            "usage", "--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out."
+        )
     made = single_unit.compile_unit(session, forks[0], unit)
     single_unit.show(made)
     console.document({"unit": made})

@@ -27,7 +27,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a worktree where a person is needed."""
     fork = only_fork(session)
     if session.offline:
-        raise SourceError("not-provided", "bump asks the index and the upstream, which --offline forbids.", todo="Run it with a connection.")
+        raise SourceError(
+            "not-provided", "bump asks the index and the upstream, which --offline forbids.", todo="Run it with a connection."
+        )
     if arguments.pull:
         bumped.clean(session.project.root)
     version = arguments.to
@@ -41,7 +43,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     made = bump.plan(session, fork, version)
     _tell(made)
     if stuck := [one for one in made.trials if one.patch.startswith("#") and one.state in ("conflict", "likely-upstream")]:
-        raise PatchError("patch-conflict",
+        raise PatchError(
+            "patch-conflict",
             f"{', '.join(one.patch for one in stuck)} of {fork} cannot go along to {version}.",
             details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
             todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",

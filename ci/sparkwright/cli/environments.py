@@ -35,7 +35,9 @@ def chosen(into: Path | None) -> Path:
         return Path(active)
     own = Path(sys.prefix)
     if sys.prefix == sys.base_prefix or any((own / name).exists() for name in TOOLS):
-        raise UsageError("usage", "No environment is active.", todo="Name one with --into, or make one with `python3 -m venv` and activate it.")
+        raise UsageError(
+            "usage", "No environment is active.", todo="Name one with --into, or make one with `python3 -m venv` and activate it."
+        )
     return own
 
 
@@ -90,7 +92,9 @@ def doctor(into: Path, *, deep: bool) -> int:
     console.document({**document, "read": "every byte" if deep else "sizes and times", "caches": caches.present(place)})
     if faults:
         data = {"state": "broken", "faults": msgspec.to_builtins(faults)}
-        raise InstallError("environment-broken", f"{known.chosen.name} in {place.prefix} was changed.", details=[str(fault) for fault in faults], data=data)
+        raise InstallError(
+            "environment-broken", f"{known.chosen.name} in {place.prefix} was changed.", details=[str(fault) for fault in faults], data=data
+        )
     console.result(
         "intact: every byte is as it was installed" if deep else "intact: no size, time or RECORD differs (--deep reads every byte)"
     )

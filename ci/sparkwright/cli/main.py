@@ -92,8 +92,10 @@ def find_root() -> Path:
     """Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this program lies in."""
     if found := project_data.checkout():
         return found
-    raise SourceError("not-provided",
-        f"There is no forks/*/stack.yaml in {Path.cwd()} or above.", todo="Change to a checkout of sparkwright, or name it with --root."
+    raise SourceError(
+        "not-provided",
+        f"There is no forks/*/stack.yaml in {Path.cwd()} or above.",
+        todo="Change to a checkout of sparkwright, or name it with --root.",
     )
 
 

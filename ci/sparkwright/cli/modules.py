@@ -40,7 +40,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         loaded.show_listed(inside, found)
     wrong = [*(f"{one.reference}: {one.says}" for one in found.findings), *(served.wrong if served else ())]
     if wrong:
-        raise ModelError("modules-unexpected", f"{arguments.model.resolve().name} is not what its config or its server says.", details=wrong[:20])
+        raise ModelError(
+            "modules-unexpected", f"{arguments.model.resolve().name} is not what its config or its server says.", details=wrong[:20]
+        )
     return 0
 
 

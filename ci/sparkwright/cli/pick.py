@@ -67,8 +67,8 @@ def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: in
     known = book.known(number)
     reason, drop_when = (getattr(arguments, field) or (getattr(known, field) if known else "") for field in ("reason", "drop_when"))
     if not reason.strip() or not drop_when.strip():
-        raise UsageError("usage",
-            f"{fork}#{number} needs a reason and a condition for dropping it.", todo="Give both: --reason TEXT --drop-when TEXT."
+        raise UsageError(
+            "usage", f"{fork}#{number} needs a reason and a condition for dropping it.", todo="Give both: --reason TEXT --drop-when TEXT."
         )
     if arguments.unseen:
         made = pull_requests.unseen(book, number, reason, drop_when)

@@ -56,9 +56,13 @@ def _trust(signer: Signer, policy: ReleasePolicy, predecessors: Sequence[Path], 
     identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
     own = signer.public if isinstance(signer, KeySigner) else None
     if own and not passing and policy.keys and own.fingerprint not in policy.keys:
-        raise TrustError("signer-unknown", "ci/release.yaml does not name this key as one that publishes.", details=[f"fingerprint: {own.fingerprint}"])
+        raise TrustError(
+            "signer-unknown", "ci/release.yaml does not name this key as one that publishes.", details=[f"fingerprint: {own.fingerprint}"]
+        )
     if own is None and signer.by not in [one.identity for one in identities]:
-        raise TrustError("signer-unknown", "ci/release.yaml does not name this identity as one that publishes.", details=[f"identity: {signer.by}"])
+        raise TrustError(
+            "signer-unknown", "ci/release.yaml does not name this identity as one that publishes.", details=[f"identity: {signer.by}"]
+        )
     known = tuple(PublicKey.load(path) for path in predecessors)
     return Trust((*([own] if own else []), *known), identities, said="the publisher")
 

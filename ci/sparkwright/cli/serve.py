@@ -56,8 +56,8 @@ def wished(arguments: argparse.Namespace) -> Wish:
     wish = replace(below, **above)
     wish = replace(wish, flags=(*below.flags, *arguments.flag), variables=dict(map(pair, arguments.variable)))
     if role == "worker" and not wish.head:
-        raise UsageError("usage",
-            "A worker needs the address of the head.", todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment."
+        raise UsageError(
+            "usage", "A worker needs the address of the head.", todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment."
         )
     if not arguments.environment:
         _unheard(wish)

@@ -31,7 +31,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     if result.state == "invalid":
         raise GateError("measurement-invalid", f"{recipe.name} was not measured to the end.", details=[result.says])
     if not found:
-        raise GateError("gate-not-run", f"Nobody published a figure of {recipe.name} that could be held against this.", details=[f"result: {path}"])
+        raise GateError(
+            "gate-not-run", f"Nobody published a figure of {recipe.name} that could be held against this.", details=[f"result: {path}"]
+        )
     for agreement, words, reference in (("slower", "not reached here", "gate-failed"), ("open", "undecided here", "gate-inconclusive")):
         if worse := [f"{one.cell}: {one.says}" for one in found if one.agreement == agreement]:
             raise GateError(reference, f"{len(worse)} of {len(found)} published figures are {words}.", details=worse)

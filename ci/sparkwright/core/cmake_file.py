@@ -194,7 +194,8 @@ def _fault(root: Node) -> Node:
 def _malformed(origin: str, node: Node) -> FileError:
     line = node.start_point[0] + 1
     sample = (_text(node).strip().splitlines() or ["a closing bracket, quote or end command is missing"])[0][:100]
-    return FileError("rule-mismatch",
+    return FileError(
+        "rule-mismatch",
         f"{origin} is not well-formed CMake at line {line}.",
         details=[f"{origin}:{line}: {sample}"],
         todo="Compare the file with upstream's. If CMake itself accepts it, the grammar (tree-sitter-cmake) does not know the construct.",

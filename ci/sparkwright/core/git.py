@@ -58,9 +58,6 @@ OnProgress = Callable[[str, int, int], None]
 _PROGRESS = re.compile(rb"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)")
 
 
-
-
-
 def _command() -> Any:
     """Return GitPython's command layer; imported late because it costs as much as the rest of the command line."""
     for name in [name for name in os.environ if name.startswith("GIT_") and name not in _KEPT]:

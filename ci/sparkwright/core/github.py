@@ -210,8 +210,10 @@ class GitHub:
         # msgspec's own errors are ValueErrors; deep nesting and days before the year 1 are not.
         except (ValueError, RecursionError, OverflowError) as error:
             begins = self.shown(reply.body.decode("utf-8", "replace"), 80)
-            raise GitHubError("github-unreachable",
-                f"What came for {where} is no pull request.", details=[self.shown(str(error), 200), f"it begins: {begins}"]
+            raise GitHubError(
+                "github-unreachable",
+                f"What came for {where} is no pull request.",
+                details=[self.shown(str(error), 200), f"it begins: {begins}"],
             ) from None
 
     def _record(self, one: _Pull, number: int) -> PullRequest:
@@ -287,7 +289,8 @@ class GitHub:
                 return reply
             place = urljoin(place, reply.headers.get("location", ""))
             if (there := host_of(place)) != host_of(url):
-                raise GitHubError("github-unreachable",
+                raise GitHubError(
+                    "github-unreachable",
                     f"The question for {where} is sent on to another host.",
                     details=[f"to: {self.shown(there, 200)}", "nothing was asked there"],
                 )

@@ -69,8 +69,10 @@ class Repository:
             return msgspec.json.decode(reply.body, type=kind)
         except (ValueError, RecursionError) as error:
             begins = self.github.shown(reply.body.decode("utf-8", "replace"), 80)
-            raise GitHubError("github-unreachable",
-                f"What came for {where} is not GitHub's answer.", details=[self.github.shown(str(error), 200), f"it begins: {begins}"]
+            raise GitHubError(
+                "github-unreachable",
+                f"What came for {where} is not GitHub's answer.",
+                details=[self.github.shown(str(error), 200), f"it begins: {begins}"],
             ) from None
 
     def refusal(self, reply: Reply, where: str) -> SparkwrightError:

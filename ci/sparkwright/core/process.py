@@ -148,5 +148,7 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
     except subprocess.TimeoutExpired as error:
         raise CommandError("command-failed", f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
     if done.returncode:
-        raise CommandError("command-failed", f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:])
+        raise CommandError(
+            "command-failed", f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:]
+        )
     return done.stdout

@@ -63,7 +63,9 @@ def _check_link(path: str, target: str, origin: str) -> None:
     # A name before ".." may be a link itself, so that the text alone does not say where the two lead.
     leaves = climbs > path.count("/") or ".." in parts[climbs:]
     if not target or target.startswith("/") or _odd(target) or leaves:
-        raise FileError("archive-unsafe", f"{origin} has a link that leaves its folder.", details=[f"member: {path!r}", f"points to: {target!r}"])
+        raise FileError(
+            "archive-unsafe", f"{origin} has a link that leaves its folder.", details=[f"member: {path!r}", f"points to: {target!r}"]
+        )
 
 
 @contextlib.contextmanager
@@ -125,7 +127,9 @@ def sdist_members(archive: Path) -> Iterator[Member]:
                 assert stream is not None
                 yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, stream.read())
             else:
-                raise FileError("archive-unsafe", f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"])
+                raise FileError(
+                    "archive-unsafe", f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"]
+                )
 
 
 def wheel_members(archive: Path, folder: str) -> Iterator[Member]:

@@ -67,7 +67,11 @@ def obtain(store: Store, project: str, filename: str, sha256: str, *, offline: b
             return path
         offer = package_index.find(project, filename)
         if offer.sha256 and offer.sha256 != sha256:
-            raise SourceError("source-mismatch", f"{filename} is not the file that the lock names.", details=[f"lock:  {sha256}", f"index: {offer.sha256}"])
+            raise SourceError(
+                "source-mismatch",
+                f"{filename} is not the file that the lock names.",
+                details=[f"lock:  {sha256}", f"index: {offer.sha256}"],
+            )
         partial = store.folder("downloads", sha256) / f"{filename}.part"
         _resume(offer.url, partial)
         _verify(partial, filename, sha256)
@@ -80,8 +84,10 @@ def _verify(partial: Path, filename: str, sha256: str) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
         partial.unlink()
-        raise SourceError("source-mismatch",
-            f"{filename} arrived with other bytes than the lock names.", details=[f"lock:    {sha256}", f"arrived: {found}"]
+        raise SourceError(
+            "source-mismatch",
+            f"{filename} arrived with other bytes than the lock names.",
+            details=[f"lock:    {sha256}", f"arrived: {found}"],
         )
 
 
@@ -99,12 +105,15 @@ def _resume(url: str, partial: Path) -> None:
                     return
                 broke = "the connection closed before the end"
             except requests.HTTPError as error:
-                raise SourceError("source-unreachable", f"{package_index.shown(url)} cannot be had.", details=[package_index.shown(str(error))]) from error
+                raise SourceError(
+                    "source-unreachable", f"{package_index.shown(url)} cannot be had.", details=[package_index.shown(str(error))]
+                ) from error
             except requests.RequestException as error:
                 broke = package_index.shown(str(error))
             after = partial.stat().st_size if partial.exists() else 0
             console.detail(f"{partial.name}: {broke}; {after - before} bytes came, trying again")
-    raise SourceError("source-unreachable",
+    raise SourceError(
+        "source-unreachable",
         f"{package_index.shown(url)} broke off {ATTEMPTS} times.",
         details=[broke, f"kept: {partial.stat().st_size if partial.exists() else 0} bytes in {partial}"],
     )

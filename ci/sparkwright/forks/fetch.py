@@ -117,8 +117,10 @@ def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["gi
     if not (file.tree and session.objects.whole(file.tree)):
         tree = import_file(session, file)
         if file.tree != tree:
-            raise SourceError("source-mismatch",
-                f"The content of {file.filename} is not the tree that the lock names.", details=[f"lock: {file.tree}", f"tree: {tree}"]
+            raise SourceError(
+                "source-mismatch",
+                f"The content of {file.filename} is not the tree that the lock names.",
+                details=[f"lock: {file.tree}", f"tree: {tree}"],
             )
     return FetchedSource(fork, kind, file.filename + (f" ({file.folder})" if file.folder else ""), file.sha256, file.tree, True)
 
@@ -148,8 +150,10 @@ def verified_tree(session: Session, url: str, commit: str, expected: str) -> str
     session.mirror(url).commit(commit)
     tree = session.objects.resolve(f"{commit}^{{tree}}")
     if expected not in (UNRESOLVED, tree):
-        raise SourceError("source-mismatch",
-            f"Commit {commit} of {shown(url)} has another tree than the lock names.", details=[f"lock:   {expected}", f"commit: {tree}"]
+        raise SourceError(
+            "source-mismatch",
+            f"Commit {commit} of {shown(url)} has another tree than the lock names.",
+            details=[f"lock:   {expected}", f"commit: {tree}"],
         )
     return tree
 
@@ -164,7 +168,8 @@ def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[st
     links = session.objects.submodules(tree)
     wrong = [f"{path} @ {pin}" for path, pin in links.items() if path not in vendored or vendored[path].commit != pin]
     if wrong:
-        raise SourceError("source-unresolved",
+        raise SourceError(
+            "source-unresolved",
             f"{fork} has submodules that the lock does not name.",
             details=wrong,
             todo="Run `sparkwright lock`, or take the release archive, which carries them: --source sdist.",
@@ -211,10 +216,14 @@ def full_commit(session: Session, fork: str, locked: GitLock) -> str:
     if locked.commit == UNRESOLVED:
         raise SourceError("source-unresolved", f"The lock names no commit for {fork} ({locked.ref}).")
     if session.offline:
-        raise SourceError("offline", f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline forbids asking for the rest.")
+        raise SourceError(
+            "offline", f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline forbids asking for the rest."
+        )
     named = session.mirror(locked.url).ref(locked.ref)
     if named is None or not named.startswith(locked.commit):
-        raise SourceError("source-mismatch",
-            f"{locked.ref} of {fork} is not the locked commit.", details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"]
+        raise SourceError(
+            "source-mismatch",
+            f"{locked.ref} of {fork} is not the locked commit.",
+            details=[f"lock: {locked.commit}…", f"host: {named or 'no such ref'}"],
         )
     return named

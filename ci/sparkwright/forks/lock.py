@@ -125,7 +125,8 @@ def read(project: Project) -> Lock:
     """
     lock = strict_yaml.load(project.lock_file, Lock)
     if lock.stack != project.stack or set(lock.forks) != set(project.spec.forks):
-        raise FileError("file-invalid",
+        raise FileError(
+            "file-invalid",
             f"{project.lock_file} does not belong to {project.stack_file}.",
             details=[
                 f"lock:  {lock.stack}: {', '.join(sorted(lock.forks))}",

@@ -61,7 +61,9 @@ def files(project: str) -> tuple[IndexFile, ...]:
     except NoSuchProjectError as error:
         raise SourceError("source-unreachable", f"The index at {where} has no project {project!r}.") from error
     except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
-        raise SourceError("source-unreachable", f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]) from error
+        raise SourceError(
+            "source-unreachable", f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]
+        ) from error
     return tuple(
         IndexFile(
             file.filename,

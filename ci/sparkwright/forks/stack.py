@@ -122,7 +122,9 @@ class Project:
         self.root, self.stack = root, stack
         if not self.stack_file.is_file():
             known = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
-            raise SourceError("not-provided", f"There is no stack {stack!r} under {root / 'forks'}.", details=[f"stacks: {', '.join(known) or 'none'}"])
+            raise SourceError(
+                "not-provided", f"There is no stack {stack!r} under {root / 'forks'}.", details=[f"stacks: {', '.join(known) or 'none'}"]
+            )
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
 
     @property
@@ -151,4 +153,6 @@ class Project:
         try:
             return self.spec.forks[name]
         except KeyError:
-            raise SourceError("not-provided", f"Stack {self.stack} has no fork {name!r}.", details=[f"forks: {', '.join(self.spec.forks)}"]) from None
+            raise SourceError(
+                "not-provided", f"Stack {self.stack} has no fork {name!r}.", details=[f"forks: {', '.join(self.spec.forks)}"]
+            ) from None

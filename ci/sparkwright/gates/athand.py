@@ -99,7 +99,9 @@ class AtHand:
         self, inputs: Inputs, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack, recipe: Recipe | None = None
     ) -> None:
         if inputs.serve and not inputs.python:
-            raise UsageError("usage", "--serve wants the environment that vLLM is installed in.", todo="Name its interpreter with --python.")
+            raise UsageError(
+                "usage", "--serve wants the environment that vLLM is installed in.", todo="Name its interpreter with --python."
+            )
         if inputs.serve and inputs.server:
             raise UsageError("usage", "--serve starts a server and --server names one that runs; give one of them.")
         self._inputs, self._host, self._folder, self._stack, self._recipe = inputs, dict(host), folder, stack, recipe

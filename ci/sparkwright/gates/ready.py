@@ -160,7 +160,9 @@ class Ready:
         expected = self._expected()
         if expected not in policy.recipes:
             names = (*recipes.names(self._session.project.root), *policy.recipes)
-            raise UsageError("usage", f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}.")
+            raise UsageError(
+                "usage", f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}."
+            )
 
         def run() -> tuple[Check, ...]:
             running = self.server.running()

@@ -121,7 +121,9 @@ def probe(folder: Path) -> Environment:
         answer = msgspec.json.decode(said[-1], type=_Answer)
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details if isinstance(error, CommandError) else [str(error)]
-        raise InstallError("environment-unusable", f"{folder} is not a Python environment: {python} does not answer.", details=details) from error
+        raise InstallError(
+            "environment-unusable", f"{folder} is not a Python environment: {python} does not answer.", details=details
+        ) from error
     if answer.managed:
         raise InstallError("environment-unusable", f"{folder} belongs to the package manager of the operating system.")
     site, plat = Path(answer.pure).resolve(), Path(answer.plat).resolve()
@@ -195,7 +197,8 @@ def _check_owners(environment: Environment, layout: Layout) -> None:
             others.append(info.name.removesuffix(".dist-info"))
     if others:
         names = " ".join(name.rpartition("-")[0] for name in others)
-        raise InstallError("environment-unusable",
+        raise InstallError(
+            "environment-unusable",
             f"{environment.site} holds other versions of these packages, or packages with the same files.",
             details=others,
             todo=f"Remove them, if nothing there needs them: uv pip uninstall --python {environment.prefix / 'bin' / 'python'} {names}",

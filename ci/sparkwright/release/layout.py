@@ -57,7 +57,11 @@ class File(msgspec.Struct, frozen=True):
         if self.wheel is None:
             yield io.BytesIO(self.data)
             return
-        with damage_guard(self.wheel.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(self.wheel) as zipped, zipped.open(name) as stream:
+        with (
+            damage_guard(self.wheel.name, partial(WheelError, "wheel-invalid")),
+            zipfile.ZipFile(self.wheel) as zipped,
+            zipped.open(name) as stream,
+        ):
             yield stream
 
 
@@ -126,7 +130,9 @@ def _files(package: Package, path: Path) -> dict[str, File]:
     members.pop(f"{info}/RECORD", None)
     folder = info.removesuffix(".dist-info") + ".data/"
     if any(name.startswith(folder) or name == f"{info}/entry_points.txt" for name in members):
-        raise WheelError("wheel-invalid", f"{path.name} has scripts or data folders.", todo="Install it by pip or uv; onsite.yaml cannot hold it.")
+        raise WheelError(
+            "wheel-invalid", f"{path.name} has scripts or data folders.", todo="Install it by pip or uv; onsite.yaml cannot hold it."
+        )
     made = {}
     for name, member in members.items():
         sha256, size = _recorded(record.get(name, ("", "")), name, path.name), member.file_size
@@ -152,7 +158,8 @@ def _shared(packages: Sequence[Package], read: dict[str, dict[str, File]]) -> It
             above, below = read[upper.name], read[lower.name]
             both = above.keys() & below.keys()
             if len(both) != upper.over.get(lower.name, 0):
-                raise InstallError("onsite-mismatch",
+                raise InstallError(
+                    "onsite-mismatch",
                     f"{upper.name} {upper.version} and {lower.name} {lower.version} have another number of files in common than expected.",
                     details=[f"expected: {upper.over.get(lower.name, 0)}", f"found:    {len(both)}"],
                     todo=_TODO,
@@ -164,14 +171,17 @@ def _shared(packages: Sequence[Package], read: dict[str, dict[str, File]]) -> It
 def _edited(edit: Edit, file: File | None) -> File:
     if file is None or file.package != edit.package:
         owner = f"comes from {file.package}" if file else "is in no wheel"
-        raise InstallError("onsite-mismatch", f"The edit {edit.name!r} is for {edit.package}, but its file {owner}.", details=[edit.file], todo=_TODO)
+        raise InstallError(
+            "onsite-mismatch", f"The edit {edit.name!r} is for {edit.package}, but its file {owner}.", details=[edit.file], todo=_TODO
+        )
     with file.open(edit.file) as stream:
         data = stream.read()
     _expect(edit, "before the edit", edit.before, digest.sha256_bytes(data))
     for change in edit.changes:
         anchor = change.anchor.encode()
         if (count := data.count(anchor)) != 1:
-            raise InstallError("onsite-mismatch",
+            raise InstallError(
+                "onsite-mismatch",
                 f"An anchor of the edit {edit.name!r} occurs {count} times instead of once.",
                 details=[f"file:   {edit.file}", f"anchor: {change.anchor}"],
                 todo=_TODO,
@@ -183,7 +193,8 @@ def _edited(edit: Edit, file: File | None) -> File:
 
 def _expect(edit: Edit, when: str, expected: str, found: str) -> None:
     if found != expected:
-        raise InstallError("onsite-mismatch",
+        raise InstallError(
+            "onsite-mismatch",
             f"The file of the edit {edit.name!r} is not the expected one {when}.",
             details=[f"file:     {edit.file}", f"expected: {expected}", f"found:    {found}"],
             todo=_TODO,

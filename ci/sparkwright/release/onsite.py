@@ -95,7 +95,8 @@ def _bring(place: environment.Environment, wanted: layout.Layout, *, restore: bo
     with environment.held(place):
         found = environment.look(place, wanted)
         if found.unknown and not restore:
-            raise InstallError("onsite-mismatch",
+            raise InstallError(
+                "onsite-mismatch",
                 f"{len(found.unknown)} files in {place.site} are neither what the pinned wheels hold nor what the edits make of it.",
                 details=found.unknown[:20],
             )

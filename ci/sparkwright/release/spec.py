@@ -88,7 +88,8 @@ class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in self.wheels:
             if not tags.isdisjoint(parse_wheel_filename(name)[3]):
                 return name
-        raise SourceError("not-provided",
+        raise SourceError(
+            "not-provided",
             f"No wheel of {self.name} {self.version} is for the Python of this environment on this machine.",
             details=sorted(self.wheels),
             todo="Make the environment with a Python that one of these wheels is for.",

@@ -79,7 +79,8 @@ def check(objects: Objects, source: str, tree: str, guards: Sequence[Guard]) -> 
     caught = [(guard, places) for guard in guards if (places := _places(guard, after))]
     if caught:
         fork, number = guards[0].fork, sum(len(places) for _, places in caught)
-        raise BuildError("arch-trap",
+        raise BuildError(
+            "arch-trap",
             f"{number} {'line' if number == 1 else 'lines'} of {fork} would fail at run time on the arch that the stack is for.",
             details=[line for guard, places in caught for line in (f"{guard.name}: {guard.reason}", *(f"  {place}" for place in places))],
             todo=" ".join(guard.todo for guard, _ in caught),

@@ -118,7 +118,9 @@ def check(plan: Plan, before: Plan | None = None) -> None:
         raise BuildError("arch-mismatch", what, details=[*_explain(plan), *plan.stale])
     if plan.stale:
         todo = "Correct the entries under `kept` in archs.yaml: what they say is no longer so."
-        raise BuildError("arch-mismatch", f"{len(plan.stale)} entries under kept are not true for {plan.fork}.", details=plan.stale, todo=todo)
+        raise BuildError(
+            "arch-mismatch", f"{len(plan.stale)} entries under kept are not true for {plan.fork}.", details=plan.stale, todo=todo
+        )
     _check_gone(plan, gone(plan, before) if before else [])
     if native < plan.expected:
         todo = "Find the units that are no longer compiled; if upstream dropped them for good, lower `expect_units` in archs.yaml."
@@ -135,7 +137,9 @@ def _check_gone(plan: Plan, lost: Sequence[PlannedUnit]) -> None:
     compiled = [f"{entry.unit} is compiled" for entry in plan.dropped for unit in plan.units if entry.covers(unit.source)]
     if compiled:
         todo = "Correct the entries under `dropped` in archs.yaml: what they say is no longer so."
-        raise BuildError("arch-mismatch", f"{len(compiled)} entries under dropped are not true for {plan.fork}.", details=compiled, todo=todo)
+        raise BuildError(
+            "arch-mismatch", f"{len(compiled)} entries under dropped are not true for {plan.fork}.", details=compiled, todo=todo
+        )
 
 
 def _dropped(plan: Plan, unit: PlannedUnit) -> str:

@@ -169,7 +169,9 @@ def rewrite(files: Callable[[str], bytes], rules: ArchRules, fork: str) -> Rewri
         for rule in (rule for rule in mine if rule.file == file):
             for command, place in _matches(rule, commands):
                 if place.start in edits:
-                    raise FileError("rule-mismatch", f"Rule {rule.name} changes a list that another rule changes.", details=[f"{file}:{command.line}"])
+                    raise FileError(
+                        "rule-mismatch", f"Rule {rule.name} changes a list that another rule changes.", details=[f"{file}:{command.line}"]
+                    )
                 after = ";".join((*([place.text] if place.text else []), *rule.append))
                 edits[place.start] = Edit(place.start, place.end, after)
                 sites[rule.name].append(Site(rule.name, file, command.line, place.text, after))
@@ -190,13 +192,15 @@ def _matches(rule: Rule, commands: tuple[Command, ...]) -> list[tuple[Command, A
     found = [command for command in near if command.arguments[rule.argument].text == rule.expect and _under(rule, command)]
     done = [command for command in found or near if _under(rule, command) and _holds(rule, command)]
     if done:
-        raise FileError("rule-mismatch",
+        raise FileError(
+            "rule-mismatch",
             f"Rule {rule.name} has no effect: the list at {rule.file}:{done[0].line} holds {', '.join(rule.append)} already.",
             details=[f"{rule.file}:{command.line}: {command.arguments[rule.argument].text}" for command in done],
             todo=f"Upstream may have done what the rule does. It may go when: {rule.drop_when}",
         )
     if len(found) != rule.sites:
-        raise FileError("rule-mismatch",
+        raise FileError(
+            "rule-mismatch",
             f"Rule {rule.name} matches {len(found)} places in {rule.file} instead of {rule.sites}.",
             details=[_explain(rule, command) for command in near] or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
         )

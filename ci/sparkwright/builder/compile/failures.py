@@ -57,7 +57,8 @@ def _name(number: int) -> str:
 
 def too_small(unit: str, needed: int, budget: int, available: int) -> BuildError:
     """Return the error for *unit*, whose compiler is known to hold *needed* megabytes."""
-    return BuildError("memory-too-small",
+    return BuildError(
+        "memory-too-small",
         f"Compiling {unit} takes {needed / 1000:.1f} GB, as measured; there are {min(budget, available) / 1000:.1f} GB.",
         details=_memory(budget, available),
         data={"unit": unit, "needed_megabytes": needed, "budget_megabytes": budget, "available_megabytes": available},
@@ -66,7 +67,8 @@ def too_small(unit: str, needed: int, budget: int, available: int) -> BuildError
 
 def exceeded(unit: str, peak: int, budget: int, available: int) -> BuildError:
     """Return the error for *unit*, which ran alone and held *peak* megabytes."""
-    return BuildError("memory-exceeded",
+    return BuildError(
+        "memory-exceeded",
         f"Compiling {unit}, with nothing beside it, came to {peak / 1000:.1f} GB and was ended.",
         details=_memory(budget, available),
         data={"unit": unit, "peak_megabytes": peak, "budget_megabytes": budget, "available_megabytes": available},

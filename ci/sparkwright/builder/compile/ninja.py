@@ -213,14 +213,23 @@ class Run:
 
         log = self._log.with_suffix(".plan.log")
         command = [*self._command, "-n", "-v", *self._goals]
-        self._room.run(command, log=log, env=self._env, on_line=line, failure=partial(BuildError, "compile-failed"), what=f"ninja cannot plan {self._fork}.")
+        self._room.run(
+            command,
+            log=log,
+            env=self._env,
+            on_line=line,
+            failure=partial(BuildError, "compile-failed"),
+            what=f"ninja cannot plan {self._fork}.",
+        )
         return list(dict.fromkeys(found))
 
     def tool(self, name: str) -> list[str]:
         """Return what ``ninja -t NAME`` prints."""
         said: list[str] = []
         log = self._log.with_suffix(f".{name}.log")
-        self._room.run([*self._command, "-t", name], log=log, env=self._env, on_line=said.append, failure=partial(BuildError, "compile-failed"))
+        self._room.run(
+            [*self._command, "-t", name], log=log, env=self._env, on_line=said.append, failure=partial(BuildError, "compile-failed")
+        )
         return said
 
     def _ninja(self, extra: Mapping[str, str]) -> None:
@@ -231,7 +240,9 @@ class Run:
             compile-failed: Something could not be made.
         """
         command, env = [*self._command, "-j", str(WINDOW), *self._goals], {**self._env, **extra}
-        self._room.run(command, log=self._log, env=env, failure=partial(BuildError, "compile-failed"), what=f"{self._fork} does not compile.")
+        self._room.run(
+            command, log=self._log, env=env, failure=partial(BuildError, "compile-failed"), what=f"{self._fork} does not compile."
+        )
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -74,7 +74,9 @@ def matching(commands: Sequence[Command], root: str, name: str) -> list[Command]
     names = {Path(unit).name: unit for unit in units}
     near = difflib.get_close_matches(Path(wanted).name, names, n=5, cutoff=0.5)
     details = [f"close to it: {names[one]}" for one in near] or [f"{len(units)} units, such as {units[0]}"] if units else ["no units"]
-    raise UsageError("usage", f"No unit is called {name!r}.", details=details, todo="Name a source by its path in the tree, or by the end of it.")
+    raise UsageError(
+        "usage", f"No unit is called {name!r}.", details=details, todo="Name a source by its path in the tree, or by the end of it."
+    )
 
 
 def show(one: OneUnit) -> None:

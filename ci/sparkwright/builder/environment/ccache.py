@@ -84,7 +84,9 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
     if not program or found < OLDEST:
         has = f"ccache {found[0]}.{found[1]} is too old" if program else "ccache is not installed"
         if wanted.tool == "ccache":
-            raise CommandError("tool-missing", f"{has}.", todo=f"Install ccache {OLDEST[0]}.{OLDEST[1]} or newer: sudo apt-get install ccache")
+            raise CommandError(
+                "tool-missing", f"{has}.", todo=f"Install ccache {OLDEST[0]}.{OLDEST[1]} or newer: sudo apt-get install ccache"
+            )
         console.note(f"{has}: what is compiled here is compiled again in the next checkout (sudo apt-get install ccache)")
         return None
     settings = {

@@ -52,7 +52,8 @@ def require(fork: str, need: CompilerNeed | None) -> None:
     except InvalidVersion:
         return
     if need is not None and old:
-        raise BuildError("compiler-too-old",
+        raise BuildError(
+            "compiler-too-old",
             f"A full build of {fork} needs GCC {need.version} or newer; {' '.join(program())} is GCC {here}.",
             details=[f"{', '.join(need.sources)}: {need.reason}"],
             todo=_todo(need.version),
@@ -74,7 +75,9 @@ def explained(error: BuildError) -> BuildError:
     what = f"The sources need {refused['compiler']} {refused['version']} or newer; {' '.join(program())} is {here}."
     sentence = re.search(rf"[^.]*{re.escape(refused[0])}.{{0,400}}", words)
     details = [*([sentence[0].strip()] if sentence else []), *error.details]
-    return BuildError("compiler-too-old", what, details=details, todo=_todo(refused["version"]), data={"needed": refused["version"], "found": here})
+    return BuildError(
+        "compiler-too-old", what, details=details, todo=_todo(refused["version"]), data={"needed": refused["version"], "found": here}
+    )
 
 
 def _older(here: str, needed: str) -> bool:

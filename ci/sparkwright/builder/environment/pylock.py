@@ -49,8 +49,8 @@ def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
-        raise FileError("file-invalid",
-            f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.", details=[str(error)]
+        raise FileError(
+            "file-invalid", f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.", details=[str(error)]
         ) from error
     return tuple(sorted(chosen))
 
@@ -93,6 +93,8 @@ def resolve(session: Session, source: Path, *options_more: str) -> str:
     try:
         resolved = tomllib.loads(process.output(command, env=env))
     except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         raise SourceError("source-unreachable", f"{source} cannot be resolved.", details=error.details) from error
     return "".join(_render(resolved))
 

@@ -53,6 +53,8 @@ def copy_headers(folder: Path, gcc: str, machine: str, log: Path) -> None:
     try:
         process.run([gcc, "-fsyntax-only", f"-I{folder}", check], log=log)
     except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         what = f"The headers of this Python do not describe {machine}: {config()} states other C types."
         todo = f"Build on a machine of {machine}, or on one with the same C types."
         raise BuildError("target-mismatch", what, details=error.details, todo=todo) from error

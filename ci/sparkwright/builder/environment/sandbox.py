@@ -84,7 +84,9 @@ class Room(msgspec.Struct, frozen=True):
             end_by = signal.SIGKILL if self.kind == "namespace" else signal.SIGTERM
             try:
                 process.run(self.command(command, witness), shown=command, log=log, env=env, end_by=end_by, **options)
-            except CommandError as error:
+            except (CommandError, BuildError) as error:
+                if error.reference == "tool-missing":
+                    raise
                 if witness.with_name("witness.missing").exists():
                     raise CommandError("tool-missing", f"{os.fspath(command[0])} is not installed.") from error
                 _raise_for_downloads(witness, log, error)
@@ -92,7 +94,7 @@ class Room(msgspec.Struct, frozen=True):
             _raise_for_downloads(witness, log, None)
 
 
-def _raise_for_downloads(witness: Path, log: Path, error: CommandError | None) -> None:
+def _raise_for_downloads(witness: Path, log: Path, error: CommandError | BuildError | None) -> None:
     seen = witness.read_text("utf-8", "replace").splitlines() if witness.exists() else []
     # A program that needs no proxy, or has its own idea of one, is seen by its words alone; only a failure is judged by words.
     said = {match[1] for match in _WANTED.finditer(log.read_text("utf-8", "replace"))} if error else set()
@@ -103,7 +105,9 @@ def _raise_for_downloads(witness: Path, log: Path, error: CommandError | None) -
         # The first line is the command itself.
         lines = [line.strip() for line in text[1:] if any(host and host in line for host in hosts)]
         details = [*(f"asked for: {line}" for line in wanted), *dict.fromkeys(lines[:6]), f"full log: {log}"]
-        raise BuildError("build-downloads", f"The build tried to download from {_named(wanted)}.", details=details, data={"wanted": wanted}) from error
+        raise BuildError(
+            "build-downloads", f"The build tried to download from {_named(wanted)}.", details=details, data={"wanted": wanted}
+        ) from error
 
 
 def _named(wanted: Sequence[str]) -> str:

@@ -159,7 +159,9 @@ class Toolchain(msgspec.Struct, frozen=True):
         for folder in (self.root / "bin", self.cuda / "bin"):
             if (folder / name).exists():
                 return folder / name
-        raise CommandError("tool-missing", f"{name} is not among the locked tools.", todo="Add it to requirements.in and run `sparkwright lock`.")
+        raise CommandError(
+            "tool-missing", f"{name} is not among the locked tools.", todo="Add it to requirements.in and run `sparkwright lock`."
+        )
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return the variables under which build programs run; *extra* ones come first."""

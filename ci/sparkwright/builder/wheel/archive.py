@@ -295,7 +295,9 @@ def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     if idle := sorted(requires.keys() - {field.project for field in fields if field.after != field.before}):
         asked = {project: [field.before.decode() for field in fields if field.project == project] for project in idle}
         details = [f"{project}: {'; '.join(lines) or 'not required at all'}" for project, lines in asked.items()]
-        raise BuildError("requirement-mismatch", f"What is said of {', '.join(idle)} changes no requirement of the official wheel.", details=details)
+        raise BuildError(
+            "requirement-mismatch", f"What is said of {', '.join(idle)} changes no requirement of the official wheel.", details=details
+        )
     return b"\n".join(field.after for field in fields if field.after is not None) + gap + body
 
 
@@ -317,7 +319,9 @@ class _Field(NamedTuple):
         try:
             found = Requirement(" ".join(text.decode().split()))
         except (InvalidRequirement, UnicodeDecodeError) as error:
-            raise WheelError("wheel-invalid", "METADATA holds a requirement that cannot be read.", details=[repr(text), str(error)]) from error
+            raise WheelError(
+                "wheel-invalid", "METADATA holds a requirement that cannot be read.", details=[repr(text), str(error)]
+            ) from error
         project = canonicalize_name(found.name)
         if project not in requires:
             return cls(project, line, line)

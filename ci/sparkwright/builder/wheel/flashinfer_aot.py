@@ -183,7 +183,14 @@ class Workshop:
         """Write the compiler calls down as CMake would; what compiles units looks for them there."""
         lines: list[str] = []
         command: list[str | Path] = [self.room.inside(self._tools.tool("ninja")), "-C", self.room.inside(self.build), "-t", "compdb"]
-        self.room.run(command, log=log, env=self._environment(), on_line=lines.append, failure=partial(BuildError, "build-failed"), what="ninja lists no calls.")
+        self.room.run(
+            command,
+            log=log,
+            env=self._environment(),
+            on_line=lines.append,
+            failure=partial(BuildError, "build-failed"),
+            what="ninja lists no calls.",
+        )
         calls = [call for call in msgspec.json.decode("\n".join(lines), type=list[dict[str, str]]) if " -c " in call["command"]]
         (self.build / "compile_commands.json").write_bytes(msgspec.json.encode(calls))
 
@@ -223,10 +230,14 @@ def checked(answer: Answer, path: Path) -> tuple[Module, ...]:
         near = [f"near: {name}" for name in answer.near] or ["nothing there has a name like it"]
         raise BuildError("module-unknown", f"FlashInfer has no generator {answer.unknown}.", details=[*near, f"file: {path}"])
     if answer.refused:
-        raise BuildError("module-unknown", f"{answer.refused} makes no module of what aot.yaml gives it.", details=[answer.why, f"file: {path}"])
+        raise BuildError(
+            "module-unknown", f"{answer.refused} makes no module of what aot.yaml gives it.", details=[answer.why, f"file: {path}"]
+        )
     if odd := [module.name for module in answer.modules if not _NAME.fullmatch(module.name)]:
-        raise BuildError("module-unknown",
-            f"FlashInfer made {len(odd)} modules whose names cannot be folders of a wheel.", details=[repr(name) for name in odd]
+        raise BuildError(
+            "module-unknown",
+            f"FlashInfer made {len(odd)} modules whose names cannot be folders of a wheel.",
+            details=[repr(name) for name in odd],
         )
     if twice := [name for name, count in Counter(module.name for module in answer.modules).items() if count > 1]:
         raise FileError("file-invalid", f"{path} asks for the same module more than once.", details=twice)

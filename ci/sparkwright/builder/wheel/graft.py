@@ -75,7 +75,8 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
         differing = [name for name in names if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]]
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
     if differing or not names:
-        raise BuildError("base-mismatch",
+        raise BuildError(
+            "base-mismatch",
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )

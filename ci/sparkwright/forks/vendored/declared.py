@@ -56,5 +56,7 @@ def plain(text: str, place: str) -> str:
         declaration-unsafe: It is one.
     """
     if text.startswith("-") or _HELPER.match(text) or len(text) > _LONGEST or not text.isprintable():
-        raise SourceError("declaration-unsafe", f"{place} names a source by an address that may run a command.", details=[f"{text[:_LONGEST]!r}"])
+        raise SourceError(
+            "declaration-unsafe", f"{place} names a source by an address that may run a command.", details=[f"{text[:_LONGEST]!r}"]
+        )
     return text

@@ -119,6 +119,8 @@ def _opcodes(toolkit: Toolkit, program: Path) -> dict[str, int]:
     try:
         code = process.output([toolkit.program("cuobjdump"), "--dump-sass", program])
     except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         raise Uncompilable(f"cuobjdump cannot read the probe: {error.details[-1] if error.details else error.what}") from error
     return {
         "F2FP…E2M1": sum("F2FP" in line and "E2M1" in line for line in code.splitlines()),

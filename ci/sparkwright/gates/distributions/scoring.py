@@ -52,7 +52,8 @@ def made_texts(policy: DistributionsPolicy, paragraphs: Mapping[str, tuple[str, 
     """Return the texts of the policy; raise `file-invalid` where the corpus gives others than it names."""
     made = corpus.texts(paragraphs, policy.texts)
     if corpus.digest_of(made) != policy.corpus:
-        raise FileError("file-invalid",
+        raise FileError(
+            "file-invalid",
             "The corpus is not the one that the policy of the distributions names.",
             details=[f"policy: {policy.corpus}", f"corpus: {corpus.digest_of(made)}"],
         )

@@ -163,7 +163,9 @@ def obtain(session: Session) -> VllmRs:
     stack = policy(session).stack
     base = lock.read(Project(session.project.root, stack)).forks["vllm"].bases.get(platform.machine())
     if base is None:
-        raise SourceError("not-provided", f"Stack {stack} names no official wheel of vLLM for {platform.machine()}, and so no load generator.")
+        raise SourceError(
+            "not-provided", f"Stack {stack} names no official wheel of vLLM for {platform.machine()}, and so no load generator."
+        )
     folder = session.store.root / "environments" / f"vllm-rs-{base.sha256[:16]}"
     program = folder / "vllm-rs"
     if not program.exists():

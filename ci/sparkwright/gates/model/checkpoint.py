@@ -81,7 +81,9 @@ def read(folder: Path) -> Checkpoint:
         checkpoint-invalid: A file is not what it should be.
     """
     if not folder.is_dir():
-        raise SourceError("not-provided", f"There is no folder {folder}.", todo="Name the folder of a model: config.json and *.safetensors.")
+        raise SourceError(
+            "not-provided", f"There is no folder {folder}.", todo="Name the folder of a model: config.json and *.safetensors."
+        )
     config = read_config(folder)
     index = folder / "model.safetensors.index.json"
     placed = _placed(_document(index, INDEX)) if index.exists() else {}
@@ -93,7 +95,9 @@ def read(folder: Path) -> Checkpoint:
         for number, name in enumerate(names):
             for tensor in header(folder / name):
                 if placed.get(tensor.name, name) != name or tensor.name in tensors:
-                    raise ModelError("checkpoint-invalid", f"{name} holds {tensor.name[:200]!r}, which is in another shard, too, or belongs there.")
+                    raise ModelError(
+                        "checkpoint-invalid", f"{name} holds {tensor.name[:200]!r}, which is in another shard, too, or belongs there."
+                    )
                 tensors[tensor.name] = tensor
             if len(tensors) > MOST_TENSORS:
                 raise ModelError("checkpoint-invalid", f"{folder.name} has more than {MOST_TENSORS:,} tensors.")
@@ -184,7 +188,9 @@ def _parsed(name: str, data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
-        raise ModelError("checkpoint-invalid", f"{name} cannot be read as JSON.", details=[f"{type(error).__name__}: {error}"[:300]]) from error
+        raise ModelError(
+            "checkpoint-invalid", f"{name} cannot be read as JSON.", details=[f"{type(error).__name__}: {error}"[:300]]
+        ) from error
     if not isinstance(found, dict):
         raise ModelError("checkpoint-invalid", f"{name} holds no JSON object.")
     return found
@@ -205,7 +211,9 @@ def _placed(index: dict[str, Any]) -> dict[str, str]:
     except msgspec.ValidationError as error:
         raise ModelError("checkpoint-invalid", "model.safetensors.index.json has no weight_map.", details=[str(error)[:300]]) from error
     if bad := [name for name in set(placed.values()) if not re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name)]:
-        raise ModelError("checkpoint-invalid", "The index names shards that are no plain file names.", details=[one[:200] for one in bad[:5]])
+        raise ModelError(
+            "checkpoint-invalid", "The index names shards that are no plain file names.", details=[one[:200] for one in bad[:5]]
+        )
     return placed
 
 
@@ -214,7 +222,9 @@ def _found(folder: Path) -> list[str]:
     names = sorted(path.name for path in _few(folder) if path.name.endswith(".safetensors"))
     names = [name for name in names if not name.startswith("consolidated")] or names
     if not names:
-        raise SourceError("not-provided", f"There is no *.safetensors in {folder}.", todo="Only models in the safetensors format can be looked at.")
+        raise SourceError(
+            "not-provided", f"There is no *.safetensors in {folder}.", todo="Only models in the safetensors format can be looked at."
+        )
     return names
 
 

@@ -91,7 +91,9 @@ def _number(config: Mapping[str, Any], *names: str, most: int = MOST) -> int:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise ModelError("checkpoint-invalid", f"config.json says that {name} is {str(value)[:60]!r}; a number of 0 to {most:,} was expected.")
+            raise ModelError(
+                "checkpoint-invalid", f"config.json says that {name} is {str(value)[:60]!r}; a number of 0 to {most:,} was expected."
+            )
         return value
     return 0
 

@@ -75,7 +75,9 @@ def experts(found: Iterable[Module], shape: Architecture) -> dict[int, int]:
     counts = {layer: len(numbered.get(layer, ())) or stacked.get(layer, 0) for layer in {*numbered, *stacked}}
     if counts and not 0 < shape.taken <= min(counts.values()):
         says = f"a token takes {shape.taken or 'an unknown number'} of {min(counts.values())} experts"
-        raise ModelError("checkpoint-invalid", f"By config.json, {says}.", todo="config.json must say num_experts_per_tok, or what its family calls it.")
+        raise ModelError(
+            "checkpoint-invalid", f"By config.json, {says}.", todo="config.json must say num_experts_per_tok, or what its family calls it."
+        )
     return counts
 
 

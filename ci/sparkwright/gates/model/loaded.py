@@ -112,7 +112,9 @@ def listed(session: Session, python: Path, folder: Path) -> Loaded:
         command-failed: vLLM does not load it; the error holds its last words. checkpoint-invalid: What it wrote is no list of modules.
     """
     if not python.is_file():
-        raise CommandError("tool-missing", f"There is no Python {python}.", todo="Name the Python of an environment with vLLM, such as VENV/bin/python.")
+        raise CommandError(
+            "tool-missing", f"There is no Python {python}.", todo="Name the Python of an environment with vLLM, such as VENV/bin/python."
+        )
     with console.step(f"load {folder.resolve().name} in {python}"), session.store.building(session.store.root / "work" / "modules") as work:
         # Its path as it is named: a link into the environment is what makes a Python that environment's.
         command: list[str | Path] = [python.absolute(), "-I", SCRIPT, folder.absolute(), work / "answer.json"]

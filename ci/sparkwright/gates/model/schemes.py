@@ -177,7 +177,9 @@ class Told:
 
     def _matching(self, patterns: Sequence[str], modules: Sequence[str]) -> set[str]:
         if len(patterns) > MOST_PATTERNS or any(len(one) > MOST_LENGTH for one in patterns):
-            raise ModelError("checkpoint-invalid", f"The quantisation config has {len(patterns):,} patterns, or one of more than {MOST_LENGTH} letters.")
+            raise ModelError(
+                "checkpoint-invalid", f"The quantisation config has {len(patterns):,} patterns, or one of more than {MOST_LENGTH} letters."
+            )
         plain = [_plain(one) for one in patterns if not one.startswith("re:")]
         whole, wild = set(plain), [one for one in plain if "*" in one or "?" in one]
         by_part = [one for one in plain if one not in wild] if any(one in self.method for one in _BY_PART) else []
@@ -212,6 +214,8 @@ def _by_expression(patterns: Sequence[str], modules: Sequence[str]) -> set[str]:
         ended = limited.run(command, _PATIENCE, folder / "log")
         if ended.status:
             says = "take too long to match" if ended.late else "cannot be used"
-            raise ModelError("checkpoint-invalid", f"The regular expressions of the quantisation config {says}.", details=ended.tail.splitlines()[-2:])
+            raise ModelError(
+                "checkpoint-invalid", f"The regular expressions of the quantisation config {says}.", details=ended.tail.splitlines()[-2:]
+            )
         matched = msgspec.json.decode((folder / "answer").read_bytes(), type=list[bool])
     return {module for module, one in zip(modules, matched, strict=True) if one}

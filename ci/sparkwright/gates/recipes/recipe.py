@@ -125,7 +125,9 @@ def read(path: Path) -> Recipe:
     """
     found = strict_yaml.load(path, Recipe)
     if found.name != path.stem:
-        raise FileError("file-invalid", f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."])
+        raise FileError(
+            "file-invalid", f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."]
+        )
     return found
 
 

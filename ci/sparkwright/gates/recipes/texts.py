@@ -59,7 +59,9 @@ def check(path: Path, wanted: Texts) -> Found:
         raise FileError("file-invalid", f"{path.name} has {count} prompts; at least {FEWEST} are needed.")
     found = digest.hexdigest()
     if wanted.sha256 not in (found, "unresolved"):
-        raise FileError("file-invalid", f"{path.name} is not the file of prompts that is meant.", details=[f"wanted {wanted.sha256}", f"found  {found}"])
+        raise FileError(
+            "file-invalid", f"{path.name} is not the file of prompts that is meant.", details=[f"wanted {wanted.sha256}", f"found  {found}"]
+        )
     return Found(count, found, wanted.sha256 == found)
 
 

@@ -41,6 +41,8 @@ def places(python: Path) -> tuple[Path, Path, Path]:
         answer = process.output([python, "-I", "-c", _ASK], timeout=60)
         prefix, site, scripts = msgspec.json.decode(answer, type=tuple[str, str, str])
     except (CommandError, ValueError, OSError) as error:
+        if isinstance(error, CommandError) and error.reference != "command-failed":
+            raise
         raise InstallError("environment-unusable", f"{python} is no Python of an environment.", details=[str(error)]) from None
     return Path(prefix), Path(site), Path(scripts)
 
@@ -134,4 +136,6 @@ def version(python: Path, name: str = "vllm") -> str:
     try:
         return process.output([python, "-I", "-c", f"import importlib.metadata as m; print(m.version({name!r}))"], timeout=60).strip()
     except (CommandError, OSError) as error:
+        if isinstance(error, CommandError) and error.reference != "command-failed":
+            raise
         raise InstallError("environment-unusable", f"{python} has no {name} installed.", details=[str(error)]) from None

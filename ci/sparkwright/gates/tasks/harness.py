@@ -106,7 +106,9 @@ def has_data(python: Path, dataset: str, part: str, work: Path) -> bool:
     code = f"import datasets; datasets.load_dataset({dataset!r}, {part!r})"
     try:
         process.run([*_limited(600), python, "-I", "-c", code], log=work / "data.log", env=_environment())
-    except CommandError:
+    except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         return False
     return True
 
@@ -144,6 +146,8 @@ def ask(python: Path, work: Path, task: str, url: str, model: str, *, settings: 
             shell = ["sh", "-c", 'out="$1"; shift; exec "$@" >"$out" 2>&1', "sh", str(log)]
             process.run([*shell, *map(str, command)], log=work / "command.log", env=_environment(work if own else None))
     except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         status = error.data.get("status")
         if status in (124, 137):
             raise HarnessFailed("harness-slow", f"lm-eval did not end within {seconds} s", _tail(log)) from error

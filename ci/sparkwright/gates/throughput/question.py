@@ -85,7 +85,9 @@ class Question(msgspec.Struct, frozen=True):
         if self.candidate and not self.model:
             raise UsageError("usage", "An environment serves a model.", todo="Name the folder of the model with --serve DIR.")
         if self.kind in ("gate", "calibration") and not (self.candidate and self.baseline):
-            raise UsageError("usage", "A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline.")
+            raise UsageError(
+                "usage", "A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline."
+            )
 
     def launches(self, versions: Mapping[Side, str]) -> dict[Side, Launch]:
         """

@@ -71,7 +71,9 @@ def pick(session: Session, wish: Wish, machine: str) -> Picked:
 def _bytes(index: Catalogue) -> bytes:
     """Return the signed file of the manifest, for the installer inside to check again."""
     what = f"the manifest of {index.address}"
-    data = address.small(index.address, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=index.session.offline)
+    data = address.small(
+        index.address, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=index.session.offline
+    )
     if data is None or signed.read(data, index.trust, what=what, asked=index.manifest.url) != index.manifest:
         raise ReleaseError("manifest-invalid", f"{what} changed while it was read.", todo="Run again.")
     return data

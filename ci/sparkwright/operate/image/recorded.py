@@ -75,7 +75,9 @@ def ready(folder: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise StoreError("state-unusable", f"{folder} cannot be written.", details=[str(error)], todo="Name another folder with --output.") from error
+        raise StoreError(
+            "state-unusable", f"{folder} cannot be written.", details=[str(error)], todo="Name another folder with --output."
+        ) from error
 
 
 def written(folder: Path, kept: ImageRecord) -> Path:

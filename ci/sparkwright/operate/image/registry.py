@@ -74,7 +74,9 @@ def push(made: Made, repository: str, tag: str) -> str:
             sent = _send(reached, repository, tag)
             found = _asked(reached, name)
             if found != sent:
-                raise ImageError("image-digest-differs", f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"])
+                raise ImageError(
+                    "image-digest-differs", f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"]
+                )
     return sent
 
 

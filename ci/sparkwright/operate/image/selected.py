@@ -76,7 +76,9 @@ def check_room(session: Session, engine: Engine, pinned: Sequence[Pinned]) -> No
         wanted = {root: unpacked + lacking} if same else {**wanted, root: unpacked}
     for folder, count in wanted.items():
         if count > (free := placing.free(folder)):
-            raise StoreError("disk-full", f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
+            raise StoreError(
+                "disk-full", f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"]
+            )
 
 
 def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
@@ -97,7 +99,9 @@ def _requires(path: Path, picked: Picked) -> list[str]:
     with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         if lacking := sorted(NEEDED - names):
-            raise ImageError("installer-unfit", f"The sparkwright of {picked.entry.name} cannot serve yet.", details=[f"it lacks {lacking[0]}"])
+            raise ImageError(
+                "installer-unfit", f"The sparkwright of {picked.entry.name} cannot serve yet.", details=[f"it lacks {lacking[0]}"]
+            )
         info = next(name for name in names if name.endswith(".dist-info/METADATA"))
         with archive.open(info) as stream:
             text = stream.read(MOST_METADATA).decode("utf-8", "replace")

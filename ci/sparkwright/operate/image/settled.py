@@ -7,7 +7,6 @@ the image later, so all of them are made here, valid whatever the time of their 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
@@ -52,8 +51,11 @@ def _compile(python: Path) -> None:
     options = ["-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     command: list[str | os.PathLike[str]] = [python, "-m", "compileall", *options, *site]
     # Sets of constants are written in the order of their hashes.
-    with contextlib.suppress(CommandError):
+    try:
         process.output(command, env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}, timeout=PATIENCE)
+    except CommandError as error:
+        if error.reference != "command-failed":
+            raise
 
 
 def _same_time(root: Path) -> None:

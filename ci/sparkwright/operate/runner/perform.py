@@ -155,7 +155,8 @@ def _do(step: Step, act: object, place: Place) -> None:
             case Run():
                 status, said = place.ask(act.words)
                 if status:
-                    raise LabError("runner-setup",
+                    raise LabError(
+                        "runner-setup",
                         f"The step {step.name!r} did not succeed: {act.words[0]} ended with status {status}.",
                         details=[" ".join(act.words), *said.splitlines()[-20:]],
                     )

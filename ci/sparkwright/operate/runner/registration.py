@@ -71,7 +71,9 @@ def token(environment: dict[str, str], config: Path) -> str:
     try:
         with path.open("rb") as stream:
             if os.fstat(stream.fileno()).st_mode & 0o077:
-                raise LabError("runner-unfit", f"Others can read {path}.", todo=f"chmod 0600 {path}, and make a new token: this one may be known.")
+                raise LabError(
+                    "runner-unfit", f"Others can read {path}.", todo=f"chmod 0600 {path}, and make a new token: this one may be known."
+                )
             text = stream.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
         raise LabError("runner-unfit", f"The token cannot be read: {path}.", details=[str(error)]) from error
@@ -105,7 +107,8 @@ def guarded(github: GitHub, policy: Policy, settings: Settings) -> None:
         raise LabError("runner-exposed", f"{where} is public: a pull request can bring a workflow that names this machine.")
     reply = github.ask("GET", f"/repos/{where}/actions/permissions/fork-pr-contributor-approval", where)
     if _decoded(reply, _Approval, github, where).approval_policy != _APPROVAL:
-        raise LabError("runner-exposed",
+        raise LabError(
+            "runner-exposed",
             f"{where} is public, and runs workflows of some outsiders without asking.",
             todo="Set Actions → General → Approval for running fork pull request workflows to all external contributors.",
         )
@@ -164,7 +167,9 @@ def _decoded(reply: Reply, kind: type[T], github: GitHub, where: str) -> T:
     """Return what *reply* tells, as a record; what was refused says why, and nothing shows the reply itself, which may be a secret."""
     says = [f"GitHub says: {said}"] if (said := github.said(reply)) else []
     if reply.limited:
-        raise GitHubError("github-limited", f"GitHub tells nothing of {where} for now.", details=[f"the limit ends: {reply.limit_ends}", *says])
+        raise GitHubError(
+            "github-limited", f"GitHub tells nothing of {where} for now.", details=[f"the limit ends: {reply.limit_ends}", *says]
+        )
     if reply.status == 409:
         raise GitHubError("github-unreachable", f"GitHub knows a runner of {where} by that name already.", details=says)
     if reply.status not in (200, 201):

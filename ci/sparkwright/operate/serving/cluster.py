@@ -73,8 +73,8 @@ def parts(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError("usage",
-            f"{address!r:.100} is not an address of the form HOST:PORT.", todo="Give what the head printed, such as 10.0.0.1:6379."
+        raise UsageError(
+            "usage", f"{address!r:.100} is not an address of the form HOST:PORT.", todo="Give what the head printed, such as 10.0.0.1:6379."
         )
     return host.strip("[]"), int(port)
 

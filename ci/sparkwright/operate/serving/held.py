@@ -97,7 +97,9 @@ def read() -> Running | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError("state-unusable", f"{path} cannot be read.", details=[str(error)], todo=f"Remove {path}; nothing else is in it.") from error
+        raise StoreError(
+            "state-unusable", f"{path} cannot be read.", details=[str(error)], todo=f"Remove {path}; nothing else is in it."
+        ) from error
 
 
 class Held:
@@ -164,8 +166,8 @@ def _take(descriptor: int) -> None:
                 raise _refused(other) from None
             # Either it has just begun and not said so yet, or its `serve` was killed and its keeper is still at work.
             if time.monotonic() > until:
-                raise ServeError("serve-running",
-                    "Something of a server that was started here still runs.", details=[f"lock: {folder() / 'lock'}"]
+                raise ServeError(
+                    "serve-running", "Something of a server that was started here still runs.", details=[f"lock: {folder() / 'lock'}"]
                 ) from None
         if not said:
             console.note("what is left of the last server is ending; waiting for it")

@@ -123,7 +123,9 @@ def _whole(path: Path) -> int:
     if half:
         raise ModelError("model-missing", f"{path} is half downloaded.", details=sorted(half)[:5])
     if not {"config.json", "params.json"} & set(names):
-        raise ModelError("model-missing", f"{path} holds no model: there is no config.json.", details=[f"it holds: {', '.join(names[:8]) or 'nothing'}"])
+        raise ModelError(
+            "model-missing", f"{path} holds no model: there is no config.json.", details=[f"it holds: {', '.join(names[:8]) or 'nothing'}"]
+        )
     if any(one.endswith(OTHER) for one in names) and not any(one.endswith(".safetensors") for one in names):
         return 0
     if "config.json" not in names:

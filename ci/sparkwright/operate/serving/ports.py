@@ -22,7 +22,9 @@ def check(host: str, port: int) -> None:
                 one.bind(address)
                 one.listen(1)
     except OSError as error:
-        raise ServeError("port-taken", f"{host} port {port} cannot be listened on: {error.strerror or error}.", details=holders(port)) from None
+        raise ServeError(
+            "port-taken", f"{host} port {port} cannot be listened on: {error.strerror or error}.", details=holders(port)
+        ) from None
 
 
 def holders(port: int) -> list[str]:

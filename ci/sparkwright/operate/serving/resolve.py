@@ -66,7 +66,9 @@ def resolved(wish: Wish, where: Where) -> Ready:
         environment-unusable, environment-broken, file-invalid, model-missing, checkpoint-invalid, variable-refused, flag-unknown: See there.
     """
     if not wish.recipe and not wish.model:
-        raise UsageError("usage", "Nothing says what to serve.", todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL).")
+        raise UsageError(
+            "usage", "Nothing says what to serve.", todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL)."
+        )
     recipe = _planned(recipes.load(where.root, wish.recipe), wish) if wish.recipe else None
     place = places.ask(where.python)
     nodes = recipe.nodes if recipe else (wish.nodes or 1)
@@ -90,7 +92,9 @@ def _alone(wish: Wish, nodes: int) -> None:
     if wish.role != "head" and nodes > 1:
         raise UsageError("usage", f"{what} is served by {nodes} machines together.", todo="Start it with --ray-head.")
     if wish.role != "head" and here and (wish.parallel or 1) > here:
-        raise UsageError("usage", f"{wish.parallel} GPUs are to share the work; here are {here}.", todo="Start it with --ray-head and --nodes.")
+        raise UsageError(
+            "usage", f"{wish.parallel} GPUs are to share the work; here are {here}.", todo="Start it with --ray-head and --nodes."
+        )
     if wish.name.startswith("-"):
         raise UsageError("usage", f"{wish.name!r:.80} cannot be the name of a model: it looks like a flag.")
 
@@ -177,7 +181,9 @@ def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int
     weights, free = model.weights / (wish.nodes or 1) / 1e6, floor(wish) * GIB
     if weights + free > total:
         says = f"{weights:,.0f} MB of weights and {free:,.0f} MB that stay free; the machine has {total:,} MB"
-        raise GateError("recipe-unfit", f"{_name(wish, None, model)} does not fit into this machine's memory.", details=[f"memory-short: {says}"])
+        raise GateError(
+            "recipe-unfit", f"{_name(wish, None, model)} does not fit into this machine's memory.", details=[f"memory-short: {says}"]
+        )
     said = known.value(wish.flags, "--gpu-memory-utilization")
     share = float(said) if re.fullmatch(r"[0-9]*\.?[0-9]+", said) else wish.share or SHARE
     found = []

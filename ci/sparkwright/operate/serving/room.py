@@ -24,7 +24,12 @@ def check(needs: int, floor: int) -> None:
     free = procfs.available_megabytes()
     if needs + floor > free:
         says = f"{needs:,} MB for the server and {floor:,} MB that stay free are {needs + floor:,} MB; {free:,} MB are free now"
-        raise ServeError("memory-held", "There is not enough free memory for the server.", details=[says, *holders()], data={"needs": needs, "free": free})
+        raise ServeError(
+            "memory-held",
+            "There is not enough free memory for the server.",
+            details=[says, *holders()],
+            data={"needs": needs, "free": free},
+        )
 
 
 def holders() -> list[str]:

@@ -69,7 +69,9 @@ def _gather(ray: Kept, ready: Ready, address: str, asked: Asked) -> bool:
             if (passed := time.monotonic() - began) > ready.launch.patience:
                 there = [f"{one.address} ({one.id[:12]})" for one in came] or ["not even the head"]
                 what = f"{len(came)} of {ready.nodes} machines are there after {duration(passed)}."
-                raise ServeError("workers-missing", what, details=[f"there: {one}" for one in there], data={"came": [one.address for one in came]})
+                raise ServeError(
+                    "workers-missing", what, details=[f"there: {one}" for one in there], data={"came": [one.address for one in came]}
+                )
             _rest(asked, LOOK if up else 0.2)
     return False
 

@@ -198,7 +198,9 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
     unknown = sorted(set(unknown) - envvars.read_elsewhere(package, unknown))
     if unknown:
         details = [f"{name}: {advice}" for name, advice in zip(unknown, _advice(unknown, known, replaced), strict=True)]
-        raise ServeError("variable-refused", f"vLLM {version} does not read {', '.join(unknown)}; it would change nothing.", details=details)
+        raise ServeError(
+            "variable-refused", f"vLLM {version} does not read {', '.join(unknown)}; it would change nothing.", details=details
+        )
     return ()
 
 

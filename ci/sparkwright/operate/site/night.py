@@ -191,7 +191,9 @@ def write(folder: Path, night: Night) -> Path:
         except FileExistsError as error:
             if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
                 details = [f"file: {path}", f"run:  {night.workflow} {night.run}"]
-                raise LabError("night-taken", f"There is another record of {night.filename.removesuffix('.json')}.", details=details) from error
+                raise LabError(
+                    "night-taken", f"There is another record of {night.filename.removesuffix('.json')}.", details=details
+                ) from error
         finally:
             temporary.unlink(missing_ok=True)
     return path

@@ -133,11 +133,15 @@ def _sound(entry: Entry, release: Release, proof: Proof) -> None:
     """Raise `set-mixed` or `verified-refused` where the records contradict the manifest or each other."""
     said = (release.name, release.stack, release.made, proof.release)
     if said != (entry.name, entry.stack, entry.made, entry.release):
-        raise ReleaseError("set-mixed", f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
+        raise ReleaseError(
+            "set-mixed", f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"]
+        )
     if sorted(one.wheel for one in proof.wheels) != sorted(wheel.sha256 for wheel in release.wheels):
         raise ReleaseError("set-mixed", f"The proof of {entry.name} is about other wheels than the release has.")
     if entry.channel == "verified" and (lacking := [lack.reference for one in proof.wheels for lack in one.missing]):
-        raise ReleaseError("verified-refused", f"{entry.name} stands in verified, and its proof says that something is missing.", details=lacking[:20])
+        raise ReleaseError(
+            "verified-refused", f"{entry.name} stands in verified, and its proof says that something is missing.", details=lacking[:20]
+        )
 
 
 def _measured(
@@ -151,7 +155,9 @@ def _measured(
             if found is None:
                 found = _computed(evidence, lambda evidence=evidence: _evidence(index, evidence))  # type: ignore[misc]
             if foreign := sorted({figure.wheel for figure in found} - {wheel.sha256}):
-                raise ReleaseError("verdict-foreign", f"The measurement of {wheel.filename} is about another wheel.", details=[f"about: {foreign[0]}"])
+                raise ReleaseError(
+                    "verdict-foreign", f"The measurement of {wheel.filename} is about another wheel.", details=[f"about: {foreign[0]}"]
+                )
             figures[wheel.sha256] = found
         except SparkwrightError as error:
             wrong.append(problems.of(f"{one.entry.name}: {wheel.filename}", error))

@@ -40,7 +40,9 @@ def read(path: Path) -> tuple[Drift, ...]:
     except (OSError, msgspec.DecodeError) as error:
         raise FileError("file-invalid", f"{path} is no report of drift.", details=[str(error)]) from error
     if made.error:
-        raise FileError("file-invalid", f"{path} tells of a drift that failed.", details=[f"{made.error.get('reference')}: {made.error.get('what')}"])
+        raise FileError(
+            "file-invalid", f"{path} tells of a drift that failed.", details=[f"{made.error.get('reference')}: {made.error.get('what')}"]
+        )
     return tuple(one.of for one in made.drift)
 
 

@@ -151,7 +151,9 @@ def _taken(reply: requests.Response, where: str, most: int, failure: Failure) ->
         if len(data) > most:
             break
         if time.monotonic() > until:
-            raise SourceError("source-unreachable", f"{where} did not arrive within {PATIENCE:.0f} s.", details=[f"arrived: {len(data)} bytes"])
+            raise SourceError(
+                "source-unreachable", f"{where} did not arrive within {PATIENCE:.0f} s.", details=[f"arrived: {len(data)} bytes"]
+            )
     _bounded(data, where, most, failure)
     length = reply.headers.get("Content-Length", "")
     if length.isdigit() and len(data) < int(length):

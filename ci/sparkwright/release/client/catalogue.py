@@ -57,7 +57,9 @@ class Catalogue(msgspec.Struct, frozen=True):
         data = self._named(places.proof(entry.release, entry.proof), entry.proof, f"the proof of {entry.name}", Proof)
         proof = _decoded(data, Proof, f"the proof of {entry.name}")
         if proof.release != entry.release:
-            raise ReleaseError("set-mixed", f"The manifest gives {entry.name} a proof that is about another release.", details=[f"about: {proof.release}"])
+            raise ReleaseError(
+                "set-mixed", f"The manifest gives {entry.name} a proof that is about another release.", details=[f"about: {proof.release}"]
+            )
         return proof
 
     def lock(self, entry: Entry, release: Release, machine: str) -> bytes:
@@ -83,7 +85,9 @@ class Catalogue(msgspec.Struct, frozen=True):
                 raise
             raise TrustError("evidence-invalid", error.what, details=error.details) from error
         if len(data) != one.size:
-            raise TrustError("evidence-invalid", f"The {one.kind} has {len(data)} bytes instead of {one.size}.", details=[places.evidence(one.sha256)])
+            raise TrustError(
+                "evidence-invalid", f"The {one.kind} has {len(data)} bytes instead of {one.size}.", details=[places.evidence(one.sha256)]
+            )
         return data
 
     def _named(self, name: str, sha256: str, what: str, kind: type[msgspec.Struct] | None, most: int = MOST_RECORD) -> bytes:
@@ -91,7 +95,9 @@ class Catalogue(msgspec.Struct, frozen=True):
         kept = self.session.store.root / "index" / sha256
         if kept.is_file() and digest.sha256_bytes(data := kept.read_bytes()) == sha256:
             return data
-        found = address.small(self.address, name, most=most, failure=partial(InstallError, "download-invalid"), offline=self.session.offline)
+        found = address.small(
+            self.address, name, most=most, failure=partial(InstallError, "download-invalid"), offline=self.session.offline
+        )
         if found is None:
             raise ReleaseError("index-damaged", f"The index at {self.address} lacks {what}.", details=[f"file: {name}"])
         if (other := digest.sha256_bytes(found)) != sha256:
@@ -146,7 +152,9 @@ def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = ""
         manifest-expired: See `seen.check`. signature-invalid, signer-unknown: See `signing.envelope`.
         source-unreachable, offline: See `address.small`.
     """
-    data = address.small(where, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=session.offline)
+    data = address.small(
+        where, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=session.offline
+    )
     if data is None:
         raise ReleaseError("index-missing", f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
     manifest, by = signed.opened(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)

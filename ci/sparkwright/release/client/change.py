@@ -43,7 +43,9 @@ def check_room(session: Outside, place: Environment, fetched: Sequence[Pinned], 
         wanted = [(place.prefix, sum(count for _, count in wanted))]
     for folder, count in wanted:
         if count > (free := placing.free(folder)):
-            raise StoreError("disk-full", f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"])
+            raise StoreError(
+                "disk-full", f"There is not enough room under {folder}.", details=[f"needed: {size(count)}", f"free:   {size(free)}"]
+            )
 
 
 def at_hand(session: Outside, place: Environment, wanted: Sequence[Pinned]) -> dict[str, Looked]:

@@ -37,10 +37,13 @@ def newest(manifest: Manifest, channel: Channel, stack: str) -> tuple[Entry, ...
     there = [entry for entry in of_stack if channel == "candidate" or entry.channel == "verified"]
     if not there:
         details = [f"candidate: {entry.name}" for entry in of_stack if not entry.yanked][-5:]
-        raise ReleaseError("release-unproved", "The index has no verified release" + (f" of the stack {stack}." if stack else "."), details=details)
+        raise ReleaseError(
+            "release-unproved", "The index has no verified release" + (f" of the stack {stack}." if stack else "."), details=details
+        )
     offered = [entry for entry in there if not entry.yanked]
     if not offered:
-        raise ReleaseError("release-yanked",
+        raise ReleaseError(
+            "release-yanked",
             f"Every {channel} release{f' of the stack {stack}' if stack else ''} was yanked.",
             details=[f"{entry.name}: {entry.yanked}" for entry in there][-5:],
         )

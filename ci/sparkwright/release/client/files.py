@@ -112,8 +112,10 @@ def _bring(session: Outside, one: Pinned, partial: Path, account: _Account) -> N
             return
         account.add(-partial.stat().st_size, one.filename)
         partial.unlink()
-    raise InstallError("download-invalid",
-        f"{one.filename} arrived with other bytes than the signed release names.", details=[f"wanted:  {one.sha256}", f"arrived: {found}"]
+    raise InstallError(
+        "download-invalid",
+        f"{one.filename} arrived with other bytes than the signed release names.",
+        details=[f"wanted:  {one.sha256}", f"arrived: {found}"],
     )
 
 
@@ -151,7 +153,9 @@ def _resume(url: str, one: Pinned, partial: Path, account: _Account) -> None:
                 failure = functools.partial(ReleaseError, "index-damaged") if gone else functools.partial(SourceError, "source-unreachable")
                 raise failure(f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
             except (requests.exceptions.InvalidSchema, requests.TooManyRedirects) as error:
-                raise InstallError("download-invalid", f"{shown(url)} sends to a place that is not followed.", details=[shown(str(error))]) from error
+                raise InstallError(
+                    "download-invalid", f"{shown(url)} sends to a place that is not followed.", details=[shown(str(error))]
+                ) from error
             except HTTPError as error:  # of the body: requests wraps those of the head in its own
                 broke, cut = shown(str(error)), True
             except requests.RequestException as error:
@@ -196,7 +200,9 @@ def _transfer(session: requests.Session, url: str, one: Pinned, partial: Path, a
                 have += len(chunk)
                 if have > most:
                     sink.truncate(0)
-                    raise InstallError("download-invalid", f"{shown(url)} is longer than the signed release says.", details=[f"says: {most} bytes"])
+                    raise InstallError(
+                        "download-invalid", f"{shown(url)} is longer than the signed release says.", details=[f"says: {most} bytes"]
+                    )
                 sink.write(chunk)
                 account.add(len(chunk), one.filename)
             sink.flush()

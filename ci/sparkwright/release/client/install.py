@@ -112,7 +112,8 @@ def _meant(index: Catalogue, wish: Wish, was: Before) -> tuple[Entry, Release | 
 
 def _refuse_broken(place: Environment, was: Before, wish: Wish) -> None:
     if was.faults and not wish.repair:
-        raise InstallError("environment-broken",
+        raise InstallError(
+            "environment-broken",
             f"{place.prefix} no longer holds what was installed.",
             details=[str(fault) for fault in was.faults],
             data={"faults": msgspec.to_builtins(was.faults)},

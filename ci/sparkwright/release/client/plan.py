@@ -96,7 +96,9 @@ def _foreign(place: Environment, one: Pinned, info: str, says: str) -> str:
 
 def _refuse(place: Environment, wrong: Sequence[str]) -> None:
     if wrong:
-        raise InstallError("environment-foreign", f"{place.prefix} holds packages of the set that sparkwright did not install.", details=wrong)
+        raise InstallError(
+            "environment-foreign", f"{place.prefix} holds packages of the set that sparkwright did not install.", details=wrong
+        )
 
 
 def plan(place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, Looked], *, replace: bool) -> Plan:

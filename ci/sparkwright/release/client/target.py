@@ -57,7 +57,9 @@ def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channe
     for wheel in wheels_of(release, machine):
         about = [one for one in proof.wheels if one.wheel == wheel.sha256]
         if len(about) != 1:
-            raise TrustError("evidence-invalid", f"The proof of {entry.name} says nothing of {wheel.filename}, or twice.", details=[wheel.sha256])
+            raise TrustError(
+                "evidence-invalid", f"The proof of {entry.name} says nothing of {wheel.filename}, or twice.", details=[wheel.sha256]
+            )
         check.checked(wheel, forks.get(wheel.fork), about[0], catalogue.evidence, catalogue.trust)
         missing += about[0].missing
     if missing and "verified" in (channel, entry.channel):

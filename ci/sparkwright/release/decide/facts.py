@@ -88,8 +88,10 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
         with console.progress(f"reading {path.name}", 0, "bytes") as progress:
             mismatches = wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
     if mismatches:
-        raise WheelError("wheel-mismatch",
-            f"RECORD of {path.name} is not what it holds.", details=[f"{one.member}: {one.message}" for one in mismatches[:20]]
+        raise WheelError(
+            "wheel-mismatch",
+            f"RECORD of {path.name} is not what it holds.",
+            details=[f"{one.member}: {one.message}" for one in mismatches[:20]],
         )
     came = origin.of(path, name, texts.get(BUILD_RECORD))
     rows = {row[0]: (content.hexed(row[1]), int(row[2] or 0)) for row in csv.reader(io.StringIO(texts["RECORD"].decode())) if len(row) == 3}

@@ -63,7 +63,9 @@ def of(path: Path, name: WheelName, text: bytes | None) -> Origin:
     if text is None:
         raise WheelError("wheel-mismatch", f"{path.name} has no build record, so it was not built by sparkwright.")
     if not (version.local or "").startswith("spark."):
-        raise WheelError("wheel-mismatch", f"The version of {path.name} does not tell it from upstream's.", details=["no local label spark.…"])
+        raise WheelError(
+            "wheel-mismatch", f"The version of {path.name} does not tell it from upstream's.", details=["no local label spark.…"]
+        )
     record = _decoded(path.name, text)
     if isinstance(record, JitCacheRecord):
         return _modules(path, name, record)
@@ -87,7 +89,9 @@ def _decoded(origin: str, text: bytes) -> BuildRecord | JitCacheRecord:
 def _fork(path: Path, record: BuildRecord, version: Version) -> Fork:
     source = record.source.source
     if record.source.fork != source.fork:
-        raise WheelError("wheel-mismatch", f"The build record of {path.name} is about two forks.", details=[record.source.fork, source.fork])
+        raise WheelError(
+            "wheel-mismatch", f"The build record of {path.name} is about two forks.", details=[record.source.fork, source.fork]
+        )
     label = _CUDA.search(version.local or "")
     steps = record.source.steps
     return Fork(
@@ -114,7 +118,9 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
     sources = next((one for one in near if sha256_file(one) == record.sources), None)
     if sources is None:
         todo = "Put the wheel of FlashInfer that they were compiled from beside them."
-        raise WheelError("wheel-mismatch", f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo)
+        raise WheelError(
+            "wheel-mismatch", f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo
+        )
     own = WheelName.of(sources.name)
     with zip_limits.errors(sources), zipfile.ZipFile(sources) as archive:
         members = zip_limits.checked(archive, sources.name)

@@ -75,7 +75,9 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
 
 def _file(one: Evidence, read: Callable[[Evidence], bytes], wheel: Wheel) -> bytes:
     if one.size > LARGEST:
-        raise TrustError("evidence-invalid", f"The {one.kind} of {wheel.filename} is too large.", details=[f"{one.size} bytes; bound: {LARGEST}"])
+        raise TrustError(
+            "evidence-invalid", f"The {one.kind} of {wheel.filename} is too large.", details=[f"{one.size} bytes; bound: {LARGEST}"]
+        )
     data = read(one)
     if (len(data), digest.sha256_bytes(data)) != (one.size, one.sha256):
         details = [f"wanted: {one.sha256}, {one.size} bytes", f"found:  {digest.sha256_bytes(data)}, {len(data)} bytes"]

@@ -114,7 +114,9 @@ class Folder:
         for sha256, kind in named.items():
             if sha256 in wanted:
                 if sha256 not in self._places:
-                    raise TrustError("evidence-invalid", f"{self._folder} lacks the {kind} that the statements name.", details=[f"sha256 {sha256}"])
+                    raise TrustError(
+                        "evidence-invalid", f"{self._folder} lacks the {kind} that the statements name.", details=[f"sha256 {sha256}"]
+                    )
                 yield kind, sha256, self._places[sha256].stat().st_size
 
 

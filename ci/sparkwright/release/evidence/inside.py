@@ -91,7 +91,9 @@ def check(path: Path, found: Checked) -> None:
     said = made.build_definition.resolved_dependencies[: len(wanted)]
     if said != wanted:
         wrong = [f"{one.name}: {one.digest}" for one in wanted if one not in said]
-        raise WheelError("wheel-mismatch", f"The build record in {path.name} tells of another origin than its provenance.", details=wrong[:20])
+        raise WheelError(
+            "wheel-mismatch", f"The build record in {path.name} tells of another origin than its provenance.", details=wrong[:20]
+        )
 
 
 def _record(data: bytes) -> _Record | None:

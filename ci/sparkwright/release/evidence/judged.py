@@ -51,9 +51,12 @@ def verdicts(data: bytes, wheel: Wheel) -> Ladder:
         raise ReleaseError("verdict-foreign", f"The verdicts about {wheel.filename} tell of other device code.", details=details)
     names = [one.rung for one in found.verdicts]
     if len(set(names)) != len(names) or set(names) - ladder.RUNGS.keys():
-        raise TrustError("evidence-invalid", f"The verdicts about {wheel.filename} name a rung twice, or one that does not exist.", details=names)
+        raise TrustError(
+            "evidence-invalid", f"The verdicts about {wheel.filename} name a rung twice, or one that does not exist.", details=names
+        )
     if hollow := [one for one in found.verdicts if one.state == "pass" and not any(map(_shows, one.checks))]:
-        raise ReleaseError("verdict-hollow",
+        raise ReleaseError(
+            "verdict-hollow",
             f"{len(hollow)} rung(s) of {wheel.filename} pass without a figure or a sample.",
             details=[f"{one.rung} ({one.title}): {len(one.checks)} checks" for one in hollow],
         )

@@ -115,7 +115,9 @@ def record(root: Path, name: str, sha256: str, kind: type[T]) -> T:
         with open(path, "rb") as stream:  # noqa: PTH123  thousands of files; pathlib would cost as much as the reading
             data = stream.read(LARGEST + 1)
         if (found := digest.sha256_bytes(data)) != sha256:
-            raise ReleaseError("index-damaged", f"{name} has other bytes than its name says.", details=[f"named: {sha256}", f"found: {found}"])
+            raise ReleaseError(
+                "index-damaged", f"{name} has other bytes than its name says.", details=[f"named: {sha256}", f"found: {found}"]
+            )
         return msgspec.json.decode(data, type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReleaseError("index-damaged", f"{name} cannot be read.", details=[str(error)]) from error
@@ -134,7 +136,9 @@ def skimmed(root: Path, entry: Entry) -> Skimmed:
     proof = record(root, places.proof(entry.release, entry.proof), entry.proof, Proofs)
     said = (release.name, release.stack, release.made, proof.release)
     if said != (entry.name, entry.stack, entry.made, entry.release):
-        raise ReleaseError("index-damaged", f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"])
+        raise ReleaseError(
+            "index-damaged", f"The records of {entry.name} are those of another release.", details=[f"they say: {', '.join(said)}"]
+        )
     shown = {one.wheel: one for one in proof.wheels}
     if len(shown) != len(proof.wheels) or shown.keys() != {wheel.sha256 for wheel in release.wheels}:
         raise ReleaseError("index-damaged", f"The proof of {entry.name} is about other wheels than the release has.")
@@ -152,7 +156,9 @@ def _proven(one: Skimmed) -> None:
     found = [(wheel, lack) for wheel in one.release.wheels for lack in one.shown[wheel.sha256].missing]
     if one.entry.channel == "verified" and found:
         lacking = [f"{wheel.filename}: {lack.rung} {lack.state} ({lack.reference})" for wheel, lack in found[:20]]
-        raise ReleaseError("verified-refused", f"{one.entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking)
+        raise ReleaseError(
+            "verified-refused", f"{one.entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking
+        )
 
 
 def whole(root: Path, entry: Entry) -> Whole:
@@ -203,4 +209,6 @@ def _size(root: Path, name: str, expected: int | None) -> None:
     except OSError as error:
         raise ReleaseError("index-damaged", f"{name} is missing.", details=[str(error)]) from error
     if found != expected and (expected is not None or not found):
-        raise ReleaseError("index-damaged", f"{name} has {found:,} bytes, not {expected:,}." if expected is not None else f"{name} is empty.")
+        raise ReleaseError(
+            "index-damaged", f"{name} has {found:,} bytes, not {expected:,}." if expected is not None else f"{name} is empty."
+        )

@@ -53,7 +53,9 @@ def serial(root: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ReleaseError("index-damaged", f"{CURRENT} is no symbolic link, so nothing says which generation is live.", details=[str(error)]) from error
+        raise ReleaseError(
+            "index-damaged", f"{CURRENT} is no symbolic link, so nothing says which generation is live.", details=[str(error)]
+        ) from error
     folder, _, name = target.partition("/")
     if folder != GENERATIONS or not name.isascii() or not name.isdecimal() or not (root / target).is_dir():
         raise ReleaseError("index-damaged", f"{CURRENT} points to {target}, which is no generation of this index.")
@@ -113,7 +115,9 @@ def pages_of(generation: Path) -> dict[str, str]:
     try:
         return msgspec.json.decode((generation / PAGES).read_bytes(), type=dict[Sha256, str])
     except (OSError, msgspec.DecodeError) as error:
-        raise ReleaseError("index-damaged", f"Generation {generation.name} does not say which pages its releases have.", details=[str(error)]) from error
+        raise ReleaseError(
+            "index-damaged", f"Generation {generation.name} does not say which pages its releases have.", details=[str(error)]
+        ) from error
 
 
 def lead(release: Path, pages: str) -> None:

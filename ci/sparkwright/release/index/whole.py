@@ -69,7 +69,9 @@ def _manifest(data: bytes, trust: Trust | None) -> Manifest:
             envelope = msgspec.json.decode(data, type=_Bundle).dsse_envelope
         return msgspec.convert(Statement.of(envelope.payload, places.MANIFEST).predicate, Manifest)
     except msgspec.ValidationError as error:
-        raise ReleaseError("manifest-invalid", f"{places.MANIFEST} does not have the fields of a manifest.", details=[str(error)]) from error
+        raise ReleaseError(
+            "manifest-invalid", f"{places.MANIFEST} does not have the fields of a manifest.", details=[str(error)]
+        ) from error
 
 
 def _entry(root: Path, entry: Entry, pages: str, *, deep: bool) -> Iterator[str]:

@@ -188,10 +188,14 @@ def _changed(manifest: Manifest, entry: Entry) -> tuple[Entry, ...]:
 
 def _offered(entry: Entry) -> None:
     if entry.yanked:
-        raise ReleaseError("release-yanked", f"{entry.name} is yanked.", details=[f"because {entry.yanked}"], todo="Publish a new release instead.")
+        raise ReleaseError(
+            "release-yanked", f"{entry.name} is yanked.", details=[f"because {entry.yanked}"], todo="Publish a new release instead."
+        )
 
 
 def _reason(reason: str) -> str:
     if not reason.strip():
-        raise UsageError("usage", "A release is not yanked without a reason, which people and pip will show.", todo="Give it with --reason TEXT.")
+        raise UsageError(
+            "usage", "A release is not yanked without a reason, which people and pip will show.", todo="Give it with --reason TEXT."
+        )
     return reason

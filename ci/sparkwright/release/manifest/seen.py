@@ -108,10 +108,14 @@ def recall(index: str, state: Path | None = None) -> Seen | None:
 def _compare(before: Seen, manifest: Manifest, sha256: str) -> None:
     if manifest.serial < before.serial:
         details = [f"seen   serial {before.serial} of {before.made}", f"served serial {manifest.serial} of {manifest.made}"]
-        raise ReleaseError("manifest-replayed", f"The manifest of {manifest.url} is older than one that this machine has seen.", details=details)
+        raise ReleaseError(
+            "manifest-replayed", f"The manifest of {manifest.url} is older than one that this machine has seen.", details=details
+        )
     if manifest.serial == before.serial and sha256 != before.sha256:
         details = [f"seen   {before.sha256}", f"served {sha256}"]
-        raise ReleaseError("manifest-forked", f"There are two manifests of {manifest.url} with the serial {manifest.serial}.", details=details)
+        raise ReleaseError(
+            "manifest-forked", f"There are two manifests of {manifest.url} with the serial {manifest.serial}.", details=details
+        )
 
 
 def _path(index: str, state: Path | None) -> Path:

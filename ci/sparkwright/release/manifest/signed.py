@@ -64,7 +64,9 @@ def opened(data: bytes, trust: Trust, *, what: str, asked: str = "") -> tuple[Ma
     manifest = _converted(statement.predicate, what)
     check(manifest, what)
     if asked and normalised(asked) != normalised(manifest.url):
-        raise ReleaseError("manifest-elsewhere", f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"])
+        raise ReleaseError(
+            "manifest-elsewhere", f"{what} was signed for another index.", details=[f"asked      {asked}", f"signed for {manifest.url}"]
+        )
     return manifest, found.by
 
 

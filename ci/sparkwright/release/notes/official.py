@@ -49,7 +49,8 @@ def of(session: Session, forks: Sequence[Fork], wheels: Sequence[Path]) -> dict[
         if fork is None:
             known = [f"{one.name}: {one.base}" for one in forks if one.base] or ["no fork of it is a graft"]
             todo = "Name the official wheel that the release was grafted on; `sparkwright fetch` keeps it in the store."
-            raise WheelError("wheel-mismatch",
+            raise WheelError(
+                "wheel-mismatch",
                 f"{path.name} is not the official wheel under any fork of this release.",
                 details=[f"its sha256: {sha256}", *known],
                 todo=todo,

@@ -89,7 +89,8 @@ def _meant(manifest: Manifest, wish: Wish) -> Entry:
     named = [one for one in manifest.entries if wish.stack in ("", one.stack)]
     found = [one for one in named if (wish.release in (one.name, one.release) if wish.release else not one.yanked)]
     if not found:
-        raise ReleaseError("release-unknown",
+        raise ReleaseError(
+            "release-unknown",
             f"The index has no release {wish.release}." if wish.release else "The index offers no release.",
             details=[one.name for one in named[-20:]],
         )

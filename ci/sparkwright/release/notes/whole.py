@@ -49,7 +49,9 @@ def _check(release: Release, proof: Proof) -> str:
     """Return the address of *release*, which *proof* must be about."""
     mine = address(release)
     if proof.release != mine:
-        raise ReleaseError("index-damaged", f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"])
+        raise ReleaseError(
+            "index-damaged", f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"]
+        )
     return mine
 
 

@@ -134,7 +134,9 @@ def _at_hand(publisher: Publisher, wheel: Wheel, folder: Path, verdicts: Path) -
             path.symlink_to(known.absolute())
             return path
     if "://" not in wheel.url:
-        raise ReleaseError("index-damaged", f"{wheel.filename} is not in the index, or not what it was.", details=[f"sha256: {wheel.sha256}"])
+        raise ReleaseError(
+            "index-damaged", f"{wheel.filename} is not in the index, or not what it was.", details=[f"sha256: {wheel.sha256}"]
+        )
     transfer.fetch(wheel.url, path, wheel.size, wheel.sha256)
     return path
 

@@ -104,7 +104,9 @@ class Folder:
                     todo="Publish again, once nothing writes to the wheel any more.",
                 )  # fmt: skip
             if (found := _read_back(unfinished)) != sha256:
-                raise ReleaseError("publish-failed", f"The disk does not keep {place}.", details=[f"kept:    {found}", f"written: {sha256}"])
+                raise ReleaseError(
+                    "publish-failed", f"The disk does not keep {place}.", details=[f"kept:    {found}", f"written: {sha256}"]
+                )
             self._observe(f"name {place}")
             _name(unfinished, path)
         flush(path.parent)

@@ -37,7 +37,9 @@ def decided(publisher: Publisher, wheels: Sequence[Path], folder: Path | None, c
     policy = audit.load(project.audit_file, project.spec.arch) if project.audit_file.exists() else None
     inspected = facts.inspect_all(wheels, policy)
     if others := sorted({one.stack for one in inspected} - {"", project.stack}):
-        raise UsageError("usage", f"These are wheels of stack {', '.join(others)}, not of {project.stack}.", todo=f"Give --stack {others[0]}.")
+        raise UsageError(
+            "usage", f"These are wheels of stack {', '.join(others)}, not of {project.stack}.", todo=f"Give --stack {others[0]}."
+        )
     judged = {one.wheel.filename: verdicts.beside(one.path, folder) for one in inspected}
     proved = decision.decide_all(inspected, judged, publisher.policy)
     if channel != "candidate":
@@ -64,7 +66,9 @@ def refuse(inspected: Sequence[Inspected], proved: Sequence[Proved]) -> None:
         told = [(wheel, one) for wheel, missing in lacking for one in missing]
         details = [f"{wheel.project}: {one.rung}: {one.state} ({one.reference}): {one.says}" for wheel, one in told]
         data = {"missing": {wheel.filename: list(missing) for wheel, missing in lacking}}
-        raise ReleaseError("verified-refused", f"{len(lacking)} of {len(inspected)} wheels may not stand in verified.", details=details, data=data)
+        raise ReleaseError(
+            "verified-refused", f"{len(lacking)} of {len(inspected)} wheels may not stand in verified.", details=details, data=data
+        )
 
 
 @contextlib.contextmanager

@@ -61,7 +61,9 @@ class Offers:
             was = known.sha256 if known else self.manifest.retired.get(wheel.filename, wheel.sha256)
             if was != wheel.sha256:
                 details = [f"{'there' if known else 'once there'}: {was}", f"to be: {wheel.sha256}"]
-                raise ReleaseError("wheel-name-taken", f"The index {'holds' if known else 'once held'} {wheel.filename} with other bytes.", details=details)
+                raise ReleaseError(
+                    "wheel-name-taken", f"The index {'holds' if known else 'once held'} {wheel.filename} with other bytes.", details=details
+                )
 
     def check_order(self, stack: str, channel: Channel, wheels: Iterable[Wheel], besides: str = "") -> None:
         """
@@ -100,7 +102,9 @@ class Offers:
             if {one.sha256 for one in release.wheels if one.fork != INSTALLER} == wanted:
                 if entry.yanked:
                     todo = "A fix is a new version: raise `label` in stack.yaml and build again."
-                    raise ReleaseError("release-yanked", f"{entry.name} has these wheels, and was yanked.", details=[f"because {entry.yanked}"], todo=todo)
+                    raise ReleaseError(
+                        "release-yanked", f"{entry.name} has these wheels, and was yanked.", details=[f"because {entry.yanked}"], todo=todo
+                    )
                 return entry
         return None
 

@@ -77,7 +77,9 @@ class GitHubReleases:
         """See `hosts.Host.put`."""
         name, size = _file(place), path.stat().st_size
         if not 0 < size < LARGEST:
-            raise ReleaseError("publish-failed", f"GitHub takes files of 1 byte up to 2 GiB, and {name} has {size} bytes.", details=["nothing was sent"])
+            raise ReleaseError(
+                "publish-failed", f"GitHub takes files of 1 byte up to 2 GiB, and {name} has {size} bytes.", details=["nothing was sent"]
+            )
         release, was = self._found or self._release(), len(self.sent)
         for attempt in range(1, ATTEMPTS + 2):
             asset = self._releases.assets(release).get(name)
@@ -87,7 +89,11 @@ class GitHubReleases:
                     self.there.append(place)
                 return self.address(place)
             if not release.draft:
-                raise ReleaseError("wheel-name-taken", f"The published release {self.tag} has other bytes as {name}, or none.", details=[f"to be: {sha256}"])
+                raise ReleaseError(
+                    "wheel-name-taken",
+                    f"The published release {self.tag} has other bytes as {name}, or none.",
+                    details=[f"to be: {sha256}"],
+                )
             if attempt > ATTEMPTS:
                 break
             if asset:
@@ -168,7 +174,9 @@ class GitHubReleases:
         elif reply.status not in (201, 422):  # 422: another upload of that name is there, which the next look judges
             raise self._releases.refusal(reply, f"the upload of {name}")
         elif reply.status == 422 and b"already_exists" not in reply.body:
-            raise ReleaseError("publish-failed", f"GitHub does not take {name}.", details=[self._github.said(reply) or f"answered {reply.status}"])
+            raise ReleaseError(
+                "publish-failed", f"GitHub does not take {name}.", details=[self._github.said(reply) or f"answered {reply.status}"]
+            )
 
     def _wait(self, name: str, why: str, seconds: float, attempt: int) -> None:
         if attempt == ATTEMPTS:

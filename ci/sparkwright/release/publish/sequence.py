@@ -170,7 +170,9 @@ def _room(root: Path, found: Journal, *, everything: bool) -> None:
     free = shutil.disk_usage(root).free
     if wanted > free:
         details = [f"needed: {wanted / 1e6:,.0f} MB", f"free:   {free / 1e6:,.0f} MB"]
-        raise StoreError("disk-full", f"There is no room for this release in {root}.", details=details, todo="Make room, and run the same command again.")
+        raise StoreError(
+            "disk-full", f"There is no room for this release in {root}.", details=details, todo="Make room, and run the same command again."
+        )
 
 
 def clean(publisher: Publisher, manifest: Manifest | None, keep: str = "") -> list[str]:

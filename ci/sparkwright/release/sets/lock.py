@@ -126,7 +126,9 @@ def select(read_lock: SetLock, tags: Sequence[Tag], environment: Mapping[str, st
         chosen = list(read_lock.lock.select(environment=given, tags=list(tags)))
     except (PylockSelectError, UndefinedComparison, UndefinedEnvironmentName, KeyError) as error:
         where = f"Python {environment.get('python_full_version', '?')} on {environment.get('platform_machine', '?')}"
-        raise SourceError("not-provided", f"{read_lock.what} has no set for {where}.", details=[str(error)], todo="See which Python it is for.") from error
+        raise SourceError(
+            "not-provided", f"{read_lock.what} has no set for {where}.", details=[str(error)], todo="See which Python it is for."
+        ) from error
     return sorted((_pinned(package, wheel) for package, wheel in chosen), key=lambda one: one.name)
 
 

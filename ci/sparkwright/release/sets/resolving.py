@@ -181,11 +181,15 @@ def _resolved(asked: Asked, python: str, folder: Path, torch: str, *, near: str 
     try:
         return _compiled(asked, python, folder, near=near)
     except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         if torch and (other := _unpinned(asked, python, folder)) and other != torch:
             details = [f"the stack was built with torch {torch}", f"the set wants torch {other}"]
             raise ReleaseError("set-mixed", "These wheels want another torch than they were compiled against.", details=details) from error
         says = [line for line in error.details if line.strip()][-SHOWN:]
-        raise ReleaseError("set-unresolved", f"No set for Python {python} on {asked.machine} satisfies what these wheels require.", details=says) from error
+        raise ReleaseError(
+            "set-unresolved", f"No set for Python {python} on {asked.machine} satisfies what these wheels require.", details=says
+        ) from error
 
 
 def _unpinned(asked: Asked, python: str, folder: Path) -> str:
@@ -193,7 +197,9 @@ def _unpinned(asked: Asked, python: str, folder: Path) -> str:
     pins = tuple(pin for pin in asked.pins if not pin.startswith(f"{TORCH}=="))
     try:
         packages = _compiled(msgspec.structs.replace(asked, pins=pins), python, folder)
-    except CommandError:
+    except CommandError as error:
+        if error.reference != "command-failed":
+            raise
         return ""
     return next((str(package["version"]) for package in packages if package["name"] == TORCH), "")
 

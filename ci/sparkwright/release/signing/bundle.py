@@ -54,7 +54,9 @@ class _Policy:
             self.by = one.identity
             return
         details = [f"trusted: {one.identity} ({one.issuer})" for one in self._identities]
-        raise TrustError("signer-unknown", f"{self._what} is signed by {', '.join(named(cert)) or 'nobody that has a name'}.", details=details)
+        raise TrustError(
+            "signer-unknown", f"{self._what} is signed by {', '.join(named(cert)) or 'nobody that has a name'}.", details=details
+        )
 
 
 def verified(data: bytes, trust: Trust, what: str) -> tuple[str, bytes, str]:
@@ -77,11 +79,15 @@ def verified(data: bytes, trust: Trust, what: str) -> tuple[str, bytes, str]:
     except SparkwrightError:
         raise
     except CertValidationError as error:
-        raise TrustError("signer-unknown",
-            f"The certificate in {what} is not one that the trusted root vouches for at the time of signing.", details=[str(error)]
+        raise TrustError(
+            "signer-unknown",
+            f"The certificate in {what} is not one that the trusted root vouches for at the time of signing.",
+            details=[str(error)],
         ) from error
     except Exception as error:  # whatever a library makes of hostile bytes, they are not verified
-        raise TrustError("signature-invalid", f"{what} is not what was signed.", details=[f"{type(error).__name__}: {error}"[:1000]]) from error
+        raise TrustError(
+            "signature-invalid", f"{what} is not what was signed.", details=[f"{type(error).__name__}: {error}"[:1000]]
+        ) from error
     if not policy.by:
         raise TrustError("signature-invalid", f"{what} was not asked for its identity.")
     return payload_type, payload, policy.by
@@ -94,7 +100,9 @@ def read(data: bytes, what: str) -> Bundle:
     try:
         return Bundle.from_json(data)
     except Exception as error:  # as above
-        raise TrustError("evidence-invalid", f"{what} is no Sigstore bundle.", details=[f"{type(error).__name__}: {error}"[:1000]]) from error
+        raise TrustError(
+            "evidence-invalid", f"{what} is no Sigstore bundle.", details=[f"{type(error).__name__}: {error}"[:1000]]
+        ) from error
 
 
 def named(certificate: Certificate) -> list[str]:
@@ -119,7 +127,8 @@ def _verifier(root: str) -> Verifier:
         raise
     except Exception as error:  # a library that is missing or broken verifies nothing
         where = root or "the public Sigstore instance"
-        raise TrustError("trust-missing",
+        raise TrustError(
+            "trust-missing",
             f"The trusted root of {where} cannot be had offline.",
             details=[f"{type(error).__name__}: {error}"[:1000]],
             todo="Name the publisher's key with --key instead, or mend the library: pip install --upgrade sigstore",

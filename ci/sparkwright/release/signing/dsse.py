@@ -70,7 +70,9 @@ def decode(data: bytes, what: str) -> Envelope:
     try:
         envelope = msgspec.json.decode(data, type=Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError("evidence-invalid", f"{what} is not a signed file.", details=[str(error), f"it begins with {data[:80]!r}"]) from error
+        raise TrustError(
+            "evidence-invalid", f"{what} is not a signed file.", details=[str(error), f"it begins with {data[:80]!r}"]
+        ) from error
     if not envelope.is_bundle and not (envelope.payload_type and envelope.signatures):
         raise TrustError("evidence-invalid", f"{what} is not a signed file.", details=["it has no payloadType or no signatures"])
     return envelope

@@ -56,4 +56,6 @@ def _verified(envelope: dsse.Envelope, trust: Trust, what: str) -> str:
     if known := [key.by for key in trust.keys if key.fingerprint in named]:
         raise TrustError("signature-invalid", f"The signature of {known[0]} does not fit {what}.")
     signers = ", ".join(sorted(f"ed25519:{name[:16]}" if name else "a key that is not named" for name in named))
-    raise TrustError("signer-unknown", f"{what} is signed by {signers!r}.", details=[f"trusted: {name}" for name in trust.names or ["nobody"]])
+    raise TrustError(
+        "signer-unknown", f"{what} is signed by {signers!r}.", details=[f"trusted: {name}" for name in trust.names or ["nobody"]]
+    )

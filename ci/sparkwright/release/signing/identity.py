@@ -95,7 +95,11 @@ class IdentitySigner:
 
         raw = self._given or os.environ.get(TOKEN) or detect_credential()
         if not raw:
-            raise TrustError("identity-unusable", "There is no identity here to sign as.", details=[f"{TOKEN} is not set, and nothing else gives a token"])
+            raise TrustError(
+                "identity-unusable",
+                "There is no identity here to sign as.",
+                details=[f"{TOKEN} is not set, and nothing else gives a token"],
+            )
         return IdentityToken(raw)
 
 

@@ -214,7 +214,9 @@ def _read(path: Path, *, secret: bool) -> bytes:
         with path.open("rb") as stream:
             state = os.fstat(stream.fileno())
             if secret and (state.st_mode & 0o077 or not stat.S_ISREG(state.st_mode)):
-                raise TrustError("key-invalid", f"{path} is open to others.", details=[f"its mode is {stat.filemode(state.st_mode)}; chmod 600 {path}"])
+                raise TrustError(
+                    "key-invalid", f"{path} is open to others.", details=[f"its mode is {stat.filemode(state.st_mode)}; chmod 600 {path}"]
+                )
             data = stream.read(LARGEST + 1)
     except OSError as error:
         raise TrustError("key-invalid", f"{path} cannot be read.", details=[str(error)]) from error
