@@ -88,8 +88,8 @@ def test_a_program_that_does_not_exist_is_the_engines_refusal(engine: Engine, ba
 #: Owns a container as a run does, says so, and waits.
 OWNING = """\
 import sys
-from sparkwright.build import container
-from sparkwright.build.engine import connect
+from sparkwright.builder import container
+from sparkwright.builder.container_engine import connect
 container.run(connect(), sys.argv[1], ["/bin/sh", "-c", "echo here; exec sleep 600"])
 """
 

@@ -42,7 +42,7 @@ from pathlib import Path
 from tests.publishing import Place
 from sparkwright.release import index, notes
 from sparkwright.release.evidence import make
-from sparkwright.build import program
+from sparkwright.builder import self_wheel as program
 
 root = Path(sys.argv[1])
 

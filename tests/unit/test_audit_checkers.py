@@ -147,7 +147,7 @@ def test_a_tool_that_is_not_installed_is_not_run(tmp_path: Path) -> None:
 import importlib.metadata, pathlib
 importlib.metadata.entry_points = lambda **words: ()
 from sparkwright.audit import abi, checkers
-from sparkwright.audit.members import Contents, Subject
+from sparkwright.audit.wheel_reader import Contents, Subject
 half = checkers.Half("probe/_C.abi3.so", pathlib.Path({str(one.path)!r}), ("libtorch.so",))
 nothing = Contents((), "", (), False)
 about, folder = Subject("probe-1-cp38-abi3-any.whl", "", 1, "probe", "1", ()), pathlib.Path({str(tmp_path)!r})

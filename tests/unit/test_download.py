@@ -352,10 +352,10 @@ def test_two_runs_download_once(store: Store, index: Index) -> None:
 RUN = """\
 import sys
 from pathlib import Path
-from sparkwright.errors import SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import download
-from sparkwright.objects import Objects
-from sparkwright.store import Store
+from sparkwright.core.git_store import Objects
+from sparkwright.core.store import Store
 
 def load():
     return download.obtain(store, "mini", sys.argv[2], sys.argv[3])

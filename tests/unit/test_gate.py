@@ -333,10 +333,10 @@ def test_the_end_of_the_gate_ends_everything(build: Build) -> None:
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from sparkwright.build import launch
-from sparkwright.build.calls import Limits
-from sparkwright.build.gate import Gate
-from sparkwright.build.traces import Expected
+from sparkwright.builder.compile import launch
+from sparkwright.builder.compile.calls import Limits
+from sparkwright.builder.compile.costs import Expected
+from sparkwright.builder.compile.gate import Gate
 
 folder = Path(sys.argv[1])
 with Gate(folder, Limits(8, 500, reserve=0), lambda unit: Expected(1000, 300, "record"), coming=2) as gate:
@@ -418,10 +418,10 @@ def test_what_is_used_and_granted_is_sampled(build: Build) -> None:
 NINJA = """
 import os, subprocess, sys
 from pathlib import Path
-from sparkwright.build import launch
-from sparkwright.build.calls import Limits
-from sparkwright.build.gate import Gate
-from sparkwright.build.traces import Expected
+from sparkwright.builder.compile import launch
+from sparkwright.builder.compile.calls import Limits
+from sparkwright.builder.compile.costs import Expected
+from sparkwright.builder.compile.gate import Gate
 
 folder = Path(sys.argv[1])
 command = f"{sys.executable} -IS {launch.__file__} {sys.executable} {sys.argv[2]} -c $out 50 1000"

@@ -538,9 +538,9 @@ def test_damage_is_not_the_hosts_fault(run: Session, repository: Repository, com
 PROGRAM = """
 import sys
 from pathlib import Path
-from sparkwright.forks.session import Session
-from sparkwright.forks.spec import Project
-from sparkwright.store import Store
+from sparkwright.forks.context import Session
+from sparkwright.forks.stack import Project
+from sparkwright.core.store import Store
 url, place, store, root, commit, tree = sys.argv[1:]
 run = Session(Project(Path(root), "2026.11"), Store(Path(store)), (), Path(), mirrors={url: place})
 mirror = run.mirror(url)

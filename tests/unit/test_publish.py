@@ -378,7 +378,7 @@ from pathlib import Path
 root, dist, steps = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", root / "index"], check=True)
 from tests.publishing import Place
-from sparkwright.errors import SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.release import index
 place = Place(root)
 made = sorted(dist.glob("*.whl"))

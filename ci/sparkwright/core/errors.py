@@ -196,3 +196,14 @@ class GitHubError(SparkwrightError):
             " a mirror, by the commit that the ledger names.",
         ),
     }
+
+
+class PythonError(SparkwrightError):
+    """A Python environment cannot be used."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "environment-unusable": Advice(
+            "The folder is no Python environment that this user may change, or it holds other releases of what is to be installed.",
+            "Name a virtual environment of your own with --into, such as `uv venv` makes.",
+        ),
+    }

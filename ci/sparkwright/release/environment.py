@@ -22,9 +22,8 @@ import msgspec
 from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, PythonError
 from sparkwright.core.store import room_guard
-from sparkwright.release.errors import InstallError
 from sparkwright.release.layout import File, Layout
 
 if TYPE_CHECKING:
@@ -121,14 +120,14 @@ def probe(folder: Path) -> Environment:
         answer = msgspec.json.decode(said[-1], type=_Answer)
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details if isinstance(error, CommandError) else [str(error)]
-        raise InstallError(
+        raise PythonError(
             "environment-unusable", f"{folder} is not a Python environment: {python} does not answer.", details=details
         ) from error
     if answer.managed:
-        raise InstallError("environment-unusable", f"{folder} belongs to the package manager of the operating system.")
+        raise PythonError("environment-unusable", f"{folder} belongs to the package manager of the operating system.")
     site, plat = Path(answer.pure).resolve(), Path(answer.plat).resolve()
     if site != plat:
-        raise InstallError("environment-unusable", f"{folder} has two folders for packages.", details=[str(site), str(plat)])
+        raise PythonError("environment-unusable", f"{folder} has two folders for packages.", details=[str(site), str(plat)])
     abi = f"{'cp' if answer.name == 'cpython' else answer.name}{answer.version[0]}{answer.version[1]}{answer.flags}"
     return Environment(Path(answer.prefix), site, answer.version, abi, answer.full)
 
@@ -140,7 +139,7 @@ def access_guard(place: Path) -> Iterator[None]:
         with room_guard(place):
             yield
     except OSError as error:
-        raise InstallError("environment-unusable", f"{place} cannot be read or changed.", details=[str(error)]) from error
+        raise PythonError("environment-unusable", f"{place} cannot be read or changed.", details=[str(error)]) from error
 
 
 @contextlib.contextmanager
@@ -179,7 +178,7 @@ def look(environment: Environment, layout: Layout) -> Found:
 def _hash(site: Path, name: str) -> str:
     path = site / name
     if not path.parent.resolve().is_relative_to(site):
-        raise InstallError("environment-unusable", f"{path} leads out of the environment.", details=[str(path.parent.resolve())])
+        raise PythonError("environment-unusable", f"{path} leads out of the environment.", details=[str(path.parent.resolve())])
     try:
         return digest.sha256_file(path)
     except FileNotFoundError:
@@ -197,7 +196,7 @@ def _check_owners(environment: Environment, layout: Layout) -> None:
             others.append(info.name.removesuffix(".dist-info"))
     if others:
         names = " ".join(name.rpartition("-")[0] for name in others)
-        raise InstallError(
+        raise PythonError(
             "environment-unusable",
             f"{environment.site} holds other versions of these packages, or packages with the same files.",
             details=others,

@@ -160,10 +160,6 @@ class InstallError(SparkwrightError):
             "The environment holds another build of a package of the matched set (torch, most often), which something else may rely on.",
             "Install into a new environment (python3 -m venv), or let it be replaced with --replace.",
         ),
-        "environment-unusable": Advice(
-            "The folder is no Python environment that this user may change, or it holds other releases of what is to be installed.",
-            "Name a virtual environment of your own with --into, such as `uv venv` makes.",
-        ),
         "nothing-installed": Advice(
             "The environment holds no set that sparkwright installed, or none before the present one.",
             "See `sparkwright install --list`, and name an environment with --into.",

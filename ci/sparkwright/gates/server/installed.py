@@ -12,8 +12,7 @@ from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
-from sparkwright.release.errors import InstallError
+from sparkwright.core.errors import CommandError, PythonError
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -43,7 +42,7 @@ def places(python: Path) -> tuple[Path, Path, Path]:
     except (CommandError, ValueError, OSError) as error:
         if isinstance(error, CommandError) and error.reference != "command-failed":
             raise
-        raise InstallError("environment-unusable", f"{python} is no Python of an environment.", details=[str(error)]) from None
+        raise PythonError("environment-unusable", f"{python} is no Python of an environment.", details=[str(error)]) from None
     return Path(prefix), Path(site), Path(scripts)
 
 
@@ -138,4 +137,4 @@ def version(python: Path, name: str = "vllm") -> str:
     except (CommandError, OSError) as error:
         if isinstance(error, CommandError) and error.reference != "command-failed":
             raise
-        raise InstallError("environment-unusable", f"{python} has no {name} installed.", details=[str(error)]) from None
+        raise PythonError("environment-unusable", f"{python} has no {name} installed.", details=[str(error)]) from None

@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, PythonError
 from sparkwright.release.client import state
 from sparkwright.release.client.state import Installed, Pinned
 from sparkwright.release.environment import Environment
-from sparkwright.release.errors import InstallError
 
 _ASK = """\
 import importlib.metadata as metadata, importlib.util as util, json, platform, sys, sysconfig
@@ -76,10 +75,10 @@ def ask(python: Path) -> Place:
         answer = msgspec.json.decode(said[-1], type=_Answer)
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details if isinstance(error, CommandError) else [str(error)]
-        raise InstallError("environment-unusable", f"{python} does not answer as a Python does.", details=details) from error
+        raise PythonError("environment-unusable", f"{python} does not answer as a Python does.", details=details) from error
     if not answer.vllm or not answer.package:
         todo = "Install a release there (`sparkwright install --into VENV`), or name another environment with --into or --python."
-        raise InstallError("environment-unusable", f"There is no vLLM in the environment of {python}.", details=[answer.prefix], todo=todo)
+        raise PythonError("environment-unusable", f"There is no vLLM in the environment of {python}.", details=[answer.prefix], todo=todo)
     abi = f"cp{answer.version[0]}{answer.version[1]}"
     made = Environment(Path(answer.prefix), Path(answer.site).resolve(), answer.version, abi, answer.full)
     half = state.installing(made) is not None

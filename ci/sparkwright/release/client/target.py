@@ -6,13 +6,14 @@ import platform
 from collections.abc import Mapping, Sequence
 
 from sparkwright.core import digest
+from sparkwright.core.errors import PythonError
 from sparkwright.forks.errors import SourceError
 from sparkwright.release import sets
 from sparkwright.release.client import packages
 from sparkwright.release.client.catalogue import Catalogue
 from sparkwright.release.client.state import Chosen, Pinned
 from sparkwright.release.environment import Environment
-from sparkwright.release.errors import InstallError, ReleaseError, TrustError
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.evidence import check
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Channel, Entry, Lock, Missing, Proof, Release, Wheel
@@ -85,7 +86,7 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
     except SourceError as error:
         if error.reference != "not-provided":
             raise
-        raise InstallError("environment-unusable",
+        raise PythonError("environment-unusable",
             f"{entry.name} is not for the Python of {place.prefix} ({place.full or place.abi}).", details=[error.what, *error.details],
             todo="Make an environment with a Python that the release is for (see its page or `install --list`).",
         ) from error  # fmt: skip
