@@ -86,8 +86,14 @@ def ours(libraries: dict[str, Path]) -> None:
         with elf_sections.mapped(path) as data:
             host = elf.host(data)
             operators.registered(data, elf_sections.sections(data))
-            forms = [form for form, _ in device_images.forms(data, host, rules.generation, whole_ptx=wants is not None and wants.role == "target")]
-            kinds = [(device_images.targets(listed, "cubin"), device_images.targets(listed, "ptx")) for listed in device_images.by_unit(forms).values()]
+            forms = [
+                form
+                for form, _ in device_images.forms(data, host, rules.generation, whole_ptx=wants is not None and wants.role == "target")
+            ]
+            kinds = [
+                (device_images.targets(listed, "cubin"), device_images.targets(listed, "ptx"))
+                for listed in device_images.by_unit(forms).values()
+            ]
             gpu_compat.of_units(kinds, gpu_compat.capability(rules.arch))
 
 

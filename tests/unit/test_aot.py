@@ -155,7 +155,9 @@ def module(name: str, *codes: str, call: str = "flashinfer.jit.toy.gen_toy_modul
 def test_a_module_that_is_asked_for_twice_is_an_error() -> None:
     """Two entries that give the same module: one of them has no effect, so somebody is mistaken about it."""
     with refusal("file-invalid") as caught:
-        flashinfer_aot.checked(flashinfer_aot.Answer((module("a", "sm_121f"), module("b", "sm_121f"), module("a", "sm_121f"))), Path("aot.yaml"))
+        flashinfer_aot.checked(
+            flashinfer_aot.Answer((module("a", "sm_121f"), module("b", "sm_121f"), module("a", "sm_121f"))), Path("aot.yaml")
+        )
 
     assert caught.value.details == ("a",)
 

@@ -493,7 +493,9 @@ def test_who_calls_the_driver_has_to_name_it(tmp_path: Path, calls: str, link: l
 
 
 def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
-    wheel = write_wheel(tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf_sections.MAGIC + b"\x02\x01rest"})
+    wheel = write_wheel(
+        tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf_sections.MAGIC + b"\x02\x01rest"}
+    )
     report = audit(wheel, policy(distributions={}), NOWHERE)
     assert [library.name for library in report.libraries] == ["probe/bad", "probe/data.txt"]
     assert rules(report) == ["elf-unreadable", "library-unknown", "library-unknown", "rpath-present"]

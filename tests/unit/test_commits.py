@@ -78,7 +78,8 @@ def mailed(
 ) -> bytes:
     """Return a file of a series."""
     head = (
-        f"From: {series_git.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\nSubject: [PATCH] {series_git.encoded(subject)}\n"
+        f"From: {series_git.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\n"
+        f"Subject: [PATCH] {series_git.encoded(subject)}\n"
     )
     return f"{head}\n{text}\n---\n".encode() + change
 

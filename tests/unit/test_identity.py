@@ -188,14 +188,17 @@ def test_flags_are_added_to_those_of_the_fork() -> None:
         "X": "1",
         "CMAKE_C_FLAGS": host,
         "CMAKE_CXX_FLAGS": f'-D"X=a b" {host}',
-        "CMAKE_CUDA_FLAGS": f"{' '.join(version_label.NAMES)} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
+        "CMAKE_CUDA_FLAGS": f"{' '.join(version_label.NAMES)} -Xcompiler=-ffile-prefix-map=/a=/in "
+        "-Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
     }
     assert version_label.flags({}, {}) == {"CMAKE_CUDA_FLAGS": " ".join(version_label.NAMES)}
 
 
 def test_a_folder_that_no_flag_can_name_is_left_out() -> None:
     """A comma or a blank would end the option halfway, and the compiler would refuse the rest."""
-    assert version_label.flags({}, {Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}) == {"CMAKE_CUDA_FLAGS": " ".join(version_label.NAMES)}
+    assert version_label.flags({}, {Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}) == {
+        "CMAKE_CUDA_FLAGS": " ".join(version_label.NAMES)
+    }
 
 
 UNIT = """\

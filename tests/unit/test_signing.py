@@ -311,7 +311,10 @@ def test_damaged_trust_is_not_taken_for_none(tmp_path: Path) -> None:
     packaged.write_bytes(b"<html>")
     with refusal("file-invalid"):
         trust.find(url, config=tmp_path, packaged=packaged)
-    for text, reference in ((f"indexes: {{'{url}': {{key: [x]}}}}", "file-invalid"), (f"indexes: {{'{url}': {{keys: [x]}}}}", "key-invalid")):
+    for text, reference in (
+        (f"indexes: {{'{url}': {{key: [x]}}}}", "file-invalid"),
+        (f"indexes: {{'{url}': {{keys: [x]}}}}", "key-invalid"),
+    ):
         (tmp_path / "trust.yaml").write_text(text)
         with refusal(reference):
             trust.find(url, config=tmp_path, packaged=packaged)

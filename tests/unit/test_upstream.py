@@ -57,7 +57,9 @@ def base(host: Host, session: Session, revision: str = "main") -> Base:
 def verdict(host: Host, one: Patch, record: Record | None, on: Base | None = None) -> dict[str, Evidence]:
     session = host.session()
     on = on or base(host, session)
-    found = already_upstream.evidence(session, session.mirror(host.url), on, one, record, apply_check.taken_away(session.objects, on.tree, [one]))
+    found = already_upstream.evidence(
+        session, session.mirror(host.url), on, one, record, apply_check.taken_away(session.objects, on.tree, [one])
+    )
     return {test.test: test for test in found}
 
 

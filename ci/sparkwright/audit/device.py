@@ -163,7 +163,10 @@ def _read(data: Buffer, host: elf.Host, case: Case, folder: Path) -> _Reading:
 
 def _check_code(library: Library, read: _Reading, case: Case) -> Library:
     """Return *library* with the opcodes of the code that the stack's GPU would load."""
-    taken = {unit: gpu_compat.chosen(device_images.targets(listed, "cubin"), (), case.device)[1] for unit, listed in device_images.by_unit(read.forms).items()}
+    taken = {
+        unit: gpu_compat.chosen(device_images.targets(listed, "cubin"), (), case.device)[1]
+        for unit, listed in device_images.by_unit(read.forms).items()
+    }
     paths = [path for (unit, target), path in read.written.items() if taken[unit] == target]
     counts = _disassemble(paths, case.tools) if paths else {}
     library = replace(library, spark=_fp4(library.spark, counts))
@@ -182,7 +185,9 @@ def _inspect(library: Library, data: Buffer, host: elf.Host, case: Case, folder:
     by_unit = device_images.by_unit(read.forms)
     kinds = [(device_images.targets(listed, "cubin"), device_images.targets(listed, "ptx")) for listed in by_unit.values()]
     library = replace(
-        library, cubins=_sorted(Counter(device_images.targets(read.forms, "cubin"))), ptx=_sorted(Counter(device_images.targets(read.forms, "ptx"))),
+        library,
+        cubins=_sorted(Counter(device_images.targets(read.forms, "cubin"))),
+        ptx=_sorted(Counter(device_images.targets(read.forms, "ptx"))),
         spark=gpu_compat.of_units(kinds, case.device),
         device_code=code_of.of_pieces(form.sha256 for form in read.forms if form.sha256) if case.target else library.device_code,
     )  # fmt: skip

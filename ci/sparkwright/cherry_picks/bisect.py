@@ -56,7 +56,8 @@ def search(count: int, attempt: Try) -> tuple[Trial, int, Trial, int]:
     low = attempt(0)
     high = attempt(count - 1) if count > 1 else low
     if good(low) == good(high):
-        raise PatchError("bisect-undecided",
+        raise PatchError(
+            "bisect-undecided",
             f"{low.patch} is the same at both ends.", details=[f"{one.base}: {one.state}" for one in (low, high)],
             todo="Choose other ends with --from and --to.",
         )  # fmt: skip
@@ -98,7 +99,9 @@ def over_commits(session: Session, fork: str, book: Ledger, patches: Sequence[Pa
     return Turn(patches[-1].name, last, first, turned.line(), book.page(turned.number) if turned.number else "", (tried, len(line)))
 
 
-def over_releases(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], found: Sequence[upstream_revisions.Release]) -> Turn:
+def over_releases(
+    session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], found: Sequence[upstream_revisions.Release]
+) -> Turn:
     """Return the release at which the last of *patches* turns; see `over_commits`."""
 
     def attempt(number: int) -> Trial:
@@ -125,12 +128,16 @@ def ends(session: Session, mirror: Mirror, book: Ledger, patch: Patch | None, st
     tip = mirror.history(book.branch, newest=not session.offline)
     if not start and not (patch and patch.pick):
         what = patch.name if patch else "The search"
-        raise SourceError("not-provided", f"{what} needs a commit to start from.", todo="Name one with --from, or search releases with --releases.")
+        raise SourceError(
+            "not-provided", f"{what} needs a commit to start from.", todo="Name one with --from, or search releases with --releases."
+        )
     begin = _commit(session, mirror, start) if start else book.record(patch.pick).base if patch else ""
     last = _commit(session, mirror, end) if end else tip
     for name, found in ((start, begin), (end or book.branch, last)):
         if not found:
-            raise SourceError("not-provided", f"{shown(book.url)} has no branch, tag or commit {name}.", todo="Choose ends with --from and --to.")
+            raise SourceError(
+                "not-provided", f"{shown(book.url)} has no branch, tag or commit {name}.", todo="Choose ends with --from and --to."
+            )
     return begin or "", last or ""
 
 

@@ -123,7 +123,8 @@ def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) 
         text = text[: start.end()] + block + text[stop:]
     expected = msgspec.structs.replace(session.project.spec, forks={**session.project.spec.forks, fork: after})
     if not start or strict_yaml.parse(text, StackSpec, str(session.project.stack_file)) != expected:
-        raise FileError("file-invalid",
+        raise FileError(
+            "file-invalid",
             f"{session.project.stack_file} is not written in the form that bump rewrites.",
             details=[f"expected: {fork} at {new} instead of {old}"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright rebase`.",

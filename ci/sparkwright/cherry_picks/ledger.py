@@ -127,7 +127,9 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if found := self.known(number):
             return found
-        raise SourceError("not-provided", f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`.")
+        raise SourceError(
+            "not-provided", f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`."
+        )
 
     def known(self, number: int) -> Record | None:
         """Return the record of pull request *number*, or None when there is none."""
@@ -173,8 +175,11 @@ def require(root: Path, fork: str) -> Ledger:
     """
     found = load(root, fork)
     if found is None:
-        raise FileError("file-invalid",
-            f"{fork} has no ledger.", details=[f"expected: {path_of(root, fork)}"], todo="Begin one: a file with the field `url`."
+        raise FileError(
+            "file-invalid",
+            f"{fork} has no ledger.",
+            details=[f"expected: {path_of(root, fork)}"],
+            todo="Begin one: a file with the field `url`.",
         )
     return found
 
@@ -184,9 +189,8 @@ def render(ledger: Ledger) -> str:
     data = msgspec.to_builtins(ledger)
     head = {key: data[key] for key in ("url", "branch")}
     body = strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ") if data["records"] else "records: []\n"
-    return (
-        f"# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, people write reasons.\n{strict_yaml.dump(head)}{body}"
-    )
+    says = "# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, people write reasons."
+    return f"{says}\n{strict_yaml.dump(head)}{body}"
 
 
 def write(root: Path, fork: str, ledger: Ledger) -> None:

@@ -83,7 +83,8 @@ def _commits(objects: Objects, fork: str, base: Base, patches: Sequence[Patch]) 
             if outcome.status == "conflict" and not one.pick:
                 return done, (root, tip), one.name
             if outcome.status == "conflict":
-                raise PatchError("patch-conflict",
+                raise PatchError(
+                    "patch-conflict",
                     f"{one.name} does not apply to {base.name}.", details=outcome.says,
                     todo=f"Leave the files out that conflict, or all of it: `sparkwright pick {fork}{one.name} --exclude …` or `--drop`.",
                 )  # fmt: skip

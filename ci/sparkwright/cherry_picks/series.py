@@ -249,7 +249,8 @@ def explainer(session: Session, source: FetchedSource, book: Ledger | None) -> E
         return conflict.explain(
             session.objects, tree, one, fork=source.fork, base=source.origin, earlier=earlier, mirror=mirror,
             tip=(mirror.known(book.branch) or "") if mirror and book else "", page=book.page(one.pick) if book and one.pick else "",
-            origin=source.tree, evidence=already_upstream.evidence(session, mirror, came, one, already_upstream.record_of(book, one), taken),
+            origin=source.tree,
+            evidence=already_upstream.evidence(session, mirror, came, one, already_upstream.record_of(book, one), taken),
             commands=(aside, f"sparkwright rebase {verb}") if one.pick else (f"sparkwright rebase {verb}", f"sparkwright export {verb}"),
         )  # fmt: skip
 

@@ -163,7 +163,8 @@ def export(objects: Objects, base: str, tip: str, said: Mapping[str, str] | None
     Return the files of the commits after *base* up to *tip*, oldest first.
 
     Raises:
-        patch-invalid: A merge is among them, a name cannot be a file's or is taken, or a message lacks a trailer that every patch must have.
+        patch-invalid: A merge is among them, a name cannot be a file's or is taken, or a message lacks a trailer that every patch must
+        have.
     """
     made: list[Exported] = []
     for one in read(objects, base, tip, said):

@@ -155,7 +155,9 @@ def _apply(session: Session) -> str:
 
 def _plan_without(session: Session) -> str:
     bare = dataclasses.replace(session, without=("supported-12.1",))
-    return _must_fail("arch-mismatch", lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after))
+    return _must_fail(
+        "arch-mismatch", lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after)
+    )
 
 
 def _plan(session: Session) -> str:
@@ -192,8 +194,10 @@ def _must_fail(reference: str, work: Callable[[], object]) -> str:
         if error.reference != reference:
             raise
         return f"fails as it must: {error.reference}: {error.what}"
-    raise CommandError("command-failed",
-        f"The demo's stage that must end with {reference} did not fail.", todo="Please report this; a check has stopped checking."
+    raise CommandError(
+        "command-failed",
+        f"The demo's stage that must end with {reference} did not fail.",
+        todo="Please report this; a check has stopped checking.",
     )
 
 

@@ -76,7 +76,8 @@ def doctor(into: Path, *, deep: bool) -> int:
     if half is not None:
         name = half.chosen.name if half.chosen else "the removal of everything"
         before = half.before.chosen.name if half.before else "nothing"
-        raise InstallError("environment-broken",
+        raise InstallError(
+            "environment-broken",
             f"{place.prefix} is half installed: {name} was cut off.", details=[f"there was before: {before}"],
             data={"state": "half installed"},
             todo="Run the same `sparkwright install` (or `uninstall`) again to finish, or `sparkwright rollback` to undo it.",

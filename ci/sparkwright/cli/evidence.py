@@ -89,7 +89,8 @@ def _from_index(session: Outside, arguments: argparse.Namespace) -> Any:
             inside.check(path, found)
             yield msgspec.structs.replace(_told(wheel, about[0], found), release=entry.name, channel=entry.channel, yanked=entry.yanked)
             return
-        raise TrustError("evidence-invalid",
+        raise TrustError(
+            "evidence-invalid",
             f"The index {index.manifest.url} holds nothing of {path.name}.", details=[f"sha256 {at_hand.sha256}"],
             todo="Ask the index that it came from, or take it for what it is: a file that nobody vouches for.",
         )  # fmt: skip

@@ -85,7 +85,8 @@ def show(session: Session, fork: str, base: Base, made: Rebased) -> None:
         evidence=already_upstream.evidence(session, mirror, base, patches[at], None, taken),
         commands=(f"resolve it in {made.folder}: git add FILE…, git am --continue", command(session, fork, "export")),
     ))  # fmt: skip
-    raise PatchError("patch-conflict",
+    raise PatchError(
+        "patch-conflict",
         error.what, details=error.details, data=error.data,
         todo=f"Resolve it in {made.folder} (git add FILE…, git am --continue), then {command(session, fork, 'export')}; "
         "until then nothing reviewed is changed.",

@@ -129,8 +129,10 @@ def _check(arguments: argparse.Namespace) -> int:
     console.table("This runner", ("", "state", ""), [(one.name, one.state, one.says) for one in found], result=True)
     console.document({"findings": found})
     if unfit := [one for one in found if one.state == "unfit"]:
-        raise LabError("runner-unfit",
-            f"{len(unfit)} of {len(found)} things are not as they should be.", details=[f"{one.name}: {one.says}" for one in unfit]
+        raise LabError(
+            "runner-unfit",
+            f"{len(unfit)} of {len(found)} things are not as they should be.",
+            details=[f"{one.name}: {one.says}" for one in unfit],
         )
     return 0
 
@@ -176,7 +178,9 @@ def _egress(arguments: argparse.Namespace) -> int:
     for name in found.unknown:
         console.warn(f"{name} leads nowhere")
     if not found.addresses:
-        raise LabError("runner-unready", "No name of the list leads anywhere; the addresses that were known run out.", details=found.unknown)
+        raise LabError(
+            "runner-unready", "No name of the list leads anywhere; the addresses that were known run out.", details=found.unknown
+        )
     status, said = place.ask(["nft", "-f", "-"], egress.refreshed(policy, found.addresses))
     if status:
         raise LabError("runner-setup", "The rules do not take the addresses.", details=said.splitlines()[-10:])

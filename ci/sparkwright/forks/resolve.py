@@ -126,7 +126,9 @@ def _git(session: Session, spec: GitSpec) -> GitLock:
         if error.reference != "source-unreachable":
             raise
         session.silent.update({host} - {""})
-        console.warn(f"{where} does not answer ({package_index.shown(error.details[-1] if error.details else error.what)}): left unresolved")
+        console.warn(
+            f"{where} does not answer ({package_index.shown(error.details[-1] if error.details else error.what)}): left unresolved"
+        )
         return unresolved
     tree = session.objects.resolve(f"{named}^{{tree}}")
     console.note(f"{spec.ref}: commit {named}, tree {tree}")

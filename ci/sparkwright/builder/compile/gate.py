@@ -1,8 +1,8 @@
 """
 The gate of a build: the one place that lets compilers start, by the memory that each should need.
 
-It listens on a Unix socket in the launch folder. Each compiler call has a launcher (`sparkwright.builder.compile.launch`) with a connection of its
-own, on which whole messages travel, their words set apart by tabs:
+It listens on a Unix socket in the launch folder. Each compiler call has a launcher (`sparkwright.builder.compile.launch`) with a
+connection of its own, on which whole messages travel, their words set apart by tabs:
 
     launcher: unit SOURCE · miss · end STATUS KIBIBYTES CPU WORDS · stopped STATUS KIBIBYTES CPU WORDS
     gate:     go MARK · look MARK CCACHE · compile · stop · done

@@ -171,7 +171,8 @@ class Run:
         Make the goals behind a gate, and return it, closed.
 
         Raises:
-            compile-failed, compiler-crashed, compiler-hung, memory-too-small, memory-exceeded, disk-full: See there; what was compiled stays.
+            compile-failed, compiler-crashed, compiler-hung, memory-too-small, memory-exceeded, disk-full: See there; what was compiled
+            stays.
         """
         allowed, traces, todo = limits(self._session), Traces.of(self._session, self._fork), self.outstanding()
         units = [Unit(unit, expected.seconds, expected.megabytes) for unit in todo for expected in [traces.expected(unit)]]

@@ -1,8 +1,8 @@
 """
 Runs one build program without a network, in places that are the same on every machine.
 
-`sparkwright.builder.environment.sandbox` starts it as the first process of new namespaces. It runs alone, with the standard library only. Its one
-argument is a JSON object, the rest of the command line is the program:
+`sparkwright.builder.environment.sandbox` starts it as the first process of new namespaces. It runs alone, with the standard library only.
+Its one argument is a JSON object, the rest of the command line is the program:
 
 - ``binds``: folder → where the program sees it; all of the latter lie below ``inside``.
 - ``inside``: an existing folder of every system, over which an empty one is laid.

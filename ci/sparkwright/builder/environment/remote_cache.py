@@ -159,7 +159,9 @@ def shelf(url: str) -> Shelf:
     """
     parts, password = urlsplit(url), os.environ.get(PASSWORD, "")
     if parts.password:
-        raise FileError("file-invalid", "compiler_cache: the address of the remote holds a password.", todo=f"Put it into the variable {PASSWORD}.")
+        raise FileError(
+            "file-invalid", "compiler_cache: the address of the remote holds a password.", todo=f"Put it into the variable {PASSWORD}."
+        )
     if parts.scheme == "redis" and parts.hostname:
         return RedisShelf(url, password)
     if parts.scheme in ("http", "https") and parts.hostname:

@@ -101,7 +101,7 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What `sparkwright.builder.wheel.jit_specs` answers: modules, or the generator that does not exist, or the one that refused and why."""
+    """What `sparkwright.builder.wheel.jit_specs` answers: modules, the generator that does not exist, or the one that refused and why."""
 
     modules: tuple[Module, ...] = ()
     unknown: str = ""

@@ -1,8 +1,8 @@
 """
 Asks FlashInfer for modules: calls its own generators, which need no GPU, and writes what ninja compiles them with.
 
-`sparkwright.builder.wheel.flashinfer_aot` runs it with the locked Python. It runs alone, with the standard library, torch and FlashInfer's package. Its
-argument is a JSON file, and it writes the answer to another:
+`sparkwright.builder.wheel.flashinfer_aot` runs it with the locked Python. It runs alone, with the standard library, torch and
+FlashInfer's package. Its argument is a JSON file, and it writes the answer to another:
 
 - ``package``: the folder that holds ``flashinfer``.
 - ``build``: gets a folder per module, with its ninja file, and ``build.ninja`` over all of them.

@@ -76,7 +76,15 @@ def run(
         build-failed, build-downloads: See `build`.
     """
     command: list[str | Path] = [room.inside(tools.python), "-c", _HOOK, str(room.inside(made)), str(room.inside(source))]
-    room.run(command, cwd=source, env=env, log=log, failure=partial(BuildError, "build-failed"), what=f"{what}'s build backend failed.", **options)
+    room.run(
+        command,
+        cwd=source,
+        env=env,
+        log=log,
+        failure=partial(BuildError, "build-failed"),
+        what=f"{what}'s build backend failed.",
+        **options,
+    )
     wheels = list(made.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError("build-failed", f"{what}'s build backend made {len(wheels)} wheels instead of one.", details=[f"full log: {log}"])

@@ -74,7 +74,8 @@ def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
     Return the image of the release *found* on *base*, built where the engine has none.
 
     Raises:
-        engine-missing, engine-forbidden, engine-unreachable, image-mismatch, emulation-missing, image-build-failed, disk-full, installer-unfit,
+        engine-missing, engine-forbidden, engine-unreachable, image-mismatch, emulation-missing, image-build-failed, disk-full,
+        installer-unfit,
         offline, source-unreachable, download-invalid, environment-unusable, set-mixed: See there.
     """
     with container_engine.termination_interrupts():

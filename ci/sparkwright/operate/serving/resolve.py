@@ -63,7 +63,8 @@ def resolved(wish: Wish, where: Where) -> Ready:
 
     Raises:
         UsageError: It names no model, or no such recipe. recipe-unfit: It does not fit vLLM's release, the machine or the checkpoint.
-        environment-unusable, environment-broken, file-invalid, model-missing, checkpoint-invalid, variable-refused, flag-unknown: See there.
+        environment-unusable, environment-broken, file-invalid, model-missing, checkpoint-invalid, variable-refused, flag-unknown: See
+        there.
     """
     if not wish.recipe and not wish.model:
         raise UsageError(

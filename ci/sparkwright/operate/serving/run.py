@@ -64,7 +64,8 @@ def serve(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> in
     Serve until somebody asks to stop, and return the exit code: 0 after it was ready, 130 before.
 
     Raises:
-        port-taken, memory-held: It cannot start. server-died, server-late, memory-low, graph-memory-negative: It ended, or was ended, by itself.
+        port-taken, memory-held: It cannot start. server-died, server-late, memory-low, graph-memory-negative: It ended, or was ended, by
+        itself.
     """
     now = record(ready, log, "loading")
     lock.write(now)

@@ -86,7 +86,8 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
     except SourceError as error:
         if error.reference != "not-provided":
             raise
-        raise PythonError("environment-unusable",
+        raise PythonError(
+            "environment-unusable",
             f"{entry.name} is not for the Python of {place.prefix} ({place.full or place.abi}).", details=[error.what, *error.details],
             todo="Make an environment with a Python that the release is for (see its page or `install --list`).",
         ) from error  # fmt: skip

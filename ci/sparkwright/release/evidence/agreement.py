@@ -129,7 +129,9 @@ def _provenance(wheel: Wheel, fork: Fork | None, made: Provenance, raw: Mapping[
 
 def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw: Mapping[str, bytes]) -> Ladder | None:
     if ("verdicts" in raw) != ("test-result" in payloads) or ("throughput" in raw and "verdicts" not in raw):
-        raise TrustError("evidence-invalid", f"The verdicts about {wheel.filename} lack the statement that names them, or the other way round.")
+        raise TrustError(
+            "evidence-invalid", f"The verdicts about {wheel.filename} lack the statement that names them, or the other way round."
+        )
     found = judged.verdicts(raw["verdicts"], wheel) if "verdicts" in raw else None
     judged.rungs(proved.rungs, found, wheel)
     if found is None:
@@ -178,6 +180,8 @@ def _complete(wheel: Wheel, final: Summary, found: Ladder | None, raw: Mapping[s
     short = [f"{name}: {states.get(name, 'not-run')}" for name in final.required if states.get(name) != "pass"]
     failed = [f"{name}: {state}" for name, state in states.items() if state in ("fail", "invalid")]
     if short or failed:
-        raise TrustError("evidence-invalid", f"{wheel.filename} is said to lack nothing, and its verdicts say otherwise.", details=[*short, *failed])
+        raise TrustError(
+            "evidence-invalid", f"{wheel.filename} is said to lack nothing, and its verdicts say otherwise.", details=[*short, *failed]
+        )
     if judged.THROUGHPUT in final.required and "throughput" not in raw:
         raise TrustError("evidence-invalid", f"The measurement behind {judged.THROUGHPUT} of {wheel.filename} is missing.")

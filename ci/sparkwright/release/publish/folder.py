@@ -99,7 +99,8 @@ class Folder:
         with room_guard(self.root), _beside(path) as unfinished:
             self._observe(f"write {place}")
             if (found := _flushed(unfinished, pieces, path.name, moved)) != sha256:
-                raise ReleaseError("publish-failed",
+                raise ReleaseError(
+                    "publish-failed",
                     f"{path.name} changed while it was read.", details=[f"read:    {found}", f"decided: {sha256}"],
                     todo="Publish again, once nothing writes to the wheel any more.",
                 )  # fmt: skip

@@ -63,8 +63,9 @@ class GitHubReleases:
         """See `hosts.Host.ready`; a setting that the token may not read is seen in `finish`."""
         known = self._repository
         if known.private:
-            raise ReleaseError("publish-failed", f"{known.full_name} is private.", details=["nobody could install from it; nothing was sent"],
-                                todo="Publish in a public repository, or with --files folder.")  # fmt: skip
+            details = ["nobody could install from it; nothing was sent"]
+            todo = "Publish in a public repository, or with --files folder."
+            raise ReleaseError("publish-failed", f"{known.full_name} is private.", details=details, todo=todo)
         setting = self._releases.setting() if self._immutable else True
         if setting is False or (setting is None and known.permissions.get("admin")):
             raise ReleaseError("release-mutable", f"Releases of {known.full_name} are not immutable.", details=["nothing was sent"])
@@ -149,7 +150,8 @@ class GitHubReleases:
         url = release.upload_url.partition("{")[0]
         if host_of(url) != host_of(self._uploads):
             there = self._github.shown(host_of(url), 200)
-            raise GitHubError("github-unreachable",
+            raise GitHubError(
+                "github-unreachable",
                 f"GitHub asks for {name} at another host.", details=[f"at: {there}", "neither the file nor the token was sent"],
                 todo=f"Where that host is right, name it with --mirror {UPLOADS}=ADDRESS.",
             )  # fmt: skip
@@ -161,7 +163,8 @@ class GitHubReleases:
             self._wait(name, self._github.shown(str(error), 200), 0.25 * 2**attempt, attempt)
             return
         if reply.status == 201 and read != sha256:
-            raise ReleaseError("publish-failed",
+            raise ReleaseError(
+                "publish-failed",
                 f"{name} changed while it was read.", details=[f"read:    {read}", f"decided: {sha256}"],
                 todo="Publish again, once nothing writes to the wheel any more.",
             )  # fmt: skip
