@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -20,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from tests import endings
 
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
@@ -33,6 +34,11 @@ from sparkwright.forks.stack import Project
 ROOT = Path(__file__).parents[1]
 #: Nothing listens on the discard port, so a test that asks an index by mistake fails at once.
 NOWHERE = "http://127.0.0.1:9/simple/"
+#: Examples of property tests: the same in every run by default, other ones in each with ``random``, twice as many. What a test may take
+#: depends on the machine, so neither has a deadline.
+settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", settings.get_profile("same"), derandomize=False, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 #: Runs a server with the given options until the block ends, and yields its address.
 Redis = Callable[..., contextlib.AbstractContextManager[str]]
 
@@ -42,14 +48,21 @@ def running(command: Sequence[str], environment: dict[str, str], folder: Path) -
     """Yield a program that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
     child = subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-        # A job that a script put into the background ignores interruptions, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call, no lock
+        preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
     )  # fmt: skip
     try:
         yield child
     finally:
         child.kill()
         child.communicate()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write the names of the skipped tests below `.pytest_cache`, so that another machine can be asked for them (``pytest @FILE``)."""
+    cache = getattr(terminalreporter.config, "cache", None)
+    if cache and not hasattr(terminalreporter.config, "workerinput"):
+        names = sorted({report.nodeid for report in terminalreporter.stats.get("skipped", [])})
+        (cache.mkdir("skipped") / "names").write_text("".join(f"{name}\n" for name in names), "utf-8")
 
 
 @pytest.fixture
