@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.build import search
+from sparkwright.build import axes, search
 from sparkwright.build.search import Answer
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
 from sparkwright.demo import upstreams
-from sparkwright.errors import BisectUndecided, NotProvided, PredicateFailed, UsageError
+from sparkwright.errors import ArchiveUnsafe, BisectUndecided, NotProvided, PredicateFailed, UsageError
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini, Repository
@@ -310,6 +310,30 @@ def test_the_pieces_that_changed_an_answer_are_found(
 
     assert found["cause"]["what"] == what
     assert {step["name"] for step in found["steps"]} >= {"HEAD~1", "HEAD"}
+
+
+def test_a_revision_is_laid_out_as_it_was(repository: Repository, tmp_path: Path) -> None:
+    """Bytes, links and the right to execute arrive; folders that were not asked for do not."""
+    repository.commit({"forks/a/stack.yaml": b"x: 1\n", "build/run": b"#!/bin/sh\n", "other/b": b"no\n"}, "Before")
+    (repository.path / "build" / "run").chmod(0o755)
+    (repository.path / "build" / "link").symlink_to("../forks/a")
+    repository.commit({}, "After")
+    folder = tmp_path / "side"
+    axes._unpack(repository.path, "HEAD", ("forks", "build", "cherry_picks"), folder)
+
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} == {"forks/a/stack.yaml", "build/run"}
+    assert (folder / "build" / "link" / "stack.yaml").read_bytes() == b"x: 1\n"
+    assert [os.access(folder / name, os.X_OK) for name in ("build/run", "forks/a/stack.yaml")] == [True, False]
+
+
+def test_a_revision_with_a_link_that_leaves_it_is_refused(repository: Repository, tmp_path: Path) -> None:
+    """Nothing is written where a link of the checkout points."""
+    (repository.path / "forks").mkdir()
+    (repository.path / "forks" / "a").symlink_to("../../outside")
+    repository.commit({}, "Before")
+
+    with pytest.raises(ArchiveUnsafe, match="a link that leaves its folder"):
+        axes._unpack(repository.path, "HEAD", ("forks",), tmp_path / "side")
 
 
 def test_a_name_of_no_stack_and_no_revision_is_refused(versioned: Searched) -> None:

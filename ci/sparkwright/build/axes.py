@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import re
 import shutil
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.console import console
 from sparkwright.errors import BisectUndecided, NotProvided
+from sparkwright.forks import archive
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
 
@@ -208,6 +209,12 @@ def _unpack(root: Path, revision: str, names: tuple[str, ...], folder: Path) -> 
     wanted = [name for name in names if name in there]
     if "forks" not in wanted:
         raise NotProvided(f"{revision} is neither a stack nor a revision of {root} that has any.")
-    data = git.run(["archive", "--format=tar", commit, "--", *wanted], cwd=root)[1]
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        archive.extractall(folder, filter="data")
+    data = git.run(["archive", "--format=tar", "--prefix=checkout/", commit, "--", *wanted], cwd=root)[1]
+    for member in archive.tar_members(io.BytesIO(data), f"{revision} of {root}"):
+        path = folder / member.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if member.mode == git.LINK:
+            path.symlink_to(os.fsdecode(member.data))
+        else:
+            path.write_bytes(member.data)
+            path.chmod(0o755 if member.mode == git.EXECUTABLE else 0o644)

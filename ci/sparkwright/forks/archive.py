@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Literal
 
 import msgspec
 
@@ -103,9 +104,19 @@ def sdist_members(archive: Path) -> Iterator[Member]:
     Raises:
         ArchiveUnsafe: A member is unsafe (module docstring), or the archive is damaged.
     """
-    origin, top = archive.name, ""
-    budget = _Budget(origin)
-    with damage_guard(origin), tarfile.open(archive, mode="r|gz") as tar:
+    with archive.open("rb") as stream:
+        yield from tar_members(stream, archive.name, compression="gz")
+
+
+def tar_members(stream: IO[bytes], origin: str, *, compression: Literal["", "gz"] = "") -> Iterator[Member]:
+    """
+    Yield the files of the tar in *stream*, its single top folder taken away.
+
+    Raises:
+        ArchiveUnsafe: A member is unsafe (module docstring), or the tar is damaged; *origin* names it.
+    """
+    top, budget = "", _Budget(origin)
+    with damage_guard(origin), tarfile.open(fileobj=stream, mode="r|gz" if compression else "r|") as tar:
         for info in tar:
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")
@@ -120,9 +131,9 @@ def sdist_members(archive: Path) -> Iterator[Member]:
                 yield Member(path, LINK, info.linkname.encode())
             elif info.isreg():
                 budget.spend(path, info.size)
-                stream = tar.extractfile(info)
-                assert stream is not None
-                yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, stream.read())
+                content = tar.extractfile(info)
+                assert content is not None
+                yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, content.read())
             else:
                 raise ArchiveUnsafe(f"{origin} has a member that is no file, folder or symbolic link.", details=[f"member: {name!r}"])
 
