@@ -87,15 +87,41 @@ def test_it_holds_no_array_between_two_orders(tmp_path: Path) -> None:
 
 
 def test_a_child_that_was_killed_is_started_again(sentinel: Sentinel) -> None:
-    """The next question finds another child, and an answer."""
+    """The next question finds another child, and an answer, even while the killed one has not ended yet."""
     sentinel.reading()
     assert sentinel.pid
     first = sentinel.pid
     os.kill(first, signal.SIGKILL)
-    assert gone(first)
 
     assert sentinel.reading().gemv > 0
     assert sentinel.pid != first
+    assert gone(first)
+
+
+#: What a child says first, and its answer to one order.
+HELLO = 'echo \'{"kind":"cuda","device":"x","by":"y","unified":false,"uuid":""}\''
+READING = 'read line; echo \'{"gemv":2.0,"copy":1.0,"bytes":1,"times":1}\''
+
+
+@pytest.mark.parametrize("end", ["read line; exit 1", "exec 0<&-; sleep 0.5; exit 1"])
+def test_a_question_that_a_dying_child_took_is_asked_again(tmp_path: Path, end: str) -> None:
+    """Each child answers once, and dies with the second question in its pipe, or without one to take it: every question has an answer."""
+    python = program(tmp_path / "python", f"echo x >> {tmp_path}/starts; {HELLO}; {READING}; {end}")
+    with Sentinel(SMALL, python, tmp_path / "log") as one:
+        assert [one.reading().gemv for _ in range(3)] == [2.0] * 3
+
+    assert (tmp_path / "starts").read_text() == "x\n" * 3
+
+
+def test_a_question_that_every_child_dies_of_is_asked_of_two(tmp_path: Path) -> None:
+    """The one that was there, and a fresh one; a fresh one that dies is silence at once."""
+    python = program(tmp_path / "python", f"echo x >> {tmp_path}/starts; {HELLO}; read line; exit 1")
+    with Sentinel(SMALL, python, tmp_path / "log") as one:
+        one.hello()
+        for starts in (2, 3):
+            with pytest.raises(Silent, match="it died"):
+                one.reading()
+            assert (tmp_path / "starts").read_text() == "x\n" * starts
 
 
 def test_a_child_that_hangs_is_ended_in_its_time_and_replaced(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class Silent(Exception):
     """The child gave no answer; the message says why."""
 
 
+class _Died(Silent):
+    """The child ended, or closed its pipe, before it answered."""
+
+
 class Device(msgspec.Struct, frozen=True):
     """
     What the child measures.
@@ -96,7 +100,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 class Sentinel:
     """
-    The child, started by the first question and again after it died.
+    The child, started by the first question and again after it died. A question that a child died with is asked of one other child.
 
     The kernel ends it with the thread that started it, so ask from one that lasts.
 
@@ -155,16 +159,31 @@ class Sentinel:
         self._ask("measure", Reading, self._policy.matrix, seconds / 2)
 
     def _ask(self, ask: str, kind: type[T], megabytes: int, seconds: float) -> T:
+        order = {"ask": ask, "megabytes": megabytes, "warm": self._policy.warm, "seconds": seconds, "least": self._policy.least}
+        patience = self._policy.patience + self._policy.warm + 3 * seconds
+        earlier = self._child
         self.hello()
+        started = self._child is not earlier
+        try:
+            return self._order(order, kind, patience)
+        except _Died:
+            # Until the last thread of a killed process has ended, it cannot be waited for, and its pipes take what is written.
+            # What dies of the order itself dies as a fresh child, too, and is asked no third time.
+            if started:
+                raise
+        self.hello()
+        return self._order(order, kind, patience)
+
+    def _order(self, order: dict[str, object], kind: type[T], patience: float) -> T:
+        """Send *order* to the child, and return its answer."""
         assert self._child is not None
         assert self._child.stdin is not None
-        order = {"ask": ask, "megabytes": megabytes, "warm": self._policy.warm, "seconds": seconds, "least": self._policy.least}
         try:
             self._child.stdin.write(msgspec.json.encode(order) + b"\n")
             self._child.stdin.flush()
         except OSError as error:
-            raise self._silent(f"it does not listen: {error.strerror}") from error
-        return self._answer(kind, self._policy.patience + self._policy.warm + 3 * seconds)
+            raise self._silent(f"it does not listen: {error.strerror}", _Died) from error
+        return self._answer(kind, patience)
 
     def _start(self) -> None:
         self.stop()
@@ -206,15 +225,15 @@ class Sentinel:
             data = os.read(self._child.stdout.fileno(), 4096)
             self._rest += data
             if not data or len(self._rest) > MOST:
-                raise self._silent("it died" if not data else "it answers without end")
+                raise self._silent("it answers without end") if data else self._silent("it died", _Died)
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def _silent(self, why: str) -> Silent:
+    def _silent(self, why: str, kind: type[Silent] = Silent) -> Silent:
         """End the child, and return that it said nothing, with its last words."""
         self.stop()
         words = last_line(self._log)
-        return Silent(why + (f": {words}" if words else ""))
+        return kind(why + (f": {words}" if words else ""))
 
     def stop(self) -> None:
         """End the child; harmless when repeated."""
