@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests import endings
 
 from sparkwright.build import toolchain
 from sparkwright.build.toolchain import Toolchain
@@ -42,8 +42,7 @@ def running(command: Sequence[str], environment: dict[str, str], folder: Path) -
     """Yield a program that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
     child = subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-        # A job that a script put into the background ignores interruptions, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call, no lock
+        preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
     )  # fmt: skip
     try:
         yield child

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import endings
 
 from sparkwright import __version__
 from sparkwright.cli.main import VERBS
@@ -155,20 +158,44 @@ def test_a_fault_gives_3_and_leaves_a_log(cli: Cli, mini: Mini) -> None:
 
 def test_an_interruption_gives_130(mini: Mini) -> None:
     """Ctrl-C while another run is waited for ends at once, says that nothing is lost, and leaves the store usable."""
-    command = [sys.executable, "-m", "sparkwright", "apply", *mini.words]
-    with Store(mini.cache).lock("objects"), subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stderr is not None
-        said = ""
-        while "waiting for it to end" not in said:
-            line = run.stderr.readline()
-            assert line
-            said += line
+    with waiting(mini, endings.heard) as run:
         run.send_signal(signal.SIGINT)
         out, rest = run.communicate(timeout=60)
 
     assert (run.returncode, out) == (130, "")
     assert "interrupted; what is finished is kept" in rest
     assert "Traceback" not in rest
+
+
+def test_what_was_started_to_ignore_interruptions_ends_by_sigterm(mini: Mini) -> None:
+    """With ``nohup … &`` neither Ctrl-C nor the end of the terminal ends it; SIGTERM does, within seconds."""
+    with waiting(mini, endings.ignored) as run:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            run.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                run.wait(0.5)
+        run.terminate()
+
+        assert run.wait(10) == -signal.SIGTERM
+
+
+@contextlib.contextmanager
+def waiting(mini: Mini, preexec: Callable[[], None]) -> Iterator[subprocess.Popen[str]]:
+    """Yield a run of `apply` that waits for another; if it is left at the end, it is killed."""
+    command = [sys.executable, "-m", "sparkwright", "apply", *mini.words]
+    with Store(mini.cache).lock("objects"):
+        run = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            preexec_fn=preexec,  # noqa: PLW1509  system calls, no lock
+        )  # fmt: skip
+        try:
+            assert run.stderr is not None
+            while "waiting for it to end" not in (line := run.stderr.readline()):
+                assert line
+            yield run
+        finally:
+            run.kill()
+            run.communicate()
 
 
 def test_a_reader_that_goes_away_is_no_fault(mini: Mini) -> None:

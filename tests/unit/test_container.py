@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.tags import sys_tags
+from tests import endings
 
 import sparkwright
 from sparkwright.build import contained, container, engine, image, program, toolchain
@@ -287,3 +288,20 @@ def test_a_failure_inside_is_the_same_failure_out_here() -> None:
 
     assert (type(told), told.what, told.details, told.todo) == (ImageMismatch, "This one.", ("a",), "Do that.")
     assert contained._same({}, ["Traceback", "why"]).details == ("Traceback", "why")
+
+
+@pytest.mark.parametrize(
+    ("number", "ignored", "heeded"), [("INT", "", True), ("TERM", "", True), ("INT", "INT", False), ("TERM", "INT", True)]
+)
+def test_an_interruption_is_held_back_unless_it_is_ignored(number: str, ignored: str, heeded: bool) -> None:
+    """It comes after the block, and not at all where whoever started the program wants it ignored."""
+    code = (
+        "import os, signal\nfrom sparkwright.build import engine\n"
+        f"for name in {ignored.split()}: signal.signal(signal.Signals['SIG' + name], signal.SIG_IGN)\n"
+        "try:\n    with engine.undisturbed():\n"
+        f"        os.kill(os.getpid(), signal.SIG{number}); print('after', flush=True)\n    print('not heeded')\n"
+        "except KeyboardInterrupt: print('heeded')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, preexec_fn=endings.heard)
+
+    assert run.stdout.split("\n")[:-1] == ["after", "heeded" if heeded else "not heeded"]

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests import endings
 
 from sparkwright.errors import EnvironmentUnusable, ToolMissing, WheelInvalid
 from sparkwright.gates.server.installed import Mismatch, is_installed
@@ -178,7 +179,7 @@ def test_no_server_outlives_a_gate_that_is_killed(by: signal.Signals, make: Make
     launch = msgspec.json.encode(make(), enc_hook=str)
     gate = subprocess.Popen(
         [sys.executable, "-c", GATE, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  one system call
+        preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
     )  # fmt: skip
     assert gate.stdin is not None
     assert gate.stdout is not None

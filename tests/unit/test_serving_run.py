@@ -10,12 +10,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 from msgspec.structs import replace
+from tests import endings
 from tests.standin import Machine, _machine, _standin, alive, free_port
 
 from sparkwright import reviewed
@@ -63,6 +65,24 @@ def test_a_request_to_stop_after_it_was_ready_is_a_success(by: signal.Signals, m
     one.send_signal(by)
     _, err = one.communicate(timeout=60)
     assert one.returncode == 0, err
+    assert machine.gone()
+    assert machine.state() == {}
+
+
+@pytest.mark.parametrize("phase", ["loading", "serving"])
+def test_what_was_started_to_ignore_interruptions_ends_by_sigterm(phase: str, machine: Machine) -> None:
+    """With ``nohup … &`` neither Ctrl-C nor the end of the terminal is a request; SIGTERM is, in every phase."""
+    one = machine.start(preexec=endings.ignored, **({"load": 600} if phase == "loading" else {}))
+    machine.told()
+    machine.until(phase)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        one.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.wait(1)
+    assert machine.state()["phase"] == phase
+    one.send_signal(signal.SIGTERM)
+    _, err = one.communicate(timeout=20)
+    assert one.returncode == (0 if phase == "serving" else 130), err
     assert machine.gone()
     assert machine.state() == {}
 

@@ -179,7 +179,9 @@ def undisturbed() -> Iterator[None]:
         yield
         return
     seen: list[int] = []
-    before = {number: signal.signal(number, lambda number, _frame: seen.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What whoever started us wants ignored (nohup, a job in the background of a script) stays ignored.
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _frame: seen.append(number)) for number in heeded}
     try:
         yield
     finally:

@@ -99,6 +99,8 @@ def main() -> int:
         pathlib.Path(spec["witness"] + ".missing").touch()
         return 127
     for number in (signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup: whoever started the build wants it to outlive the terminal
         signal.signal(number, lambda _number, _frame: child.terminate())
     # A terminal sends Ctrl-C to the program as well; its end is awaited.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
