@@ -94,6 +94,16 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "upstream")
 
 
+@pytest.fixture(name="without_sys")
+def _without_sys() -> list[str]:
+    """Return what runs a command where /sys is not mounted, as in some containers."""
+    user = ["--map-root-user"] if os.geteuid() else []
+    words = ["unshare", *user, "--mount", "sh", "-c", 'mount -t tmpfs none /sys && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine gives no mount namespaces")
+    return words
+
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from tests import endings
 
-from sparkwright.build import isolation
+from sparkwright.build import isolate, isolation
 from sparkwright.build.isolation import INSIDE, Room
 from sparkwright.errors import BuildDownloads, CommandFailed, IsolationMissing
 
@@ -152,7 +155,8 @@ def test_status_and_words_of_a_program_pass_through(lab: Lab) -> None:
 
 
 @apart
-def test_nothing_of_a_killed_build_lives_on(lab: Lab) -> None:
+@pytest.mark.parametrize(("by", "preexec"), [(signal.SIGKILL, endings.heard), (signal.SIGTERM, endings.ignored)])
+def test_nothing_of_a_killed_build_lives_on(lab: Lab, by: signal.Signals, preexec: Callable[[], None]) -> None:
     """Whoever starts the program is killed without warning: the program and its children end, wherever they hid."""
     marker = f"3141.{os.getpid()}"
     script = f"setsid sleep {marker} & sleep {marker}"
@@ -161,10 +165,37 @@ def test_nothing_of_a_killed_build_lives_on(lab: Lab) -> None:
         f"room = isolation.room({{Path({str(lab.work)!r}): 'mini'}});"
         f"room.run(['sh', '-c', {script!r}], log=Path({str(lab.log)!r}), env=dict(os.environ))"
     )
-    with subprocess.Popen([sys.executable, "-c", code]) as builder:
+    with subprocess.Popen([sys.executable, "-c", code], preexec_fn=preexec) as builder:  # noqa: PLW1509  system calls, no lock
         _wait_for(lambda: len(_sleeping(marker)) == 2)
-        builder.send_signal(signal.SIGKILL)
+        builder.send_signal(by)
     _wait_for(lambda: not _sleeping(marker))
+
+
+@pytest.mark.parametrize(
+    ("preexec", "number", "ends"),
+    [(endings.heard, signal.SIGHUP, True), (endings.ignored, signal.SIGHUP, False), (endings.ignored, signal.SIGTERM, True)],
+)
+def test_a_program_outlives_its_terminal_where_the_build_does(
+    tmp_path: Path, preexec: Callable[[], None], number: signal.Signals, ends: bool
+) -> None:
+    """What a terminal sends at its end stays ignored where ``nohup`` said so; SIGTERM never is."""
+    spec = msgspec.json.encode({"inside": "", "binds": {}, "loopback": False, "witness": str(tmp_path / "witness")}).decode()
+    command = [sys.executable, "-IS", isolate.__file__, spec, "sleep", "600"]
+    with subprocess.Popen(command, preexec_fn=preexec) as keeper:  # noqa: PLW1509  system calls, no lock
+        _wait_for(lambda: _heeds(keeper.pid, signal.SIGTERM))
+        keeper.send_signal(number)
+        if not ends:
+            with pytest.raises(subprocess.TimeoutExpired):
+                keeper.wait(1)
+            keeper.terminate()
+
+        assert keeper.wait(10) == 128 + signal.SIGTERM
+
+
+def _heeds(pid: int, number: signal.Signals) -> bool:
+    """Has the process *pid* a handler for the signal *number*?"""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(caught and int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _sleeping(marker: str) -> list[psutil.Process]:
@@ -194,6 +225,20 @@ def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, m
 def test_a_container_that_has_a_network_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable alone does not make a room: a machine with more than a loopback device is no container without a network."""
     monkeypatch.setenv(isolation.VARIABLE, "container")
-    devices = {path.name for path in Path("/sys/class/net").iterdir()}
+    devices = {name for _, name in socket.if_nameindex()}
 
     assert (isolation.room({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
+
+
+@pytest.mark.parametrize("network", [["--net"], []], ids=["alone", "here"])
+def test_the_devices_are_known_without_sys(without_sys: list[str], network: list[str]) -> None:
+    """Where /sys is not mounted, a container without a network is one, and a machine with one is none."""
+    code = (
+        "import socket\nfrom sparkwright.build import isolation\n"
+        "print(isolation.room({}).kind == 'container', [name for _, name in socket.if_nameindex()] == ['lo'])\n"
+    )
+    words = [without_sys[0], *network, *without_sys[1:], sys.executable, "-c", code]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, isolation.VARIABLE: "container"})
+    alone = len(socket.if_nameindex()) == 1 or bool(network)
+
+    assert run.stdout.split() == [str(alone)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import socket
 import subprocess
@@ -126,10 +127,24 @@ def test_a_process_on_the_gpu_is_named_and_one_that_cannot_be_seen_is_unknown() 
 def test_the_battery_is_what_the_system_says() -> None:
     """None without one; where there is one, whether it is the source of power."""
     battery, doubt = telemetry.on_battery()
+    try:
+        found = psutil.sensors_battery()
+    except OSError:
+        pytest.skip("/sys is not mounted here; the next test is about that")
 
-    found = psutil.sensors_battery()
     assert battery == (None if found is None or found.power_plugged is None else not found.power_plugged)
     assert bool(doubt) == (found is not None and found.power_plugged is None)
+
+
+def test_without_sys_the_battery_and_the_firmware_are_not_known(without_sys: list[str]) -> None:
+    """In a container where /sys is not mounted, what stands there is missing, and nothing else is."""
+    code = (
+        "import json\nfrom sparkwright.build import resident\nfrom sparkwright.gates.machine import telemetry\n"
+        "print(json.dumps([telemetry.on_battery(), sorted(telemetry._host()), resident.available_megabytes() > 0]))\n"
+    )
+    run = subprocess.run([*without_sys, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert json.loads(run.stdout) == [[None, ["battery"]], ["architecture", "cores", "kernel", "memory", "processor"], True]
 
 
 def test_the_load_of_others_counts_strangers_and_not_those_that_are_named(stranger: psutil.Process) -> None:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -158,4 +159,8 @@ def _refusal() -> str | None:
 
 
 def _only_loopback() -> bool:
-    return [device.name for device in Path("/sys/class/net").iterdir()] == ["lo"]
+    # The kernel is asked: /sys may not be mounted, and shows the devices of the network that it was mounted in.
+    try:
+        return [name for _, name in socket.if_nameindex()] == ["lo"]
+    except OSError:
+        return False
