@@ -314,6 +314,12 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False, tags=["check"])
+def properties(session: nox.Session) -> None:
+    """Run the property tests on random examples, as every night; a counterexample is printed, to be kept in its test (minutes)."""
+    pytest(session, f"hypothesis and {FAST}", "--numprocesses", "auto", seconds=900, env={"HYPOTHESIS_PROFILE": "random"})
+
+
+@nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
     """Run the tests that fetch, apply and rewrite the real sources, and those that compile or launch (long on the first run)."""
     # A compiler leaves a core idle at its beginning and end. What measures times, or is killed at a time, has the machine for itself.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests import endings
 
 from sparkwright.build import toolchain
@@ -33,6 +34,11 @@ from sparkwright.store import Store
 ROOT = Path(__file__).parents[1]
 #: Nothing listens on the discard port, so a test that asks an index by mistake fails at once.
 NOWHERE = "http://127.0.0.1:9/simple/"
+#: Examples of property tests: the same in every run by default, other ones in each with ``random``, twice as many. What a test may take
+#: depends on the machine, so neither has a deadline.
+settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", settings.get_profile("same"), derandomize=False, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 #: Runs a server with the given options until the block ends, and yields its address.
 Redis = Callable[..., contextlib.AbstractContextManager[str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -86,6 +86,8 @@ def test_a_matrix_on_the_grid_is_held_exactly(rows: int, blocks: int, seed: int)
 
 
 @given(hnp.arrays(np.float32, (3, 32), elements=st.floats(-1e4, 1e4, width=32)))
+@example(np.pad(np.full((1, 1), 2.0**-126, np.float32), ((0, 2), (0, 31))))
+@example(np.pad(np.full((1, 1), 2.0**-149, np.float32), ((0, 2), (0, 31))))
 def test_no_value_is_further_off_than_the_grid_is_coarse(matrix: np.ndarray) -> None:
     """A value is off by at most a sixth of its block's largest (half the step from 4 to 6), and what rounding the scale adds."""
     made = nvfp4.quantise(matrix)

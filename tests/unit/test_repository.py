@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import runpy
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from sparkwright.errors import ALL
 
@@ -209,6 +212,26 @@ def test_every_session_of_the_noxfile_says_what_it_does() -> None:
     tree = ast.parse((ROOT / "noxfile.py").read_bytes())
 
     assert all(ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize(("variables", "same"), [({}, True), ({"HYPOTHESIS_PROFILE": "random"}, False)])
+def test_property_tests_take_the_same_examples_unless_asked(variables: dict[str, str], same: bool) -> None:
+    """Examples differ from run to run only in the nightly one, with or without CI's own variable; no test has a deadline."""
+    code = "from hypothesis import settings as now; from tests import conftest; print(now().derandomize, now().print_blob, now().deadline)"
+    for extra in ({}, {"CI": "true"}):
+        env = {name: value for name, value in os.environ.items() if name not in ("CI", "HYPOTHESIS_PROFILE")} | variables | extra
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [str(same), "True", "None"]
+
+
+def test_the_random_run_is_every_night() -> None:
+    """The workflow of the random examples has a schedule, and names the session of the noxfile that asks for them."""
+    text = (ROOT / ".github" / "workflows" / "properties.yml").read_text("utf-8")
+    session = next(node for node in tree(ROOT / "noxfile.py").body if isinstance(node, ast.FunctionDef) and node.name == "properties")
+
+    assert "schedule:" in text
+    assert "nox -s properties" in text
+    assert '"HYPOTHESIS_PROFILE": "random"' in ast.unparse(session).replace("'", '"')
 
 
 def test_no_module_forks_through_python() -> None:

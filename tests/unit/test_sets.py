@@ -114,9 +114,10 @@ def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Pat
     assert resolved(index, ours, tmp_path) == made
 
 
-def marked() -> dict[str, str]:
-    """Return what markers are evaluated with here."""
-    return {name: str(value) for name, value in default_environment().items()}
+def marked(python: str = PYTHON) -> dict[str, str]:
+    """Return what markers are evaluated with here, or would be with another *python*."""
+    here = {name: str(value) for name, value in default_environment().items()}
+    return here if python == PYTHON else {**here, "python_version": python, "python_full_version": f"{python}.0"}
 
 
 def test_the_lock_is_a_pylock(index: Index, ours: list[Path], tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_uv_takes_the_lock(index: Index, ours: list[Path], tmp_path: Path) -> No
 
 
 def test_every_package_has_one_version_for_all_pythons(index: Index, ours: list[Path], tmp_path: Path) -> None:
-    """A lock for two Pythons has one version of each package, their own wheels, and a marker where only one needs a package."""
+    """A lock for several Pythons has one version of each package, their own wheels, and a marker where only some need a package."""
     for python in ("311", "312"):
         index.offer("fast", "1.0", tag=f"cp{python}-cp{python}-manylinux_2_28_{MACHINE}")
     index.offer("fast", "2.0", tag=f"cp312-cp312-manylinux_2_28_{MACHINE}")
@@ -182,13 +183,13 @@ def test_every_package_has_one_version_for_all_pythons(index: Index, ours: list[
     assert packages["backport"]["marker"] == "python_version == '3.11'"
     assert "marker" not in packages["user"]
     read = sets.read(made.lock, "the lock")
-    here = sets.select(read, list(sys_tags()), marked())
-    assert len(here) == (4 if PYTHON == "3.11" else 3)
-    elsewhere = {**marked(), "python_version": "3.14", "python_full_version": "3.14.0"}
+    for python, count in (("3.11", 4), ("3.12", 3)):
+        assert len(sets.select(read, resolving.tags(python, MACHINE), marked(python))) == count
+    # Neither a Python that the lock is not for, nor one that takes no such wheel.
     with pytest.raises(NotProvided):
-        sets.select(read, list(sys_tags()), elsewhere)
+        sets.select(read, resolving.tags("3.13", MACHINE), marked("3.13"))
     with pytest.raises(NotProvided):
-        sets.select(read, [], marked())
+        sets.select(read, [], marked("3.12"))
 
 
 def test_pythons_that_disagree_are_brought_together(index: Index, tmp_path: Path) -> None:
@@ -279,7 +280,10 @@ def test_the_stacks_rule(index: Index, ours: list[Path], tmp_path: Path) -> None
     assert resolving.torch_of(tmp_path / "absent.toml") == ""
     made = sets.of_stack(project, verdicts.policy(), ours, MACHINE, index_url=index.url, urls=urls(index, ours), cache=tmp_path / "cache")
     assert made.packages["torch"] == "2.14.0"
-    assert tomllib.loads(made.lock.decode())["requires-python"] == ">=3.11,<3.13"
+    assert tomllib.loads(made.lock.decode())["requires-python"] == ">=3.11,<3.15"
+    read = sets.read(made.lock, "the lock")
+    for python in verdicts.policy().sets["2026.11"].pythons:
+        assert {one.name for one in sets.select(read, resolving.tags(python, MACHINE), marked(python))} == set(made.packages)
 
 
 FILE = "torch-2.14.0-py3-none-any.whl"

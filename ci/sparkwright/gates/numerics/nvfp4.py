@@ -24,6 +24,10 @@ BLOCK = 16
 SCALE_MAX = 448.0
 SCALE_MIN = 2.0**-9
 
+#: The largest tensor scale, by which the smallest block scale is divided to the smallest normal float32. With a larger one the reciprocal
+#: of that quotient may be infinite, as it is in a kernel that flushes subnormals; times the zeros of a block it is NaN, which becomes 6.
+TENSOR_SCALE_MAX = SCALE_MIN * 2.0**126
+
 #: The code of the only NaN of UE4M3.
 SCALE_NAN = 0x7F
 
@@ -77,10 +81,10 @@ def tensor_scale(matrix: Reals) -> np.float32:
     """
     Return ``448 × 6 ÷ amax``, with which the largest block scale is 448; 1 for a matrix of zeros.
 
-    At most 2¹²⁶, beyond which its reciprocal is subnormal, or it is infinite itself.
+    At most `TENSOR_SCALE_MAX`.
     """
     largest = float(np.max(np.abs(matrix), initial=0))
-    return np.float32(min(SCALE_MAX * e2m1.LARGEST / largest, 2.0**126)) if largest > 0 else np.float32(1)
+    return np.float32(min(SCALE_MAX * e2m1.LARGEST / largest, TENSOR_SCALE_MAX)) if largest > 0 else np.float32(1)
 
 
 def quantise(matrix: Reals, scale: np.float32 | None = None) -> Quantised:

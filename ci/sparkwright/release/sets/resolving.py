@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sparkwright.forks.spec import Project
     from sparkwright.release.decide.policy import ReleasePolicy
 
-#: The oldest Python that the program itself runs on, and that of DGX OS 7 (Ubuntu 24.04).
-PYTHONS = ("3.11", "3.12")
+#: From the oldest Python that the program itself runs on to the newest for which the package index has every wheel of the stacks.
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Times that versions are brought together; each time at least one more package is decided.
 ROUNDS = 8
 #: Lines of uv's explanation that are shown.
