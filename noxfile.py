@@ -11,6 +11,7 @@ A session installs the package and runs one verb; all logic is in the package, s
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -311,6 +312,13 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network (minutes)."""
     pytest(session, FAST, "--numprocesses", "auto")
+
+
+@nox.session(default=False, tags=["check"], venv_backend="none")
+def newcomer(session: nox.Session) -> None:
+    """Do what the README's first lines say on fresh Debian systems, as an ordinary user (root, debootstrap; an hour)."""
+    # After an interruption it removes the Debian that it made, which takes a moment.
+    session.run(sys.executable, "tests/newcomer.py", *session.posargs, interrupt_timeout=120, terminate_timeout=120)
 
 
 @nox.session(default=False, tags=["check"])

@@ -57,6 +57,14 @@ def running(command: Sequence[str], environment: dict[str, str], folder: Path) -
         child.communicate()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write the names of the skipped tests below `.pytest_cache`, so that another machine can be asked for them (``pytest @FILE``)."""
+    cache = getattr(terminalreporter.config, "cache", None)
+    if cache and not hasattr(terminalreporter.config, "workerinput"):
+        names = sorted({report.nodeid for report in terminalreporter.stats.get("skipped", [])})
+        (cache.mkdir("skipped") / "names").write_text("".join(f"{name}\n" for name in names), "utf-8")
+
+
 @pytest.fixture
 def redis(tmp_path: Path) -> Redis:
     """Return what runs a Redis server that keeps nothing on disk."""
