@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     """`kill -9` of sparkwright ends the program that it runs."""
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     script = (
-        "import sys\nfrom pathlib import Path\nfrom sparkwright import process\n"
+        "import sys\nfrom pathlib import Path\nfrom sparkwright.core import process\n"
         f"process.run([sys.executable, '-c', {child!r}], log=Path(sys.argv[1]), on_line=lambda line: print(line, flush=True))"
     )
     with subprocess.Popen([*python(script), str(tmp_path / "x.log")], stdout=subprocess.PIPE, text=True) as parent:
@@ -95,6 +96,26 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while Path(f"/proc/{number}").exists() and "State:\tZ" not in Path(f"/proc/{number}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_short_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """Nor does one whose output is waited for."""
+    number = tmp_path / "number"
+    child = f"import os, time; from pathlib import Path; Path({str(number)!r}).write_text(str(os.getpid()) + chr(10)); time.sleep(600)"
+    script = f"import sys\nfrom sparkwright.core import process\nprocess.output([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(python(script)) as parent:
+        _wait_for(lambda: number.exists() and number.read_text().endswith("\n"))
+        parent.send_signal(signal.SIGKILL)
+    status = Path(f"/proc/{number.read_text().strip()}/status")
+    _wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -117,7 +138,7 @@ def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
 def test_starting_a_program_runs_no_code_of_ours_in_between(tmp_path: Path) -> None:
     """No handler of `os.register_at_fork` runs: a Ctrl-C that came in one was lost with the lock that it held, and a build hung."""
     script = (
-        "import os, sys, pathlib\nfrom sparkwright import process\n"
+        "import os, sys, pathlib\nfrom sparkwright.core import process\n"
         "os.register_at_fork(before=lambda: print('before', flush=True), after_in_parent=lambda: print('after', flush=True))\n"
         "process.run([sys.executable, '-c', 'pass'], log=pathlib.Path(sys.argv[1]), what='python')\nprint('done')\n"
     )

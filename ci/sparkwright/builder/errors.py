@@ -151,22 +151,3 @@ class ContainerError(SparkwrightError):
             "Name an image of that architecture with --base, or change --platform.",
         ),
     }
-
-
-class WheelError(SparkwrightError):
-    """A wheel is damaged, unsafe, or differs from its record."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        "wheel-invalid": Advice(
-            "The wheel is damaged or is not what its name says; its RECORD and its members disagree.",
-            "Remove it and fetch or build it again.",
-        ),
-        "wheel-mismatch": Advice(
-            "What the wheel says of itself inside (METADATA, WHEEL, RECORD, its SBOM) is not what its file name or its bytes say.",
-            "Build it again; do not rename wheels or edit them by hand.",
-        ),
-        "wheel-unsafe": Advice(
-            "The archive holds a name that leaves its folder, twice the same name, a link, or more than it admits to.",
-            "Do not install it by other means. Report it to whoever made it.",
-        ),
-    }

@@ -11,7 +11,6 @@ import configparser
 import contextlib
 import re
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
 from sparkwright.forks import context as sessions
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
@@ -183,7 +183,7 @@ def _remake(
     base = session.lock.forks[fork].bases.get(session.machine)
     platform = ""
     if base:
-        with zipfile.ZipFile(wheel) as archive:
+        with zip_file(wheel) as archive:
             platform = graft.platform_tag(base.filename, [archive.read(name) for name in done.libraries])
     version = labelled(WheelName.of(wheel.name).version, label)
     return wheelfile.remake(

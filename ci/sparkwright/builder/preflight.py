@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -28,6 +27,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import download
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
@@ -147,7 +147,7 @@ def _required(wheel: Path, settings: ForkEnvironment) -> list[str]:
     """Return what the graft of *wheel* will require as the official wheel does, extras aside."""
     from email.parser import BytesParser
 
-    with zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         metadata = archive.read(f"{WheelName.of(wheel.name).info}/METADATA")
     text = wheelfile.requiring(metadata, dict.fromkeys(settings.requires, ""))
     found = BytesParser().parsebytes(text.partition(b"\n\n")[0]).get_all("Requires-Dist") or []

@@ -10,22 +10,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import zipfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.builder import pipeline
 from sparkwright.builder.environment import cross, host_compiler
-from sparkwright.builder.errors import BuildError, WheelError
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import WheelName, members
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
@@ -50,7 +48,7 @@ def record_of(path: Path) -> BuildRecord:
         not-provided: It has no build record, or one of another kind.
     """
     name = f"{WheelName.of(path.name).info}/sparkwright.json"
-    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         info = members(archive, path.name).get(name)
         data = archive.read(name) if info and info.file_size <= _LARGEST_RECORD else b""
     try:

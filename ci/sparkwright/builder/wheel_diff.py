@@ -15,15 +15,13 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 
 #: What a difference is, from the harmless to the grave; the gravest that applies is given.
 Kind = Literal["follows", "build-id", "symbols", "paths", "text", "data", "device", "code", "absent"]
@@ -93,7 +91,7 @@ def compare(one: Path, other: Path) -> WheelDifference:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as wheel:
+    with zip_file(path) as wheel:
         yield wheel, wheelfile.members(wheel, path.name)
 
 

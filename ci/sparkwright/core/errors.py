@@ -136,9 +136,15 @@ class StoreError(SparkwrightError):
             "permissions.",
         ),
         "disk-full": Advice(
-            "The file system of the cache directory has no room for the next file.",
+            "The file system of the cache directory, or that of the output, has no room for "
+            "what is to be written next.",
             "Make room, or choose another place with --cache-dir. Nothing finished is lost; "
             "the next run goes on from here.",
+        ),
+        "output-unwritable": Advice(
+            "Standard output or standard error leads to a file that may not grow, or to a "
+            "device or network that is gone.",
+            "Send the output elsewhere, and run it again. Nothing finished is lost.",
         ),
         "state-unusable": Advice(
             "The record of which manifests this machine has seen is damaged, of somebody "
@@ -205,5 +211,25 @@ class PythonError(SparkwrightError):
         "environment-unusable": Advice(
             "The folder is no Python environment that this user may change, or it holds other releases of what is to be installed.",
             "Name a virtual environment of your own with --into, such as `uv venv` makes.",
+        ),
+    }
+
+
+
+class WheelError(SparkwrightError):
+    """A wheel is damaged, unsafe, or differs from its record."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "wheel-invalid": Advice(
+            "The wheel is damaged or is not what its name says; its RECORD and its members disagree.",
+            "Remove it and fetch or build it again.",
+        ),
+        "wheel-mismatch": Advice(
+            "What the wheel says of itself inside (METADATA, WHEEL, RECORD, its SBOM) is not what its file name or its bytes say.",
+            "Build it again; do not rename wheels or edit them by hand.",
+        ),
+        "wheel-unsafe": Advice(
+            "The archive holds a name that leaves its folder, twice the same name, a link, or more than it admits to.",
+            "Do not install it by other means. Report it to whoever made it.",
         ),
     }

@@ -30,7 +30,8 @@ class GateError(SparkwrightError):
             "Mend what the checks name, and run the rung again. An invalid measurement says nothing about the wheel.",
         ),
         "recipe-unfit": Advice(
-            "The recipe says nothing of this release of vLLM, or of its official wheel; or memory and checkpoint here are not as it plans.",
+            "The recipe says nothing of this release of vLLM, or of its official wheel; memory and checkpoint here are not as it plans; "
+            "or no floor is known for its model.",
             "Choose a release that it names, or change the recipe once somebody has read that release's flags (ci/recipes/README.md).",
         ),
     }

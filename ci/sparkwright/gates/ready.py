@@ -25,6 +25,7 @@ from sparkwright.gates.device.rung import DevicePolicy
 from sparkwright.gates.distributions import corpus
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.rung import DistributionsPolicy
+from sparkwright.gates.errors import GateError
 from sparkwright.gates.ladder import Rung
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics import trees
@@ -90,6 +91,7 @@ class Ready:
         Raises:
             file-invalid: Its policy is not valid.
             UsageError: The policy has no such recipe, profile or task.
+        recipe-unfit: The policy has no floor for the model.
         """
         return {
             "G0": self._bytes, "G1": self._numerics, "G2": self._device, "G3": self._contract,
@@ -214,6 +216,12 @@ class Ready:
             return _unasked("G6", "baseline", "name a server, and --against what it is compared")
         if one.task not in policy.tasks:
             raise UsageError("usage", f"tasks.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
+        if (name := self.server.known_name()) and not tasks.floors(policy, one.task, name):
+            raise GateError("recipe-unfit",
+                f"G6 has no floor of {one.task} for the model {name}.",
+                details=[f"floors: {', '.join(policy.tasks[one.task].floors) or 'none'}"],
+                todo="Measure a trusted wheel, and add the floor to ci/gates/tasks.yaml; or choose another --task, or --rung without G6.",
+            )
 
         def run() -> tuple[Check, ...]:
             baseline = self._against(f"{one.task}.json", str)
@@ -228,7 +236,8 @@ class Ready:
         if self._inputs.minutes:
             policy = msgspec.structs.replace(policy, seconds=60 * self._inputs.minutes)
             sha256 = sha256_bytes(canonical(policy))
-        again = {name: rung.run for name, rung in (("words", self._words()), ("distributions", self._distributions())) if rung.policy}
+        rungs = zip(soak.REPEATED, (self._words(), self._distributions()), strict=True)
+        again = {name: rung.run for name, rung in rungs if rung.policy}
         journal = self._session.store.folder("logs") / "soak.jsonl"
 
         def run() -> tuple[Check, ...]:
@@ -242,7 +251,7 @@ class Ready:
             return _unasked("G8", "baseline", "--serve a model from --python, and name the --baseline-python to compare with")
         asked = Question(
             "gate", Environment(one.python, one.wheel), Environment(one.baseline_python, one.baseline),
-            model=one.serve, name=one.model or "model", recipe=self._recipe, flags=one.flags, variables=one.variables,
+            model=one.serve, name=one.model, recipe=self._recipe, flags=one.flags, variables=one.variables,
             workloads=one.workloads, texts=one.texts, resident="both" if one.at_once else "turns", fresh=one.fresh, preheat=one.preheat,
         )  # fmt: skip
         answer = Answer(self._session, asked)

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, PythonError
+from sparkwright.core.errors import CommandError, PythonError, WheelError
 from sparkwright.core.store import room_guard
 from sparkwright.release.layout import File, Layout
 

@@ -13,19 +13,17 @@ import binascii
 import contextlib
 import csv
 import io
-import zipfile
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
-from sparkwright.forks.archive import damage_guard
+from sparkwright.core.errors import WheelError
+from sparkwright.forks.archive import zip_file
 from sparkwright.release.errors import InstallError
 from sparkwright.release.spec import Edit, Package
 
@@ -57,11 +55,7 @@ class File(msgspec.Struct, frozen=True):
         if self.wheel is None:
             yield io.BytesIO(self.data)
             return
-        with (
-            damage_guard(self.wheel.name, partial(WheelError, "wheel-invalid")),
-            zipfile.ZipFile(self.wheel) as zipped,
-            zipped.open(name) as stream,
-        ):
+        with zip_file(self.wheel) as zipped, zipped.open(name) as stream:
             yield stream
 
 
@@ -124,7 +118,7 @@ def _known(files: dict[str, File], name: str) -> frozenset[str]:
 def _files(package: Package, path: Path) -> dict[str, File]:
     """Return the files of a wheel, less its RECORD."""
     info = WheelName.of(path.name).info
-    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as zipped:
+    with zip_file(path) as zipped:
         members = archive.members(zipped, path.name)
         record = archive.records(zipped, info, path.name)
     members.pop(f"{info}/RECORD", None)

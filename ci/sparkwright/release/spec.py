@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from sparkwright.builder.arch.rules import Prose
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError
+from sparkwright.core.errors import FileError, WheelError
 from sparkwright.forks.archive import safe_path
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.builder.environment import pylock, python_headers, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel.archive import members
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
-from sparkwright.forks.archive import MOST_BYTES, damage_guard
+from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.forks.archive import MOST_BYTES, zip_file
 from sparkwright.forks.context import Session
 
 #: What is compiled and linked against; the other wheels of the lock hold programs and Python packages, which this machine runs.
@@ -180,7 +177,7 @@ def unpack(wheel: Path, folder: Path, *, skip: tuple[str, ...] = ()) -> None:
         wheel-invalid: It is damaged, or holds more than any wheel of a toolkit.
         archive-unsafe: A member would leave the folder.
     """
-    with damage_guard(wheel.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(wheel) as source:
+    with zip_file(wheel) as source:
         found = {name: info for name, info in members(source, wheel.name).items() if not name.startswith(skip)}
         if (declared := sum(info.file_size for info in found.values())) > MOST_BYTES:
             raise WheelError("wheel-invalid", f"{wheel.name} would unpack to {declared} bytes, more than {MOST_BYTES}.")

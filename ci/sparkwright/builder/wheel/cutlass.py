@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
+from sparkwright.core.errors import WheelError
 from sparkwright.forks.context import Session
 
 VERSION_HEADER = "include/cutlass/version.h"

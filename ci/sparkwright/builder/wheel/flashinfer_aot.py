@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,12 @@ from sparkwright.builder.compile import ninja as compiling
 from sparkwright.builder.environment import cross, host_compiler, sandbox, toolchain
 from sparkwright.builder.environment.sandbox import Room
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.builder.errors import BuildError, WheelError
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
 
@@ -270,7 +269,7 @@ def unpack(wheel: Path, folder: Path) -> None:
     Raises:
         wheel-invalid: The wheel is damaged.
     """
-    with damage_guard(wheel.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         members = wheelfile.members(archive, wheel.name)
         for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else ():
             if not path.is_dir() and path.relative_to(folder).as_posix() not in members:

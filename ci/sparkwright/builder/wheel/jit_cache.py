@@ -8,7 +8,6 @@ runs; then it compiles nothing. The package is ours: a list of the modules, and 
 from __future__ import annotations
 
 import platform
-import zipfile
 from collections.abc import Iterable, Mapping
 from email.parser import BytesParser
 from pathlib import Path
@@ -27,6 +26,7 @@ from sparkwright.builder.wheel.flashinfer_aot import AotSpec, Module, Workshop
 from sparkwright.builder.wheel.sbom import Archive, Bill, Papers
 from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 
 #: Raise it when equal inputs give another wheel.
@@ -199,7 +199,7 @@ def _listed(modules: Iterable[Module]) -> str:
 def _described(origin: Path) -> tuple[str, str, str, dict[str, bytes]]:
     """Return version and project of the wheel *origin*, its licence headers, and its licence files."""
     name = WheelName.of(origin.name)
-    with zipfile.ZipFile(origin) as archive:
+    with zip_file(origin) as archive:
         head = BytesParser().parsebytes(archive.read(f"{name.info}/METADATA"))
         prefix = f"{name.info}/licenses/"
         texts = {file.removeprefix(prefix): archive.read(file) for file in archive.namelist() if file.startswith(prefix)}

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from sparkwright.builder.errors import WheelError
+from sparkwright.core.errors import WheelError
 
 
 def labelled(version: str, label: str) -> str:

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sparkwright.builder import source_tree
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
-from sparkwright.core.errors import FileError
+from sparkwright.core.errors import FileError, WheelError
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project

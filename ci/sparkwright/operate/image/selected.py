@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +12,11 @@ import msgspec
 from sparkwright.builder import self_wheel
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.environment import platforms
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import size
 from sparkwright.core.errors import StoreError
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.operate.errors import ImageError
 from sparkwright.operate.image.picked import Picked, outside
@@ -96,7 +93,7 @@ def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Pa
 
 
 def _requires(path: Path, picked: Picked) -> list[str]:
-    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         names = set(archive.namelist())
         if lacking := sorted(NEEDED - names):
             raise ImageError(

@@ -12,6 +12,7 @@ from sparkwright.cherry_picks import drift
 from sparkwright.cherry_picks.drift import Document, Drift
 from sparkwright.cherry_picks.status import Line
 from sparkwright.core.errors import FileError
+from sparkwright.core.store import reading
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.release.manifest.records import line
@@ -101,7 +102,7 @@ def _told(path: Path) -> Document:
 
 def _decoded(path: Path, kind: type[T]) -> T:
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"it has more than {LARGEST >> 20} MiB")

@@ -17,7 +17,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.core.store import flush, room_guard
+from sparkwright.core.store import flush, reading, room_guard
 from sparkwright.gates import ladder
 from sparkwright.gates.verdict import State
 from sparkwright.operate.errors import LabError
@@ -159,7 +159,7 @@ def _looked(name: str, data: bytes) -> tuple[File, tuple[Measured, ...]]:
 def _read(path: Path, most: int) -> tuple[bytes | None, str]:
     """Return the file at *path*, or why it is not taken."""
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             data = stream.read(most + 1)
     except OSError as error:
         return None, line(error.strerror or "it cannot be read")

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import msgspec
 
 from sparkwright.core.errors import Failure
+from sparkwright.core.store import reading
 from sparkwright.forks.context import Outside, config
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.package_index import shown
@@ -100,7 +101,7 @@ def small(address: Address, name: str, *, most: int, failure: Failure, offline: 
 
 def _local(path: Path, most: int, failure: Failure) -> bytes | None:
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             data = stream.read(most + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
+from sparkwright.core.errors import WheelError
 from sparkwright.core.store import Store
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.release import content
 from sparkwright.release.client import packages, state
 from sparkwright.release.client.state import Pinned
@@ -45,7 +43,7 @@ def look(one: Pinned, path: Path) -> Looked:
         wheel-mismatch: Its METADATA or its ``.dist-info`` names another project or version. wheel-invalid, archive-unsafe: It is no wheel.
     """
     name = WheelName.of(path.name)
-    with damage_guard(path.name, partial(WheelError, "wheel-invalid")), zipfile.ZipFile(path) as wheel:
+    with zip_file(path) as wheel:
         members = archive.members(wheel, path.name)
         infos = {member.partition("/")[0] for member in members if re.match(r"[^/]+\.dist-info/", member)}
         if len(infos) != 1 or packages.of_info(min(infos)) != (one.project, name.version):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import BytesParser
@@ -20,13 +19,13 @@ import msgspec
 
 from sparkwright.audit import wheel_reader, zip_limits
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.errors import FileError
+from sparkwright.core.errors import FileError, WheelError
 from sparkwright.core.store import room_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
 from sparkwright.release.manifest.records import Fork, Machine, Wheel, line
@@ -110,7 +109,7 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
 def _check_archive(path: Path) -> None:
     """Raise `wheel-unsafe` for what a sound archive would not have, `wheel-invalid` for one that cannot be read."""
     try:
-        with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+        with zip_file(path) as archive:
             try:
                 zip_limits.checked(archive, path.name)
             except (FileError, WheelError) as error:
@@ -125,7 +124,7 @@ def _check_archive(path: Path) -> None:
 
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
     """Return the members of the ``.dist-info`` folder that say what the wheel is, by their names in it."""
-    with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         found = zip_limits.checked(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:

@@ -11,7 +11,7 @@ from sparkwright.audit.elf_sections import ElfUnreadable
 from sparkwright.audit.fatbin import FatbinUnreadable
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.wheel_reader import Binary, Subject
-from sparkwright.builder.errors import WheelError
+from sparkwright.core.errors import WheelError
 from sparkwright.release import content
 from sparkwright.release.decide.origin import Origin
 from sparkwright.release.manifest.records import Library

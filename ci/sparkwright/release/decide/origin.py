@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,12 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.audit import zip_limits
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.jit_cache import JitCacheRecord
 from sparkwright.core.digest import sha256_file
+from sparkwright.core.errors import WheelError
+from sparkwright.forks.archive import zip_file
 from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _built(path: Path, record: BuildRecord) -> str:
     if record.plan:
         return "graft" if record.base else "full"
     # `build.headers` puts the folder there, at the top of the package; no upstream backend does.
-    with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         package = f"{WheelName.of(path.name).distribution}/include/"
         return "headers" if any(one.startswith(package) for one in archive.namelist()) else "backend"
 
@@ -122,7 +122,7 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
             "wheel-mismatch", f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo
         )
     own = WheelName.of(sources.name)
-    with zip_limits.errors(sources), zipfile.ZipFile(sources) as archive:
+    with zip_file(sources) as archive:
         members = zip_limits.checked(archive, sources.name)
         whole = of(sources, own, zip_limits.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"

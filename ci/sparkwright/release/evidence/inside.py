@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sparkwright.audit import zip_limits
-from sparkwright.builder.errors import WheelError
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.digest import sha256_file
+from sparkwright.core.errors import WheelError
+from sparkwright.forks.archive import zip_file
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked
@@ -77,7 +77,7 @@ def check(path: Path, found: Checked) -> None:
         wheel-mismatch: It does not. wheel-invalid, archive-unsafe: It cannot be read safely.
     """
     info = WheelName.of(path.name).info
-    with zip_limits.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         members = zip_limits.checked(archive, path.name)
         there = [one for one in (SBOM, BUILD_RECORD) if f"{info}/{one}" in members]
         texts = {one: zip_limits.text(archive, members, f"{info}/{one}", path.name) for one in there}

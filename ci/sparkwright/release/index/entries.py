@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest
+from sparkwright.core.errors import WheelError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Line, Machine, Missing, Name, Proof, Proved, Release, Sha256, Time

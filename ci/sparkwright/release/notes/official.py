@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright.audit import policy, wheel_reader
-from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.errors import WheelError
 from sparkwright.core.store import room_guard
 from sparkwright.forks.context import Session
 from sparkwright.release.decide.libraries import Found

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.errors import FileError
+from sparkwright.core.store import reading
 from sparkwright.gates.throughput.records import FORMAT, Result
 
 #: Bytes of a file; twelve cells of 144 legs of 64 requests each are 17 MB.
@@ -35,7 +36,7 @@ def read(path: Path) -> Result:
         size = path.stat().st_size
         if size > LARGEST:
             raise FileError("file-invalid", f"{path} has {size:,} bytes; a result has at most {LARGEST:,}.", todo=todo)
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             # The file may have grown since it was asked for its size.
             data = stream.read(LARGEST + 1)
     except (OSError, ValueError) as error:

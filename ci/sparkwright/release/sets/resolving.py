@@ -18,10 +18,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright.builder.environment import platforms
-from sparkwright.builder.errors import WheelError
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.sets import lock
 from sparkwright.release.sets.lock import Pinned

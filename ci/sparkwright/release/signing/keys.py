@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import reading, room_guard
 from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
@@ -211,7 +211,7 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 
 def _read(path: Path, *, secret: bool) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             state = os.fstat(stream.fileno())
             if secret and (state.st_mode & 0o077 or not stat.S_ISREG(state.st_mode)):
                 raise TrustError(
