@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from sparkwright.audit.members import Subject
 from sparkwright.gates import ladder
+from sparkwright.gates.declared import declared
 from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb
-from sparkwright.gates.verdict import ORDER, Check, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed, worst
+from sparkwright.gates.verdict import ORDER, Check, Figure, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed, worst
 
 WHEEL = Subject("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
 MAKERS = {
@@ -31,8 +32,10 @@ page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page
 
 
 def rung(name: str, *checks: Check) -> Rung:
-    """Return a rung that gives *checks*."""
-    return Rung(name, "", lambda: checks)
+    """Return a rung that gives *checks*, under the first name that it declares."""
+    first = declared(name)[0].name.replace("*", "any")
+    named = tuple(msgspec.structs.replace(check, name=first, figures=(Figure("looked at", 1),)) for check in checks)
+    return Rung(name, "", lambda: named)
 
 
 def states_of(made: Ladder) -> dict[str, str]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sparkwright.audit.members import Subject
 from sparkwright.console import console, duration
+from sparkwright.gates import declared
 from sparkwright.gates.verdict import Check, State, Verdict, not_run, worst
 
 #: The rungs by name, and what each looks at.
@@ -108,18 +109,19 @@ def climb(
 
     Raises:
         SparkwrightError: A rung could not be set up.
+        ValueError: A rung emitted a check that it does not declare.
     """
     verdicts: list[Verdict] = []
     for rung in rungs:
         stopped = next((one for one in verdicts if one.state in ("fail", "invalid")), None)
         if stopped and not keep_going:
             skipped = not_run("ladder", f"{stopped.rung} is {stopped.state}, and the ladder stops there", "earlier-failed")
-            verdicts.append(_verdict(rung, (skipped,), wheel, host))
+            verdicts.append(verdict(rung, (skipped,), wheel, host))
             continue
         began, clock = time.time(), time.monotonic()
         with console.step(f"{rung.name}: {RUNGS[rung.name]}"):
             checks = rung.run()
-        made = replace(_verdict(rung, checks, wheel, host), began=began, seconds=time.monotonic() - clock)
+        made = verdict(rung, checks, wheel, host, began=began, seconds=time.monotonic() - clock)
         console.note(f"{rung.name}: {made.state} after {duration(made.seconds)}")
         verdicts.append(made)
         if keep:
@@ -131,8 +133,19 @@ def _bound(stack: str, wheel: Subject | None, verdicts: Sequence[Verdict], code:
     return Ladder(stack, wheel, tuple(replace(verdict, device_code=code) for verdict in verdicts), code, dict(host or {}))
 
 
-def _verdict(rung: Rung, checks: tuple[Check, ...], wheel: Subject | None, host: Mapping[str, str] | None) -> Verdict:
-    return Verdict(rung.name, RUNGS[rung.name], wheel.sha256 if wheel else "", rung.policy, checks, host=dict(host or {}))
+def verdict(
+    rung: Rung, checks: Sequence[Check], wheel: Subject | None, host: Mapping[str, str] | None = None, *,
+    began: float = 0.0, seconds: float = 0.0,
+) -> Verdict:  # fmt: skip
+    """
+    Return the verdict of *rung* about *wheel*.
+
+    Raises:
+        ValueError: A check is not as the rung's ``CHECKS`` declare it.
+    """
+    declared.check(rung.name, checks)
+    about, facts = wheel.sha256 if wheel else "", dict(host or {})
+    return Verdict(rung.name, RUNGS[rung.name], about, rung.policy, tuple(checks), host=facts, began=began, seconds=seconds)
 
 
 def document(ladder: Ladder) -> dict[str, Any]:

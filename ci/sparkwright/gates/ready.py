@@ -223,7 +223,8 @@ class Ready:
         if self._inputs.minutes:
             policy = msgspec.structs.replace(policy, seconds=60 * self._inputs.minutes)
             sha256 = sha256_bytes(canonical(policy))
-        again = {name: rung.run for name, rung in (("words", self._words()), ("distributions", self._distributions())) if rung.policy}
+        rungs = zip(soak.REPEATED, (self._words(), self._distributions()), strict=True)
+        again = {name: rung.run for name, rung in rungs if rung.policy}
         journal = self._session.store.folder("logs") / "soak.jsonl"
 
         def run() -> tuple[Check, ...]:

@@ -24,11 +24,18 @@ from sparkwright.gates.tasks import harness, outcome, paired
 from sparkwright.gates.tasks.asking import TaskPolicy, TasksPolicy, answer, settings_digest
 from sparkwright.gates.tasks.harness import HarnessFailed
 from sparkwright.gates.tasks.outcome import Outcome, OutcomeInvalid
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, inconclusive, invalid, not_run, passed
 
-__all__ = ["REASONS", "TITLE", "TaskPolicy", "TasksPolicy", "answer", "run", "settings_digest"]
+__all__ = ["CHECKS", "REASONS", "TITLE", "TaskPolicy", "TasksPolicy", "answer", "run", "settings_digest"]
 
 TITLE = "tasks, paired with the baseline"
+
+#: The checks of each task, in order: ``gsm8k-baseline``.
+PARTS = ("baseline", "answers", "paired", "floor")
+CHECKS = (
+    *(one for part in PARTS for one in declare(f"*-{part}", measured=part != "answers")),
+    *declare("baseline", role="reports"),
+)
 
 REASONS: Mapping[str, str] = {
     **answers.REASONS,
@@ -134,7 +141,7 @@ def _fits(policy: TasksPolicy, task: str, session: Session, before: Outcome) -> 
 
 
 def _ended(task: str, *done: Check) -> tuple[Check, ...]:
-    missing = [f"{task}-{part}" for part in ("baseline", "answers", "paired", "floor")][len(done) :]
+    missing = [f"{task}-{part}" for part in PARTS][len(done) :]
     return (*done, *(not_run(name, f"{done[-1].name} ended the task.", "not-measured") for name in missing))
 
 
