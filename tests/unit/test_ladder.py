@@ -168,6 +168,31 @@ def test_what_is_no_document_is_refused(text: str) -> None:
         ladder.read(text.encode())
 
 
+def test_what_was_installed_beside_the_wheel_is_told_only_where_rungs_agree() -> None:
+    """Two runs with different companions prove nothing of either; rungs that use no environment have no say."""
+
+    def run(name: str, **host: str) -> Ladder:
+        facts = {key.replace("_", " "): value for key, value in host.items()}
+        return climb([rung(name, MAKERS["pass"])], stack="2026.11", wheel=WHEEL, host=facts)
+
+    made = ladder.merged(run("G0", gpu="none"), run("G4", gpu="GB10", content_flashinfer="a"))
+    assert made.host == {"gpu": "GB10", "content flashinfer": "a"}
+    assert [one.host["gpu"] for one in made.verdicts] == ["none", "GB10"]
+    assert ladder.merged(made, run("G5", gpu="GB10", content_flashinfer="a")).host["content flashinfer"] == "a"
+    assert "content flashinfer" not in ladder.merged(made, run("G5", gpu="GB10", content_flashinfer="b")).host
+    assert "content flashinfer" not in ladder.merged(made, run("G5", gpu="GB10")).host
+    assert ladder.merged(made, run("G4", content_flashinfer="b")).host["content flashinfer"] == "b"
+
+
+def test_only_verdicts_of_the_same_wheel_and_stack_are_merged() -> None:
+    """Verdicts about other bytes are never taken for this wheel's."""
+    one = climb([rung("G0", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
+    built_anew = msgspec.structs.replace(WHEEL, sha256="1" * 64)
+    for other in (climb([], stack="2026.05", wheel=WHEEL), climb([], stack="2026.11", wheel=built_anew)):
+        with pytest.raises(ValueError, match="different"):
+            ladder.merged(one, other)
+
+
 def test_the_schema_is_the_published_one() -> None:
     """`docs/verdict.schema.json` is what `ladder.schema` says; `python tests/unit/gates_page.py` writes it."""
     assert json.loads(page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(ladder.schema()))

@@ -148,6 +148,36 @@ def verdict(
     return Verdict(rung.name, RUNGS[rung.name], about, rung.policy, tuple(checks), host=facts, began=began, seconds=seconds)
 
 
+def merged(before: Ladder, now: Ladder) -> Ladder:
+    """
+    Return the verdicts of *now* and, for the rungs that it did not measure, those of *before*, which is about the same wheel and stack.
+
+    A rung that *now* only lists as not run (nothing was named for it, or an earlier rung failed) does not replace a measurement. Facts of
+    the machine are those of the verdicts, the newest first. What was installed beside the wheel is only told where all rungs that used the
+    environment agree.
+
+    Raises:
+        ValueError: The two are about different bytes, or were judged as different stacks.
+    """
+    if (before.wheel and before.wheel.sha256, before.stack) != (now.wheel and now.wheel.sha256, now.stack):
+        raise ValueError("the verdicts are about different wheels or stacks")
+    made = {verdict.rung: verdict for verdict in before.verdicts}
+    made.update((verdict.rung, verdict) for verdict in now.verdicts if _measured(verdict) or verdict.rung not in made)
+    code = now.device_code or before.device_code
+    verdicts = tuple(replace(made[name], device_code=code) for name in RUNGS if name in made)
+    facts: dict[str, str] = {}
+    for verdict in sorted(verdicts, key=lambda one: one.began):
+        facts.update(verdict.host)
+    used = [one for one in verdicts if one.rung not in ("G0", "G1") and _measured(one)]
+    unsure = {name for name in facts if name.startswith("content ") and any(one.host.get(name) != facts[name] for one in used)}
+    return Ladder(now.stack, now.wheel, verdicts, code, {name: value for name, value in facts.items() if name not in unsure})
+
+
+def _measured(verdict: Verdict) -> bool:
+    """Return whether the rung was run, and not only listed."""
+    return any(check.state != "not-run" or check.reference not in REASONS for check in verdict.checks)
+
+
 def document(ladder: Ladder) -> dict[str, Any]:
     """Return *ladder* as its JSON document: the record, and the states that follow from it, so that nobody computes them anew."""
     made: dict[str, Any] = msgspec.to_builtins(ladder)

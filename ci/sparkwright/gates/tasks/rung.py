@@ -169,12 +169,17 @@ def _paired(policy: TasksPolicy, task: str, before: Outcome, now: Outcome) -> Ch
     return inconclusive(name, says, "questions-do-not-decide", figures=figures, samples=samples)
 
 
+def floors(policy: TasksPolicy, task: str, name: str) -> list[float]:
+    """Return the floors of *task* for the model served as *name*."""
+    return [floor for pattern, floor in policy.tasks[task].floors.items() if fnmatchcase(name, pattern)]
+
+
 def _floor(policy: TasksPolicy, task: str, now: Outcome) -> Check:
     name, right, count = f"{task}-floor", sum(now.answers), len(now.right)
-    floors = [floor for pattern, floor in policy.tasks[task].floors.items() if fnmatchcase(now.name, pattern)]
-    if not floors:
+    known = floors(policy, task, now.name)
+    if not known:
         return not_run(name, f"The policy has no floor for {now.name!r}; it answers {right / count:.1%} right.", "floor-unknown")
-    floor = max(floors)
+    floor = max(known)
     low, high = paired.wilson(right, count, policy.z)
     figure = Figure("right answers", 100 * right / count, "%", count, bound=100 * floor)
     says = f"The candidate answers {right / count:.1%} right, truly between {low:.1%} and {high:.1%}; the floor is {floor:.1%}."
