@@ -6,7 +6,8 @@ behind G8.
     verdicts.ladder(path, worse={"G4": "inconclusive"}, without=["G7"])
     verdicts.write(path, made); verdicts.write_result(path, verdicts.result(path, slower=0.05))
 
-Evidence and states follow from the legs by the gate's own code; only the legs themselves are made up.
+The checks are those that the rungs declare, in the names that the repository's recipes, tasks and converters give them: the release policy
+has no say in them. Evidence and states of G8 follow from the legs by the gate's own code; only the legs themselves are made up.
 """
 
 from __future__ import annotations
@@ -15,26 +16,36 @@ import functools
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 from tests import wheels
 
+from sparkwright import yamlfile
 from sparkwright.audit import members
+from sparkwright.gates import declared
 from sparkwright.gates import ladder as ladders
-from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.athand import Inputs
+from sparkwright.gates.device import kernels
+from sparkwright.gates.ladder import RUNGS, Ladder, Rung
 from sparkwright.gates.load.order import Request, Run
 from sparkwright.gates.model.roofline import Bandwidth
+from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics.rung import NumericsPolicy
+from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.recipes.cells import Cell
+from sparkwright.gates.server.recipe import ContractPolicy
 from sparkwright.gates.statistics import calibration
 from sparkwright.gates.statistics.decision import Rule, decide
+from sparkwright.gates.tasks import rung as tasks
 from sparkwright.gates.throughput import places, summary, tracks
 from sparkwright.gates.throughput import rung as throughput
 from sparkwright.gates.throughput.course import Outcome
 from sparkwright.gates.throughput.records import Calibrated, Leg, Result, Subject
 from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.verdict import Check, Figure, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, Sample, State, failed, inconclusive, invalid, not_run, passed
 from sparkwright.release import content
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
@@ -51,6 +62,8 @@ HOST = {
 #: 2026-11-22 00:00 UTC.
 BEGAN = 1_795_305_600.0
 SPEED, NOISE = 0.024, 0.003
+#: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
+RECIPE, TASK, LIBRARY = "qwen3-30b-a3b-nvfp4", Inputs().task, "vllm/_C_stable_libtorch.abi3.so"
 MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
     "fail": failed,
     "invalid": invalid,
@@ -93,7 +106,7 @@ def ladder(
         if state := (worse or {}).get(name):
             checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
         judged = policy().judged_by(name, stack) or wheels.hexed("policy", name)
-        made.append(Verdict(name, RUNGS[name], subject.sha256, judged, tuple(checks), "", facts, BEGAN, 60.0))
+        made.append(ladders.verdict(Rung(name, judged, tuple), checks, subject, facts, began=BEGAN, seconds=60.0))
     return Ladder(stack, subject, tuple(made), "", facts)
 
 
@@ -103,11 +116,36 @@ def _checks(path: Path, rung: str) -> Iterator[Check]:
         yield passed("candidate-wheel", "the environment holds every file of the wheel")
         yield passed("baseline-wheel", "the environment holds every file of the baseline")
         return
-    rule = policy().rungs[rung]
-    for pattern in rule.checks:
-        name = pattern.replace("*", "gsm8k" if rung == "G6" else "any")
-        figures = [Figure("mismatches", 0, bound=0)] if rule.measures(name) else ()
-        yield passed(name, "as it should be", figures=figures, samples=[Sample("bf16 0x3e80", "0.25", "0.25")] if figures else ())
+    for one in declared.declared(rung):
+        figures = [Figure("mismatches", 0, bound=0)] if one.measured else ()
+        samples = [Sample("bf16 0x3e80", "0.25", "0.25")] if one.measured else ()
+        for name in names(rung, one.name) if one.role != "reports" else ():
+            yield passed(name, "as it should be", figures=figures, samples=samples, required=one.role != "informs")
+
+
+def names(rung: str, pattern: str) -> tuple[str, ...]:
+    """Return the names that the repository's recipes, tasks, converters and a wheel of vLLM give to the declared *pattern* of *rung*."""
+    if "*" not in pattern:
+        return (pattern,)
+    literal = {one.name for one in declared.declared(rung)}
+    return tuple(name for name in _given(rung) if fnmatchcase(name, pattern) and name not in literal)
+
+
+@functools.cache
+def _given(rung: str) -> tuple[str, ...]:
+    if rung == "G1":
+        # Without any tree the rung itself still names every check that it would make of them.
+        rules = yamlfile.load(wheels.ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+        return tuple(one.name for one in numerics.run({}, rules, (), Path("nowhere")))
+    if rung == "G2":
+        return (kernels.check_name(LIBRARY),)
+    if rung == "G3":
+        contract = yamlfile.load(wheels.ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
+        return tuple(f"line-{name}" for name in contract.recipes[recipes.load(wheels.ROOT, RECIPE).contract].lines)
+    if rung == "G6":
+        return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
+    stock = members.Subject("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
+    return tuple(one.name for one in throughput.checks(_result(stock, 0.0, 3, 7, ()))) if rung == "G8" else ()
 
 
 def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, cells: Sequence[Cell] = ()) -> Result:
@@ -137,7 +175,7 @@ def _result(about: members.Subject, slower: float, blocks: int, seed: int, cells
     return Result(
         kind="gate", state=state, says=says, candidate=candidate, baseline=stock,
         cells=summary.cells(asked, outcome, known, True), legs=legs, culprits=outcome.decision.culprits if outcome.decision else (),
-        recipe="qwen3-30b-a3b-nvfp4", model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
+        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
         host=HOST, margin=speeds.margin, alpha=speeds.alpha, blocks=12, quads=1,
         generator="vllm-rs 0.33.0", qualified=("plain-c1: vllm-rs 0.33.0 is right",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
         calibration=aa, policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,

@@ -486,7 +486,10 @@ class ModulesUnexpected(SparkwrightError):
 
 class RecipeUnfit(SparkwrightError):
     reference = "recipe-unfit"
-    means = "The recipe says nothing of this release of vLLM, or of its official wheel; or memory and checkpoint here are not as it plans."
+    means = (
+        "The recipe says nothing of this release of vLLM, or of its official wheel; memory and checkpoint here are not as it plans; or no "
+        "floor is known for its model."
+    )
     todo = "Choose a release that it names, or change the recipe once somebody has read that release's flags (ci/recipes/README.md)."
 
 

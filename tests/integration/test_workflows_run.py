@@ -55,7 +55,7 @@ def github(folder: Path, project: Path, store: Path, mirrors: Mapping[str, str])
         environment |= {"SPARKWRIGHT_CACHE_DIR": str(store), "SPARKWRIGHT_STATE_DIR": str(folder / "state")}
         variables = {
             "SPARKWRIGHT_CONFIG": yamlfile.dump({"mirrors": {**mirrors, ADDRESS: api.url}}), "RELEASES_URL": URL, "FILES": "folder",
-            "LAB_REPOSITORY": "acme/wheels", "GRAFT": "yes", "SIGNER": f"--key={key}", "RELEASE_KEY": f"{key}.pub",
+            "LAB_REPOSITORY": "acme/wheels", "SIGNER": f"--key={key}", "RELEASE_KEY": f"{key}.pub",
             "MODELS": str(folder / "models"),
         }  # fmt: skip
         yield World(folder / "world", bare, environment, variables, api=api)

@@ -24,7 +24,7 @@ from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput import calibration, claims, rung
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
-from sparkwright.gates.throughput.records import Result
+from sparkwright.gates.throughput.records import Result, Side
 from sparkwright.gates.verdict import worst
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
@@ -179,6 +179,18 @@ def test_a_recipe_says_how_both_are_served(place: Path) -> None:
     assert "--enforce-eager" in asked.launches({"candidate": "0.33.0"})["candidate"].flags
     with pytest.raises(RecipeUnfit):
         asked.launches({"candidate": "0.16.0"})
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")])
+def test_servers_have_the_models_own_name(place: Path, recipe: str, name: str) -> None:
+    """Both sides of a gate count NaN logits, as for its other rungs; a bench serves as users would."""
+    plan, base = recipes.load(place, recipe), environment(place, "base")
+    both: dict[Side, str] = {"candidate": "0.33.0", "baseline": "0.33.0"}
+    for kind, counts in (("gate", "1"), ("calibration", "1"), ("bench", None)):
+        launches = question(place, kind=kind, recipe=plan, baseline=base).launches(both)
+        assert {one.name for one in launches.values()} == {name}
+        assert {one.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS") for one in launches.values()} == {counts}
+    assert question(place, recipe=plan, name="mine").launches(both)["candidate"].name == "mine"
 
 
 def test_prefix_caching_is_always_off(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import zipfile
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import refserved, verdicts, wheels
 
-from sparkwright.cli import gateoptions
+from sparkwright.cli import gate, gateoptions, main
 from sparkwright.digest import sha256_file
 from sparkwright.gates import ladder
-from sparkwright.gates.athand import model_digest
+from sparkwright.gates.athand import AtHand, Inputs, model_digest
 from sparkwright.gates.ladder import RUNGS
+from sparkwright.gates.load.reference.behaviour import Behaviour
+from sparkwright.gates.recipes import recipe as recipes
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
@@ -90,6 +94,100 @@ def test_verdicts_are_kept_under_the_wheels_name(cli: Cli, words: list[str], whe
     assert {made.wheel.sha256, *(verdict.wheel for verdict in made.verdicts)} == {sha256_file(wheel)}
     assert all(len(verdict.policy) == 64 for verdict in made.verdicts)
     assert str(tmp_path) not in kept.decode()
+
+
+def test_a_rung_that_is_run_alone_adds_to_the_verdicts(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
+    """A second run keeps what the first one measured and replaces what it measures again; a rung that is only listed replaces nothing."""
+    kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
+
+    def states_after(*options: str) -> dict[str, str]:
+        cli("gate", str(wheel), *options, *words)
+        return dict(verdicts.states(ladder.read(kept.read_bytes())))
+
+    assert states_after("--server", nobody, "--rung", "G4") == {"G4": "invalid"}
+    first = ladder.read(kept.read_bytes()).verdicts[0]
+    assert states_after("--rung", "G8") == {"G4": "invalid", "G8": "not-run"}
+    assert states_after("--rung", "G4", "--rung", "G8") == {"G4": "invalid", "G8": "not-run"}
+    assert ladder.read(kept.read_bytes()).verdicts[0] == first
+    assert states_after("--server", nobody, "--rung", "G4") == {"G4": "invalid", "G8": "not-run"}
+    assert ladder.read(kept.read_bytes()).verdicts[0].began > first.began
+
+
+def test_verdicts_of_other_bytes_are_replaced_and_it_is_said(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
+    """A wheel that was built anew under its old name begins with no verdicts, and the file says nothing of the old bytes any more."""
+    cli("gate", str(wheel), "--rung", "G8", *words)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("more.py", "")
+    done = cli("gate", str(wheel), "--server", nobody, "--rung", "G4", *words)
+    made = ladder.read((tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json").read_bytes())
+
+    assert verdicts.states(made) == {"G4": "invalid"}
+    assert {verdict.wheel for verdict in made.verdicts} == {sha256_file(wheel)}
+    assert "held verdicts of another wheel" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"format": 1'], ids=["empty", "no verdicts", "deep", "cut"])
+def test_a_file_that_holds_no_verdicts_is_refused_at_the_start(cli: Cli, words: list[str], wheel: Path, tmp_path: Path, text: str) -> None:
+    """Nothing is measured for a file that could not be added to, and the file stays as it is."""
+    (tmp_path / "out").mkdir()
+    kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
+    kept.write_text(text)
+    done = cli("gate", str(wheel), "--rung", "G8", *words)
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["reference"] == "evidence-invalid"
+    assert kept.read_text() == text
+
+
+def test_a_write_that_is_cut_off_loses_no_verdict(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended in the middle of writing, the file holds what it held, and the next write adds to it."""
+    path = wheels.vllm(tmp_path)
+    session = main.session_of(main.parser().parse_args(["gate", *words]))
+    first, last = verdicts.ladder(path, without=["G8"]), verdicts.ladder(path, without=tuple(RUNGS)[:8])
+    kept = gate.keep(session, first)
+    assert kept
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", _cut)
+        with pytest.raises(KeyboardInterrupt):
+            gate.keep(session, last)
+    assert ladder.read(kept.read_bytes()) == first
+    gate.keep(session, last)
+    assert ladder.read(kept.read_bytes()).complete
+    assert [one.name for one in kept.parent.iterdir()] == [kept.name]
+
+
+def _cut(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(name="served")
+def _served(tmp_path: Path) -> Inputs:
+    """Return an environment that says it has vLLM, and a model to serve from it."""
+    model = tmp_path / "Toy-1M"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    return Inputs(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("", "Toy-1M"), ("toy-cpu", "Toy-1M"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")])
+def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: Inputs, tmp_path: Path, recipe: str, name: str) -> None:
+    """The name is that of the recipe's repository, or the folder's; G4 finds the counter that it needs."""
+    plan = recipes.load(ROOT, recipe) if recipe else None
+    with contextlib.ExitStack() as stack:
+        launch = AtHand(served, {}, tmp_path, stack, plan).launch()
+    assert launch.name == name
+    assert launch.environment()["VLLM_COMPUTE_NANS_IN_LOGITS"] == "1"
+
+
+def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[str], served: Inputs, tmp_path: Path) -> None:
+    """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
+    asked = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--rung", "G6"]
+    error = json.loads(cli("gate", *asked, *words).stdout)["error"]
+    assert error["reference"] == "recipe-unfit"
+    assert error["what"] == "G6 has no floor of gsm8k for the model Toy-1M."
+    assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
+    ready = json.loads(cli("gate", *asked, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *words).stdout)
+    assert ready["ladder"]["verdicts"][0]["checks"][0]["reference"] == "harness-missing"
 
 
 def test_people_see_a_table_and_the_reason(cli: Cli, words: list[str], nobody: str) -> None:

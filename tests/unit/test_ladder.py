@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from sparkwright.audit.members import Subject
 from sparkwright.gates import ladder
+from sparkwright.gates.declared import declared
 from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb
-from sparkwright.gates.verdict import ORDER, Check, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed, worst
+from sparkwright.gates.verdict import ORDER, Check, Figure, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed, worst
 
 WHEEL = Subject("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
 MAKERS = {
@@ -31,8 +32,10 @@ page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page
 
 
 def rung(name: str, *checks: Check) -> Rung:
-    """Return a rung that gives *checks*."""
-    return Rung(name, "", lambda: checks)
+    """Return a rung that gives *checks*, under the first name that it declares."""
+    first = declared(name)[0].name.replace("*", "any")
+    named = tuple(msgspec.structs.replace(check, name=first, figures=(Figure("looked at", 1),)) for check in checks)
+    return Rung(name, "", lambda: named)
 
 
 def states_of(made: Ladder) -> dict[str, str]:
@@ -163,6 +166,31 @@ def test_what_is_no_document_is_refused(text: str) -> None:
     """Anything else than verdicts is refused without harm."""
     with pytest.raises((ValueError, RecursionError)):
         ladder.read(text.encode())
+
+
+def test_what_was_installed_beside_the_wheel_is_told_only_where_rungs_agree() -> None:
+    """Two runs with different companions prove nothing of either; rungs that use no environment have no say."""
+
+    def run(name: str, **host: str) -> Ladder:
+        facts = {key.replace("_", " "): value for key, value in host.items()}
+        return climb([rung(name, MAKERS["pass"])], stack="2026.11", wheel=WHEEL, host=facts)
+
+    made = ladder.merged(run("G0", gpu="none"), run("G4", gpu="GB10", content_flashinfer="a"))
+    assert made.host == {"gpu": "GB10", "content flashinfer": "a"}
+    assert [one.host["gpu"] for one in made.verdicts] == ["none", "GB10"]
+    assert ladder.merged(made, run("G5", gpu="GB10", content_flashinfer="a")).host["content flashinfer"] == "a"
+    assert "content flashinfer" not in ladder.merged(made, run("G5", gpu="GB10", content_flashinfer="b")).host
+    assert "content flashinfer" not in ladder.merged(made, run("G5", gpu="GB10")).host
+    assert ladder.merged(made, run("G4", content_flashinfer="b")).host["content flashinfer"] == "b"
+
+
+def test_only_verdicts_of_the_same_wheel_and_stack_are_merged() -> None:
+    """Verdicts about other bytes are never taken for this wheel's."""
+    one = climb([rung("G0", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
+    built_anew = msgspec.structs.replace(WHEEL, sha256="1" * 64)
+    for other in (climb([], stack="2026.05", wheel=WHEEL), climb([], stack="2026.11", wheel=built_anew)):
+        with pytest.raises(ValueError, match="different"):
+            ladder.merged(one, other)
 
 
 def test_the_schema_is_the_published_one() -> None:

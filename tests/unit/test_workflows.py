@@ -86,6 +86,53 @@ def test_a_gate_is_never_cancelled() -> None:
     assert "github.repository == vars.LAB_REPOSITORY" in gate["if"]
 
 
+def _env(name: str, value: str, variables: dict[str, str]) -> dict[str, str]:
+    """Return what the job *name* of the pipeline has in its environment variable *value* with the repository's *variables*."""
+    return {value: workflows.text(MADE["pipeline"]["jobs"][name]["env"][value], {"vars": variables})}
+
+
+@pytest.mark.parametrize(("variables", "full"), [({}, ""), ({"FULL": "yes"}, "yes"), ({"FULL": "no"}, "")])
+def test_the_default_build_is_the_graft_that_the_locks_are_for(variables: dict[str, str], full: str) -> None:
+    """Without a word of the lab nothing is asked for that needs vendored sources; a lab that locked them says so."""
+    assert _env("build", "FULL", variables) == {"FULL": full}
+    [build] = [text for name, job, step, text in RUNS if (name, job, step) == ("pipeline", "build", "Build")]
+    words = ["bash", "-c", f"sparkwright() {{ printf '%s\\n' \"$@\"; }}\n{build}"]
+    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin", "FULL": full}, capture_output=True, text=True, check=True)
+    assert ("--full" in done.stdout.splitlines()) == bool(full)
+
+
+def test_a_plan_for_another_machine_has_its_compiler() -> None:
+    """A job that plans or builds for aarch64 on a machine of another kind installs the cross compiler first."""
+    cross = [(name, job) for name, job, _, text in RUNS if "--target aarch64" in text]
+    assert ("pipeline", "plan") in cross
+    for name, job in cross:
+        assert MADE[name]["jobs"][job]["runs-on"] == "ubuntu-24.04"
+        texts = [text for *where, _, text in RUNS if tuple(where) == (name, job)]
+        place = next(number for number, text in enumerate(texts) if "--target aarch64" in text)
+        assert any(text.startswith(".github/setup.sh") and "g++-aarch64-linux-gnu" in text.split() for text in texts[:place])
+
+
+def test_setup_installs_the_packages_that_are_missing(tmp_path: Path) -> None:
+    """What the job needs besides is installed once, and asked of the package manager only where it is not there."""
+    said, tools = tmp_path / "said", tmp_path / "tools"
+    tools.mkdir()
+    for name, body in {
+        "dpkg-query": '[[ ${!#} == here ]] && printf installed',
+        "apt-get": f'echo "apt-get $*" >>{said}',
+        "sudo": '"$@"',
+        "python3": 'mkdir -p .venv/bin && printf "#!/bin/sh\\n" | tee .venv/bin/python >.venv/bin/sparkwright && chmod +x .venv/bin/*',
+    }.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "GITHUB_PATH": str(tmp_path / "path"), "RUNNER_TEMP": str(tmp_path)}
+    command = [str(ROOT / ".github" / "setup.sh")]
+    subprocess.run([*command, "here"], cwd=tmp_path, env=env, check=True)
+    assert not said.exists()
+    subprocess.run([*command, "here", "g++-aarch64-linux-gnu"], cwd=tmp_path, env=env, check=True)
+    assert said.read_text().splitlines()[-1].split()[-1] == "g++-aarch64-linux-gnu"
+    assert "here" not in said.read_text().split()
+
+
 def test_all_that_changes_what_is_published_waits_for_its_turn() -> None:
     """Jobs that push to the branch `published` share one group that never cancels."""
     for name, key, job in JOBS:

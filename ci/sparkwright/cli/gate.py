@@ -11,6 +11,7 @@ from sparkwright.audit import members
 from sparkwright.build import wheel as building
 from sparkwright.cli import audit, measuring
 from sparkwright.console import console
+from sparkwright.errors import EvidenceInvalid
 from sparkwright.forks.session import Session
 from sparkwright.gates import host, ladder, recording, show
 from sparkwright.gates.athand import Inputs
@@ -21,9 +22,12 @@ from sparkwright.release import content
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Run the rungs that were asked for, print and keep their verdicts; fail unless all of them pass."""
+    """Run the rungs that were asked for, print their verdicts and add them to the wheel's; fail unless all of them pass."""
     facts = host.facts()
     inputs = _inputs(session, arguments)
+    if inputs.wheel and not arguments.record:
+        # A file that cannot be added to is refused before hours are spent on measuring.
+        _before(_file(session, inputs.wheel.name))
     with Ready(session, inputs, lambda path: audit.audited(session, path, audit.judged_as(path, "auto")), facts) as ready:
         if arguments.record:
             made = recording.record(session, ready, inputs, arguments.record)
@@ -51,14 +55,43 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def keep(session: Session, result: Ladder) -> Path | None:
-    """Write the verdicts beside where wheels go, under the wheel's name, and return the file; none where no wheel was judged."""
+    """
+    Add the verdicts to the file of the wheel, beside where wheels go, and return the file; None if no wheel was judged.
+
+    Rungs that the file already holds of the same bytes stay, unless they were measured again. Verdicts of other bytes are replaced.
+
+    Raises:
+        EvidenceInvalid: The file holds something else than verdicts.
+    """
     if result.wheel is None:
         return None
-    path = session.output / f"{result.wheel.file.removesuffix('.whl')}.verdicts.json"
-    session.output.mkdir(parents=True, exist_ok=True)
-    with session.store.replacing(path) as unfinished:
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n")
+    path = _file(session, result.wheel.file)
+    with session.store.lock("verdicts"):
+        if before := _before(path):
+            about = before.wheel.sha256 if before.wheel else ""
+            if (about, before.stack) == (result.wheel.sha256, result.stack):
+                result = ladder.merged(before, result)
+            else:
+                console.warn(f"{path.name} held verdicts of another wheel (sha256 {about[:16]}, {before.stack}); they are replaced.")
+        with session.store.replacing(path) as unfinished:
+            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n")
     return path
+
+
+def _file(session: Session, wheel: str) -> Path:
+    """Return the file that the verdicts about *wheel* are kept in."""
+    return session.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
+
+
+def _before(path: Path) -> Ladder | None:
+    """Return the verdicts at *path*; None without a file; raise `EvidenceInvalid` if it holds something else."""
+    try:
+        return ladder.read(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
+        says = f"{path.name} is not what `sparkwright gate` writes, and no verdicts can be added to it."
+        raise EvidenceInvalid(says, details=[str(error)], todo="Move it away, or bring back the file that was there.") from error
 
 
 def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:

@@ -20,7 +20,7 @@ def options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--variable", action="append", default=[], metavar="NAME=VALUE", help="its environment variable; may be repeated")
     verb.add_argument("--server", default="", metavar="URL", help="a server that runs already, in place of --serve")
     verb.add_argument("--server-log", type=Path, metavar="FILE", help="what that server printed")
-    verb.add_argument("--model", default="", metavar="NAME", help="the name under which the model is served (default: the only one)")
+    verb.add_argument("--model", default="", metavar="NAME", help="the name under which the model is served (default: its own)")
     verb.add_argument("--model-folder", type=Path, metavar="DIR", help="files of the model that --server serves")
     verb.add_argument("--recipe", default="", metavar="NAME", help="of ci/recipes, or what G3 expects of the log (contract.yaml)")
     verb.add_argument("--profile", default="default", metavar="NAME", help="kind of model for G4 (ci/gates/words.yaml)")
@@ -61,7 +61,7 @@ def serving(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--wheel", type=Path, metavar="WHEEL", help="the wheel that it was installed from")
     verb.add_argument("--flag", action="append", default=[], metavar="TEXT", help="argument of the server (--flag=--x); may be repeated")
     verb.add_argument("--variable", action="append", default=[], metavar="NAME=VALUE", help="its environment variable; may be repeated")
-    verb.add_argument("--model", default="", metavar="NAME", help="the name under which the model is served")
+    verb.add_argument("--model", default="", metavar="NAME", help="the name under which the model is served (default: its own)")
     verb.add_argument("--output", type=Path, metavar="DIR", help="where the result is kept (default: dist)")
 
 

@@ -41,7 +41,7 @@ def question(kind: Kind, arguments: argparse.Namespace, recipe: Recipe | None, *
         raise UsageError("A model is served from an environment.", todo="Give both --serve DIR and --python FILE.")
     one = Environment(arguments.python, arguments.wheel) if arguments.python else None
     return Question(
-        kind, one, one if kind == "calibration" else None, url, arguments.serve, arguments.model or "model", recipe,
+        kind, one, one if kind == "calibration" else None, url, arguments.serve, arguments.model, recipe,
         tuple(arguments.flag), dict(map(pair, arguments.variable)), tuple(arguments.workload), arguments.texts,
         "both" if arguments.at_once else "turns", blocks, arguments.fresh, arguments.preheat,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from sparkwright.gates.server import installed, profiled
 from sparkwright.gates.server.client import Client, ServerInvalid
 from sparkwright.gates.server.contract import Running
 from sparkwright.gates.server.profiled import ProfileInvalid
-from sparkwright.gates.server.serve import Launch, Server
+from sparkwright.gates.server.serve import GATED, Launch, Server
 from sparkwright.gates.verdict import Check, Sample, failed, not_run, passed
 
 #: Seconds between two bytes of a server that somebody else started; the first question for logarithms compiles for a minute on a CPU.
@@ -41,7 +41,7 @@ class Inputs(msgspec.Struct, frozen=True):
         serve: Folder of the model that is to be served from there.
         flags, variables: Of the server that is started.
         server: URL of a server that runs already, and *log* what it prints.
-        model: The name under which it serves; empty for the only one.
+        model: The name under which it serves; empty for the model's own, or the only one of a server that runs.
         model_folder: Its files, where they are not *serve*; their digest names the model.
         recipe: How the model is served (``ci/recipes``), or only what G3 expects of the log.
         profile: Of G4: what kind of model it is.
@@ -107,17 +107,25 @@ class AtHand:
     @cached_property
     def _launched(self) -> Server:
         """The server that we start, once, for all rungs."""
+        return self._stack.enter_context(Server(self.launch(), self._folder / "server.log"))
+
+    def launch(self) -> Launch:
+        """
+        Return how the server is started that we start.
+
+        Raises:
+            RecipeUnfit: The recipe says nothing of the release in the environment.
+        """
         one = self._inputs
         assert one.serve is not None
         assert one.python is not None
         plain = Launch(one.python, one.serve)
         if self._recipe:
             plain = recipes.launch(self._recipe, installed.version(one.python), one.python, one.serve)
-        launch = replace(
+        return replace(
             plain, flags=(*plain.flags, *one.flags, *profiled.flags(self._folder / "profiles")),
-            variables={**plain.variables, **one.variables}, name=one.model or "model", reserve=max(one.reserve, plain.reserve),
+            variables={**GATED, **plain.variables, **one.variables}, name=self.name, reserve=max(one.reserve, plain.reserve),
         )  # fmt: skip
-        return self._stack.enter_context(Server(launch, self._folder / "server.log"))
 
     @property
     def url(self) -> str:
@@ -130,8 +138,16 @@ class AtHand:
 
     @property
     def name(self) -> str:
-        """The name under which the model is served; empty for the only one."""
-        return self._launched.launch.name if self._inputs.serve else self._inputs.model
+        """The name under which the model is served: ours by the model's own; empty for the only one of a server that runs."""
+        one = self._inputs
+        return one.model or (recipes.served_name(self._recipe, one.serve) if one.serve else "")
+
+    def known_name(self) -> str:
+        """Return the name of the model before anything is started; empty where a server that runs does not tell it."""
+        if not self.name:
+            with contextlib.suppress(ServerInvalid):
+                return Client(self.url, timeout=5, deadline=10).model()
+        return self.name
 
     @property
     def served(self) -> Served:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sparkwright.audit.report import RULES, AuditReport, Finding
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, not_run, passed
 
 TITLE = "the bytes in the wheel"
 
@@ -49,6 +49,8 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 #: The checks that stand on another's tool besides: without it they were not made.
 TOOLS: Mapping[str, str] = {"platform": "auditwheel", "python": "abi3audit", "torch": "torch-abi-audit"}
+
+CHECKS = (*declare(*GROUPS, measured=True), *declare("policy", "audit", role="reports"))
 
 REASONS: Mapping[str, str] = {
     **RULES,

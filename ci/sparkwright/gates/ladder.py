@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sparkwright.audit.members import Subject
 from sparkwright.console import console, duration
+from sparkwright.gates import declared
 from sparkwright.gates.verdict import Check, State, Verdict, not_run, worst
 
 #: The rungs by name, and what each looks at.
@@ -108,18 +109,19 @@ def climb(
 
     Raises:
         SparkwrightError: A rung could not be set up.
+        ValueError: A rung emitted a check that it does not declare.
     """
     verdicts: list[Verdict] = []
     for rung in rungs:
         stopped = next((one for one in verdicts if one.state in ("fail", "invalid")), None)
         if stopped and not keep_going:
             skipped = not_run("ladder", f"{stopped.rung} is {stopped.state}, and the ladder stops there", "earlier-failed")
-            verdicts.append(_verdict(rung, (skipped,), wheel, host))
+            verdicts.append(verdict(rung, (skipped,), wheel, host))
             continue
         began, clock = time.time(), time.monotonic()
         with console.step(f"{rung.name}: {RUNGS[rung.name]}"):
             checks = rung.run()
-        made = replace(_verdict(rung, checks, wheel, host), began=began, seconds=time.monotonic() - clock)
+        made = verdict(rung, checks, wheel, host, began=began, seconds=time.monotonic() - clock)
         console.note(f"{rung.name}: {made.state} after {duration(made.seconds)}")
         verdicts.append(made)
         if keep:
@@ -131,8 +133,49 @@ def _bound(stack: str, wheel: Subject | None, verdicts: Sequence[Verdict], code:
     return Ladder(stack, wheel, tuple(replace(verdict, device_code=code) for verdict in verdicts), code, dict(host or {}))
 
 
-def _verdict(rung: Rung, checks: tuple[Check, ...], wheel: Subject | None, host: Mapping[str, str] | None) -> Verdict:
-    return Verdict(rung.name, RUNGS[rung.name], wheel.sha256 if wheel else "", rung.policy, checks, host=dict(host or {}))
+def verdict(
+    rung: Rung, checks: Sequence[Check], wheel: Subject | None, host: Mapping[str, str] | None = None, *,
+    began: float = 0.0, seconds: float = 0.0,
+) -> Verdict:  # fmt: skip
+    """
+    Return the verdict of *rung* about *wheel*.
+
+    Raises:
+        ValueError: A check is not as the rung's ``CHECKS`` declare it.
+    """
+    declared.check(rung.name, checks)
+    about, facts = wheel.sha256 if wheel else "", dict(host or {})
+    return Verdict(rung.name, RUNGS[rung.name], about, rung.policy, tuple(checks), host=facts, began=began, seconds=seconds)
+
+
+def merged(before: Ladder, now: Ladder) -> Ladder:
+    """
+    Return the verdicts of *now* and, for the rungs that it did not measure, those of *before*, which is about the same wheel and stack.
+
+    A rung that *now* only lists as not run (nothing was named for it, or an earlier rung failed) does not replace a measurement. Facts of
+    the machine are those of the verdicts, the newest first. What was installed beside the wheel is only told where all rungs that used the
+    environment agree.
+
+    Raises:
+        ValueError: The two are about different bytes, or were judged as different stacks.
+    """
+    if (before.wheel and before.wheel.sha256, before.stack) != (now.wheel and now.wheel.sha256, now.stack):
+        raise ValueError("the verdicts are about different wheels or stacks")
+    made = {verdict.rung: verdict for verdict in before.verdicts}
+    made.update((verdict.rung, verdict) for verdict in now.verdicts if _measured(verdict) or verdict.rung not in made)
+    code = now.device_code or before.device_code
+    verdicts = tuple(replace(made[name], device_code=code) for name in RUNGS if name in made)
+    facts: dict[str, str] = {}
+    for verdict in sorted(verdicts, key=lambda one: one.began):
+        facts.update(verdict.host)
+    used = [one for one in verdicts if one.rung not in ("G0", "G1") and _measured(one)]
+    unsure = {name for name in facts if name.startswith("content ") and any(one.host.get(name) != facts[name] for one in used)}
+    return Ladder(now.stack, now.wheel, verdicts, code, {name: value for name, value in facts.items() if name not in unsure})
+
+
+def _measured(verdict: Verdict) -> bool:
+    """Return whether the rung was run, and not only listed."""
+    return any(check.state != "not-run" or check.reference not in REASONS for check in verdict.checks)
 
 
 def document(ladder: Ladder) -> dict[str, Any]:

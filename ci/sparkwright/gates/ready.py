@@ -15,7 +15,7 @@ from sparkwright import yamlfile
 from sparkwright.audit.report import AuditReport
 from sparkwright.build import toolchain
 from sparkwright.digest import canonical, sha256_bytes
-from sparkwright.errors import SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
+from sparkwright.errors import RecipeUnfit, SourceUnlocked, SourceUnreachable, SourceUnresolved, UsageError
 from sparkwright.forks.session import Session
 from sparkwright.gates import athand, audited
 from sparkwright.gates.athand import AtHand, Inputs, patient
@@ -89,6 +89,7 @@ class Ready:
         Raises:
             FileInvalid: Its policy is not valid.
             UsageError: The policy has no such recipe, profile or task.
+        RecipeUnfit: The policy has no floor for the model.
         """
         return {
             "G0": self._bytes, "G1": self._numerics, "G2": self._device, "G3": self._contract,
@@ -209,6 +210,12 @@ class Ready:
             return _unasked("G6", "baseline", "name a server, and --against what it is compared")
         if one.task not in policy.tasks:
             raise UsageError(f"tasks.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
+        if (name := self.server.known_name()) and not tasks.floors(policy, one.task, name):
+            raise RecipeUnfit(
+                f"G6 has no floor of {one.task} for the model {name}.",
+                details=[f"floors: {', '.join(policy.tasks[one.task].floors) or 'none'}"],
+                todo="Measure a trusted wheel, and add the floor to ci/gates/tasks.yaml; or choose another --task, or --rung without G6.",
+            )
 
         def run() -> tuple[Check, ...]:
             baseline = self._against(f"{one.task}.json", str)
@@ -223,7 +230,8 @@ class Ready:
         if self._inputs.minutes:
             policy = msgspec.structs.replace(policy, seconds=60 * self._inputs.minutes)
             sha256 = sha256_bytes(canonical(policy))
-        again = {name: rung.run for name, rung in (("words", self._words()), ("distributions", self._distributions())) if rung.policy}
+        rungs = zip(soak.REPEATED, (self._words(), self._distributions()), strict=True)
+        again = {name: rung.run for name, rung in rungs if rung.policy}
         journal = self._session.store.folder("logs") / "soak.jsonl"
 
         def run() -> tuple[Check, ...]:
@@ -237,7 +245,7 @@ class Ready:
             return _unasked("G8", "baseline", "--serve a model from --python, and name the --baseline-python to compare with")
         asked = Question(
             "gate", Environment(one.python, one.wheel), Environment(one.baseline_python, one.baseline),
-            model=one.serve, name=one.model or "model", recipe=self._recipe, flags=one.flags, variables=one.variables,
+            model=one.serve, name=one.model, recipe=self._recipe, flags=one.flags, variables=one.variables,
             workloads=one.workloads, texts=one.texts, resident="both" if one.at_once else "turns", fresh=one.fresh, preheat=one.preheat,
         )  # fmt: skip
         answer = Answer(self._session, asked)

@@ -14,6 +14,9 @@ import msgspec
 
 State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
 
+#: What a check can do for its rung: decide it, only inform, or only report why nothing was measured (such a check never passes).
+Role = Literal["decides", "informs", "reports"]
+
 #: From worst to best: a failure that was seen outweighs a measurement that does not count, and that one what was not done at all.
 ORDER: tuple[State, ...] = ("fail", "invalid", "inconclusive", "not-run", "pass")
 
@@ -84,6 +87,36 @@ class Check(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.name} keeps {len(self.samples)} samples; {MOST_SAMPLES} are enough")
         if (self.state == "pass") == bool(self.reference):
             raise ValueError(f"{self.name} is {self.state} with the reference {self.reference!r}; every state but pass names its reason")
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """
+    A check that a rung can emit.
+
+    Attributes:
+        name: Its name; ``*`` stands for a part that a policy, a recipe or a wheel gives (``kernels-*``).
+        measured: Whether every pass of it shows a figure or a sample.
+        role: See `Role`.
+    """
+
+    name: str
+    measured: bool = False
+    role: Role = "decides"
+
+    def fault(self, check: Check) -> str:
+        """Return why *check* is not as declared; empty if it is."""
+        if self.role == "informs" and check.required:
+            return "it is declared as one that only informs, and is required"
+        if check.state == "pass" and self.role == "reports":
+            return "it is declared as one that never passes, and passes"
+        if check.state == "pass" and self.measured and not (check.figures or check.samples):
+            return "it passes without the figure or sample that it is declared with"
+        return ""
+
+
+def declare(*names: str, measured: bool = False, role: Role = "decides") -> tuple[Declared, ...]:
+    """Return a declaration of each of *names*; see `Declared`."""
+    return tuple(Declared(name, measured, role) for name in names)
 
 
 class Verdict(msgspec.Struct, frozen=True):

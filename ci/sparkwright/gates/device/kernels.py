@@ -29,6 +29,8 @@ _FUNCTION, _ENTRY = 2, 0x10
 
 #: A driver that crashes at so many cubins in one library is not asked about the rest.
 _MOST_CRASHES = 5
+#: Of the check of a library.
+NAME = "kernels-{}"
 
 
 class Cubin(msgspec.Struct, frozen=True):
@@ -182,9 +184,14 @@ def checks(wheel: Path, gpu: Gpu, seconds: float, scratch: Path) -> tuple[Check,
     return tuple(sorted(made, key=lambda check: check.name))
 
 
+def check_name(member: str) -> str:
+    """Return the name of the check of the library *member*."""
+    return NAME.format(Path(member).name.partition(".")[0].strip("_").lower().replace("_", "-"))
+
+
 def library(path: Path, member: str, gpu: Gpu, seconds: float, folder: Path) -> Check | None:
     """Return the check of the library at *path*, called *member* in its wheel; None where it holds no device code."""
-    name = f"kernels-{Path(member).name.partition('.')[0].strip('_').lower().replace('_', '-')}"
+    name = check_name(member)
     try:
         cubins = fitting(path, gpu, folder)
     except (ElfUnreadable, FatbinUnreadable) as error:

@@ -21,7 +21,7 @@ from sparkwright.gates.device.gpu import NO_LIMIT, Absent, Gpu
 from sparkwright.gates.device.ops import OpsPolicy
 from sparkwright.gates.device.probe import Probe, Toolkit
 from sparkwright.gates.limited import Limits
-from sparkwright.gates.verdict import Check, Figure, failed, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, declare, failed, invalid, not_run, passed
 
 TITLE = "numerics on the GPU"
 
@@ -115,6 +115,15 @@ INSTRUCTIONS: Mapping[str, str] = {
     "e2m1": "the block-scaled FP4 matrix instruction",
 }
 
+KINDS = ("gemm", "moe", "rounded")
+FUZZED = tuple(f"{kind}-{instruction}" for instruction in INSTRUCTIONS for kind in KINDS)
+#: ``kernels`` stands for those of every library of the wheel where none of them could be loaded.
+CHECKS = (
+    *declare("gpu"),
+    *declare("e2m1-opcodes", *probe.ROWS, *FUZZED, kernels.NAME.format("*"), *ops.NAMES, measured=True),
+    *declare("kernels", role="reports"),
+)
+
 
 def run(
     policy: DevicePolicy, scratch: Path, *, cuda: Path | None = None, wheel: Path | None = None, python: Path | None = None
@@ -148,8 +157,7 @@ def run(
 
 
 def _names() -> list[str]:
-    fuzzed = [f"{kind}-{instruction}" for instruction in INSTRUCTIONS for kind in ("gemm", "moe", "rounded")]
-    return ["gpu", "e2m1-opcodes", *probe.ROWS, *fuzzed, "kernels", *ops.NAMES]
+    return ["gpu", "e2m1-opcodes", *probe.ROWS, *FUZZED, "kernels", *ops.NAMES]
 
 
 def _probed(policy: DevicePolicy, gpu: Gpu, toolkit: Toolkit | None, scratch: Path) -> list[Check]:
@@ -171,7 +179,7 @@ def _instruction(policy: DevicePolicy, gpu: Gpu, made: Probe, instruction: str, 
     if instruction == "e4m3" and (gpu.major, gpu.minor) < (8, 9):
         absent = f"SM {gpu.major}.{gpu.minor} has no FP8"
     if absent:
-        for kind in ("gemm", "moe", "rounded"):
+        for kind in KINDS:
             yield not_run(f"{kind}-{instruction}", f"{INSTRUCTIONS[instruction]}: {absent}", "instruction-absent")
         return
     # On SM 9.0 the assembler makes mma.sync for FP8 of the FP16 instruction; what is judged is the same product.

@@ -21,9 +21,9 @@ from sparkwright.gates.distributions.scoring import candidate_scores, made_texts
 from sparkwright.gates.served import Served
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import Client, ServerInvalid
-from sparkwright.gates.verdict import Check, Figure, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, declare, invalid, not_run, passed
 
-__all__ = ["COMPARED", "REASONS", "TITLE", "DistributionsPolicy", "record", "run"]
+__all__ = ["CHECKS", "COMPARED", "REASONS", "TITLE", "DistributionsPolicy", "record", "run"]
 
 TITLE = "distributions against a reference"
 
@@ -50,6 +50,12 @@ REASONS: Mapping[str, str] = {
 
 #: What follows the two checks of the measurement itself, in order.
 COMPARED = ("divergence", "worst-text", "best-token", "perplexity", "tails")
+
+CHECKS = (
+    *declare("reference", *COMPARED[:-1], measured=True),
+    *declare("candidate"),
+    *declare(COMPARED[-1], measured=True, role="informs"),
+)
 
 
 def run(

@@ -22,9 +22,16 @@ from sparkwright.gates.numerics.converter import Broken, Callee, ConverterInvali
 from sparkwright.gates.numerics.pythonsource import Table, Template
 from sparkwright.gates.numerics.units import Converter, Unit
 from sparkwright.gates.numerics.values import Inputs
-from sparkwright.gates.verdict import Check, failed, invalid, not_run
+from sparkwright.gates.verdict import Check, declare, failed, invalid, not_run
 
 TITLE = "numerics without a GPU"
+
+#: Those of our own reference, of the converters of the trees (tables in Python among them), and of trees that cannot be made.
+CHECKS = (
+    *declare("reference-bf16", "reference-fp16", "reference-fp32", "reference-scale", "reference-swizzle", measured=True),
+    *sweeps.CHECKS,
+    *declare("*-tree", role="reports"),
+)
 
 #: Reference → what it means, and what to do.
 REASONS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from sparkwright.gates.numerics import blocks, coding
 from sparkwright.gates.numerics.coding import Judge
 from sparkwright.gates.numerics.converter import Callee, ConverterInvalid
 from sparkwright.gates.numerics.units import Converter, Format, Kind
-from sparkwright.gates.verdict import Check, failed, invalid
+from sparkwright.gates.verdict import Check, declare, failed, invalid
 
 #: Said of every check whose converter executes inline PTX.
 PTX = "inline PTX as the PTX ISA describes it; the instruction itself is settled by G2"
@@ -36,12 +36,19 @@ _OTHERS: Mapping[Kind, tuple[tuple[str, Judge], ...]] = {
 }
 
 
+_LANES: tuple[tuple[str, Judge], ...] = (("packing", coding.packing),)
+_SPECIAL: tuple[tuple[str, Judge], ...] = (("nan", coding.nan_row), ("negative-zero", coding.zero_row))
+
+#: The checks of converters, whose names begin with the converter's.
+_ALL = [name for judges in (*_ENCODE.values(), *_OTHERS.values(), _LANES, _SPECIAL) for name, _ in judges]
+CHECKS = declare(*(f"*-{suffix}" for suffix in dict.fromkeys(_ALL)), measured=True)
+
+
 def judges(one: Converter) -> tuple[tuple[str, Judge], ...]:
     """Return the checks of *one*: the end of each one's name, and what makes it."""
     if one.kind != "encode":
         return _OTHERS[one.kind]
-    order = (("packing", coding.packing),) if one.lanes > 1 else ()
-    return (*order, *_ENCODE[one.format], ("nan", coding.nan_row), ("negative-zero", coding.zero_row))
+    return (*(_LANES if one.lanes > 1 else ()), *_ENCODE[one.format], *_SPECIAL)
 
 
 def checks(one: Converter, program: Callee) -> Iterator[Check]:

@@ -22,7 +22,7 @@ from sparkwright.gates.recipes.ways import Model, Speculation, Way
 from sparkwright.gates.recipes.workloads import Name
 from sparkwright.gates.server.serve import Launch
 
-__all__ = ["Model", "Recipe", "Speculation", "Way", "folder", "launch", "load", "names", "read"]
+__all__ = ["Model", "Recipe", "Speculation", "Way", "folder", "launch", "load", "names", "read", "served_name"]
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +126,12 @@ def read(path: Path) -> Recipe:
     if found.name != path.stem:
         raise FileInvalid(f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."])
     return found
+
+
+def served_name(recipe: Recipe | None, model: Path) -> str:
+    """Return the model's own name: the repository that *recipe* names, or else the name of the folder *model*."""
+    repository = recipe.model.repository if recipe else ""
+    return repository if "/" in repository else model.resolve().name or "model"
 
 
 def launch(recipe: Recipe, version: str, python: Path, model: Path) -> Launch:

@@ -16,14 +16,22 @@ from sparkwright.gates.server import answers, envvars, profiled
 from sparkwright.gates.server.log import Found, LogInvalid, Scanner, scan
 from sparkwright.gates.server.recipe import ContractPolicy, Recipe, Running
 from sparkwright.gates.server.wire import ServerInvalid
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, invalid, not_run, passed
 
 if TYPE_CHECKING:
     from sparkwright.gates.server.client import Client
 
-__all__ = ["REASONS", "TITLE", "ContractPolicy", "Recipe", "Running", "run"]
+__all__ = ["CHECKS", "REASONS", "TITLE", "ContractPolicy", "Recipe", "Running", "run"]
 
 TITLE = "what the server says it runs"
+
+CHECKS = (
+    *declare("server", "stream", "version", "no-unknown-variable", "no-emulation", "no-refusal", "no-fallback", "kv-counters"),
+    *declare("variables", "flags", "variables-set", "kernels", "wheel-served"),
+    *declare("line-*", "kv-cache", "graph-memory", measured=True),
+    *declare("errors", role="informs"),
+    *declare("log", role="reports"),
+)
 
 REASONS: Mapping[str, str] = {
     **answers.REASONS,

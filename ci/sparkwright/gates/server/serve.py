@@ -36,6 +36,9 @@ ALWAYS = {
     "VLLM_LOGGING_COLOR": "0",
 }  # fmt: skip
 
+#: What a gate's servers have besides: vLLM counts the requests whose logits are not numbers only then, and G4 asks for the count.
+GATED = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+
 
 class Launch(msgspec.Struct, frozen=True):
     """

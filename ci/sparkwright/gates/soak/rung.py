@@ -26,10 +26,18 @@ from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
 from sparkwright.gates.soak.kernellog import KernelLog
 from sparkwright.gates.soak.load import Load, LoadPolicy, Stretch
 from sparkwright.gates.soak.processes import Processes
-from sparkwright.gates.verdict import Check, invalid
+from sparkwright.gates.verdict import Check, declare, invalid
 from sparkwright.gates.words import prompts
 
 TITLE = "hours of mixed load"
+
+#: The rungs that a gate runs again after the load.
+REPEATED = ("words", "distributions")
+CHECKS = (
+    *declare("duration", "requests", "words-under-load", "memory-growth", measured=True),
+    *declare("restarts", "kernel-log", "drained", *(f"{name}-after" for name in REPEATED)),
+    *declare("again", role="reports"),
+)
 
 REASONS: Mapping[str, str] = {**SERVER_REASONS, **kernellog.MEANINGS, **soaked.MEANINGS}
 

@@ -24,11 +24,18 @@ from sparkwright.gates.tasks import harness, outcome, paired
 from sparkwright.gates.tasks.asking import TaskPolicy, TasksPolicy, answer, settings_digest
 from sparkwright.gates.tasks.harness import HarnessFailed
 from sparkwright.gates.tasks.outcome import Outcome, OutcomeInvalid
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, inconclusive, invalid, not_run, passed
 
-__all__ = ["REASONS", "TITLE", "TaskPolicy", "TasksPolicy", "answer", "run", "settings_digest"]
+__all__ = ["CHECKS", "REASONS", "TITLE", "TaskPolicy", "TasksPolicy", "answer", "run", "settings_digest"]
 
 TITLE = "tasks, paired with the baseline"
+
+#: The checks of each task, in order: ``gsm8k-baseline``.
+PARTS = ("baseline", "answers", "paired", "floor")
+CHECKS = (
+    *(one for part in PARTS for one in declare(f"*-{part}", measured=part != "answers")),
+    *declare("baseline", role="reports"),
+)
 
 REASONS: Mapping[str, str] = {
     **answers.REASONS,
@@ -134,7 +141,7 @@ def _fits(policy: TasksPolicy, task: str, session: Session, before: Outcome) -> 
 
 
 def _ended(task: str, *done: Check) -> tuple[Check, ...]:
-    missing = [f"{task}-{part}" for part in ("baseline", "answers", "paired", "floor")][len(done) :]
+    missing = [f"{task}-{part}" for part in PARTS][len(done) :]
     return (*done, *(not_run(name, f"{done[-1].name} ended the task.", "not-measured") for name in missing))
 
 
@@ -162,12 +169,17 @@ def _paired(policy: TasksPolicy, task: str, before: Outcome, now: Outcome) -> Ch
     return inconclusive(name, says, "questions-do-not-decide", figures=figures, samples=samples)
 
 
+def floors(policy: TasksPolicy, task: str, name: str) -> list[float]:
+    """Return the floors of *task* for the model served as *name*."""
+    return [floor for pattern, floor in policy.tasks[task].floors.items() if fnmatchcase(name, pattern)]
+
+
 def _floor(policy: TasksPolicy, task: str, now: Outcome) -> Check:
     name, right, count = f"{task}-floor", sum(now.answers), len(now.right)
-    floors = [floor for pattern, floor in policy.tasks[task].floors.items() if fnmatchcase(now.name, pattern)]
-    if not floors:
+    known = floors(policy, task, now.name)
+    if not known:
         return not_run(name, f"The policy has no floor for {now.name!r}; it answers {right / count:.1%} right.", "floor-unknown")
-    floor = max(floors)
+    floor = max(known)
     low, high = paired.wilson(right, count, policy.z)
     figure = Figure("right answers", 100 * right / count, "%", count, bound=100 * floor)
     says = f"The candidate answers {right / count:.1%} right, truly between {low:.1%} and {high:.1%}; the floor is {floor:.1%}."

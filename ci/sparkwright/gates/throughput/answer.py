@@ -102,7 +102,7 @@ class Answer:
     def _subjects(self) -> tuple[Subject, Subject | None]:
         question, stack = self._question, self._session.project.stack
         if question.candidate is None:
-            return Subject(question.url, version=Client(question.url, question.name).version()), None
+            return Subject(question.url, version=Client(question.url, question.served_name).version()), None
         return question.candidate.subject(stack), question.baseline.subject(stack) if question.baseline else None
 
     @contextlib.contextmanager
@@ -140,7 +140,7 @@ class Answer:
     def _model(self) -> str:
         """What names the model: a digest of its files, or its name at a server that runs."""
         question = self._question
-        return athand.model_digest(question.model) if question.model else question.name
+        return athand.model_digest(question.model) if question.model else question.served_name
 
     def _ready(self, machine: Machine, journal: Journal) -> Outcome | None:
         """Look at the machine, heat it, and qualify the generator; return an outcome only where nothing may be measured."""
@@ -170,7 +170,7 @@ class Answer:
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
         means = Means(
-            self._generator, machine, policy, question.name, question.model, question.texts, self._steps.of, machine.bandwidth(),
+            self._generator, machine, policy, question.served_name, question.model, question.texts, self._steps.of, machine.bandwidth(),
             self._workloads.rule, self._machine_policy.cooldown,
         )  # fmt: skip
         return course.run(asked, Real(means, launches, self._logs, question.url), journal)
@@ -195,7 +195,7 @@ class Answer:
             kind=question.kind, state=state, says=says, candidate=candidate, baseline=baseline,
             cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth()),
             legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
-            recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.name,
+            recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.served_name,
             quantization=question.quantization, stack=self._session.project.stack, host={**host.facts(), **machine.fingerprint()},
             margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=self._most,
             quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth(),

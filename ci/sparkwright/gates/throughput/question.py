@@ -14,7 +14,7 @@ from sparkwright.errors import UsageError
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.server import installed
-from sparkwright.gates.server.serve import Launch
+from sparkwright.gates.server.serve import GATED, Launch
 from sparkwright.gates.throughput.places import Resident
 from sparkwright.gates.throughput.records import Kind, Side, Subject
 
@@ -53,7 +53,7 @@ class Question(msgspec.Struct, frozen=True):
 
     Attributes:
         candidate, baseline: Environments; no candidate where a server runs at *url*, and no baseline where nothing is compared.
-        model: Folder of the model. *name*: under which it is served.
+        model: Folder of the model. *name*: under which it is served; empty for the model's own.
         recipe: How it is served; None for *flags* and *variables* alone, which are added to a recipe's.
         workloads: Names of `workloads.yaml`, or of cells; empty for the recipe's, or the policy's.
         texts: A file of real prompts.
@@ -68,7 +68,7 @@ class Question(msgspec.Struct, frozen=True):
     baseline: Environment | None = None
     url: str = ""
     model: Path | None = None
-    name: str = "model"
+    name: str = ""
     recipe: Recipe | None = None
     flags: tuple[str, ...] = ()
     variables: dict[str, str] = {}
@@ -105,7 +105,13 @@ class Question(msgspec.Struct, frozen=True):
             plain = Launch(environment.python, self.model)
         flags = (*plain.flags, *self.flags)
         added = tuple(flag for flag in MEASURED if flag not in flags)
-        return replace(plain, flags=(*flags, *added), variables={**plain.variables, **self.variables}, name=self.name)
+        variables = {**(GATED if self.kind in ("gate", "calibration") else {}), **plain.variables, **self.variables}
+        return replace(plain, flags=(*flags, *added), variables=variables, name=self.served_name)
+
+    @property
+    def served_name(self) -> str:
+        """The name under which the model is served."""
+        return self.name or (recipes.served_name(self.recipe, self.model) if self.model else "model")
 
     @property
     def quantization(self) -> str:

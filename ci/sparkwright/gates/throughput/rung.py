@@ -15,9 +15,16 @@ from sparkwright.gates.server import contract
 from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.throughput import course, validity
 from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Result, Series
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, inconclusive, invalid, not_run, passed
 
 TITLE = "throughput, against a baseline"
+
+CHECKS = (
+    *declare(*(f"{metric}-*" for metric in METRICS), "legs", measured=True),
+    *declare("candidate-wheel", "baseline-wheel"),
+    *declare("roofline", measured=True, role="informs"),
+    *declare("measured", "baseline", role="reports"),
+)
 
 #: Of those of G3: why a server of ours ended.
 _ENDED = ("server-died", "server-late", "graph-memory-negative", "log-unreadable")

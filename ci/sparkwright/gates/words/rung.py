@@ -19,7 +19,7 @@ from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.server.answers import Answer
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.wire import ServerInvalid
-from sparkwright.gates.verdict import Check, Sample, invalid, not_run, passed
+from sparkwright.gates.verdict import Check, Sample, declare, invalid, not_run, passed
 from sparkwright.gates.words import detectors, prompts
 from sparkwright.gates.words import judged as saidwords
 from sparkwright.gates.words.detectors import Bounds
@@ -27,6 +27,12 @@ from sparkwright.gates.words.judged import Said
 from sparkwright.gates.words.prompts import Fitted, Prompt
 
 TITLE = "the words a model says"
+
+CHECKS = (
+    *declare("prompts", "streams", "token-count"),
+    *declare("identical-reruns", *(one.name for one in detectors.DETECTORS), "entropy", "answers", "corrupted-requests", measured=True),
+    *declare("cold-and-cached", "batch-identity", measured=True, role="informs"),
+)
 
 REASONS: Mapping[str, str] = {**SERVER_REASONS, **saidwords.MEANINGS}
 

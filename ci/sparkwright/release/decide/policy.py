@@ -16,6 +16,7 @@ import msgspec
 from sparkwright import yamlfile
 from sparkwright.digest import canonical, sha256_bytes
 from sparkwright.errors import FileInvalid
+from sparkwright.gates import declared
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.gates.recipes.cells import Cell
 
@@ -144,6 +145,8 @@ class ReleasePolicy(_Record, frozen=True):
             raise ValueError(f"url: {self.url!r} is no https address with a final slash")
         if lost := {rung for rule in self.forks.values() for rung in rule.rungs} - set(self.rungs):
             raise ValueError(f"rungs: nothing says what a pass of {', '.join(sorted(lost))} rests on")
+        if lost := set(self.rungs) - set(RUNGS):
+            raise ValueError(f"rungs: there is no rung {', '.join(sorted(lost))}")
         if lost := {rule.served_by for rule in self.forks.values()} - {"", *self.forks}:
             raise ValueError(f"forks: {', '.join(sorted(lost))} is none")
 
@@ -168,6 +171,8 @@ def load(root: Path) -> ReleasePolicy:
     read = yamlfile.load(path, ReleasePolicy)
     if read.gates or read.speeds:
         raise FileInvalid(f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
+    if unknown := [fault for rung, rule in read.rungs.items() for fault in declared.faults(rung, rule.checks, rule.measured, rule.wanted)]:
+        raise FileInvalid(f"{path} asks for checks that no gate gives.", details=unknown[:30])
     asked = {rung for rule in read.forks.values() for rung in rule.rungs}
     gates = {**_audits(root), **_gates(root / "ci" / "gates", asked)}
     return msgspec.structs.replace(read, gates=gates, speeds=_speeds(root) if "G8" in asked else None)

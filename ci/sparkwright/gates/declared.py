@@ -1,0 +1,77 @@
+"""
+The names of all checks that the rungs can emit, from the table ``CHECKS`` of each rung's module.
+
+A verdict is only built of declared checks (`check`), and a policy may only ask for declared ones (`faults`), so that neither can drift
+from the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from sparkwright.gates.verdict import Check, Declared, declare
+
+#: Rung → the module whose ``CHECKS`` declares its checks.
+MODULES: Mapping[str, str] = {
+    "G0": "audited", "G1": "numerics.rung", "G2": "device.rung", "G3": "server.contract", "G4": "words.rung",
+    "G5": "distributions.rung", "G6": "tasks.rung", "G7": "soak.rung", "G8": "throughput.rung",
+}  # fmt: skip
+
+#: The check by which a ladder reports, for any rung, that an earlier one ended it.
+LADDER = declare("ladder", role="reports")
+
+
+@functools.cache
+def declared(rung: str) -> tuple[Declared, ...]:
+    """Return every check that *rung* can emit."""
+    found: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{MODULES[rung]}").CHECKS
+    return (*found, *LADDER)
+
+
+def check(rung: str, checks: Iterable[Check]) -> None:
+    """
+    Do nothing if all *checks* are as *rung* declares them.
+
+    Raises:
+        ValueError: One has an undeclared name, or another role; a fault of the rung's code.
+    """
+    for one in checks:
+        # A name that is declared as it is comes before a pattern that it also matches.
+        matching = [each for each in declared(rung) if each.name == one.name] or [
+            each for each in declared(rung) if fnmatchcase(one.name, each.name)
+        ]
+        if not matching:
+            raise ValueError(f"{rung} emits the check {one.name}, which it does not declare")
+        if all(faults := [each.fault(one) for each in matching]):
+            raise ValueError(f"{rung}: {one.name}: {faults[0]}")
+
+
+def faults(rung: str, checks: Iterable[str], measured: Iterable[str] = (), wanted: Iterable[str] = ()) -> Iterator[str]:
+    """
+    Yield what a policy asks of *rung* that no check of it can give.
+
+    Args:
+        checks, wanted: Names and patterns of checks that have to be required and pass.
+        measured: Names and patterns of checks that have to show a figure or a sample.
+    """
+    for pattern in (*checks, *wanted):
+        if not any(one.role == "decides" and overlap(pattern, one.name) for one in declared(rung)):
+            yield f"{rung}: no check {pattern} can pass there"
+    for pattern in measured:
+        matching = [one for one in declared(rung) if one.role != "reports" and overlap(pattern, one.name)]
+        bare = [one.name for one in matching if not one.measured]
+        if not matching or bare:
+            yield f"{rung}: {', '.join(bare) or pattern} shows neither figure nor sample"
+
+
+@functools.cache
+def overlap(one: str, other: str) -> bool:
+    """Return whether some name matches both patterns; ``*`` stands for any text."""
+    if not one or not other:
+        return set(one + other) <= {"*"}
+    if one[0] == "*":
+        return overlap(one[1:], other) or overlap(one, other[1:])
+    return overlap(other, one) if other[0] == "*" else one[0] == other[0] and overlap(one[1:], other[1:])

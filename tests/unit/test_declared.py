@@ -1,0 +1,111 @@
+"""The checks that rungs declare: nothing else can be emitted, everything declared is emitted, and patterns meet where they should."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import verdicts
+
+from sparkwright.gates import declared
+from sparkwright.gates.device import rung as device
+from sparkwright.gates.ladder import RUNGS, Rung, climb, verdict
+from sparkwright.gates.throughput.records import METRICS
+from sparkwright.gates.verdict import Check, Figure, failed, not_run, passed
+
+GATES = Path(declared.__file__).parent
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_declares_each_name_once(rung: str) -> None:
+    """A declaration that stood there twice could say two things."""
+    names = [one.name for one in declared.declared(rung)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("check", "says"),
+    [
+        (passed("kernel", "it holds"), "does not declare"),
+        (not_run("kernels-c", "it hangs", "probe-slow"), ""),
+        (passed("kernels", "all load"), "never passes"),
+        (not_run("kernels", "no wheel", "wheel-unnamed"), ""),
+        (passed("kernels-c", "all load"), "without the figure or sample"),
+        (passed("kernels-c", "all load", figures=[Figure("kernels", 1)]), ""),
+        (failed("gpu", "broken", "no-gpu"), ""),
+    ],
+)
+def test_a_check_that_is_not_as_declared_is_a_fault(check: Check, says: str) -> None:
+    """A verdict of such a check is not made, whether a ladder builds it or a test."""
+    rung = Rung("G2", "", lambda: (check,))
+    if not says:
+        assert climb([rung], stack="2026.11").verdicts[0].checks == (check,)
+        return
+    with pytest.raises(ValueError, match=says):
+        climb([rung], stack="2026.11")
+    with pytest.raises(ValueError, match=says):
+        verdict(rung, [check], None)
+
+
+def test_a_check_that_only_informs_is_not_required() -> None:
+    """The tails of G5 are shown, and decide nothing."""
+    shown = passed("tails", "as they are", figures=[Figure("KL", 0.1)], required=False)
+    assert verdict(Rung("G5", "", tuple), [shown], None).state == "not-run"
+    with pytest.raises(ValueError, match="only informs"):
+        verdict(Rung("G5", "", tuple), [passed("tails", "as they are", figures=[Figure("KL", 0.1)])], None)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Yield every text in the code of *path*, outside docstrings and declarations, with ``*`` for what is filled in."""
+    tree = ast.parse(path.read_text("utf-8"))
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declare":
+            # What is computed from another table (`*GROUPS`) stays.
+            skipped |= {id(one) for one in node.args if isinstance(one, ast.Constant)}
+        if isinstance(node, ast.JoinedStr):
+            skipped |= {id(one) for one in node.values}
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "*" for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node.value.replace("{}", "*")
+
+
+def _emitting(rung: str) -> list[Path]:
+    """Return the modules that make checks of *rung*: its own package, and those that serve all rungs."""
+    own = GATES.joinpath(*declared.MODULES[rung].split("."))
+    package = sorted(own.parent.glob("*.py")) if own.parent != GATES else [own.with_suffix(".py")]
+    return [*package, GATES / "ready.py", GATES / "athand.py", GATES / "ladder.py"]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_declared_check_is_emitted(rung: str) -> None:
+    """No declaration outlives the code that emits its check: each name, or a pattern that gives it, stands in that code."""
+    texts = {text for path in _emitting(rung) for text in _texts(path)}
+    patterns = {text for text in texts if "*" in text and text.strip("*- ")}
+    stale = [
+        one.name for one in declared.declared(rung)
+        if not {one.name, one.name.removeprefix("*-")} & texts and not any(fnmatch.fnmatchcase(one.name, pattern) for pattern in patterns)
+    ]  # fmt: skip
+    # Declared from the tables that the emitting code itself runs through.
+    computed = {"G2": device.FUZZED, "G8": tuple(f"{metric}-*" for metric in METRICS)}
+    assert [name for name in stale if name not in computed.get(rung, ())] == []
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_pattern_is_given_a_name(rung: str) -> None:
+    """The repository's recipes, tasks, converters and workloads give each declared pattern at least one name."""
+    assert [one.name for one in declared.declared(rung) if one.role != "reports" and not verdicts.names(rung, one.name)] == []
+
+
+@given(st.text("ab*", max_size=6), st.text("ab*", max_size=6), st.text("ab", max_size=8))
+def test_patterns_overlap_where_a_name_matches_both(one: str, other: str, name: str) -> None:
+    """A name that both match is proof; it does not matter which is first; a name alone is matched as fnmatch does."""
+    assert declared.overlap(one, other) == declared.overlap(other, one)
+    if fnmatch.fnmatchcase(name, one) and fnmatch.fnmatchcase(name, other):
+        assert declared.overlap(one, other)
+    assert declared.overlap(name, one) == fnmatch.fnmatchcase(name, one)
