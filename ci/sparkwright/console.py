@@ -9,16 +9,23 @@ page of the job, too.
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkwright import summary
 
 if TYPE_CHECKING:
     from sparkwright.errors import SparkwrightError
+
+
+class OutputClosed(BaseException):
+    """Nobody reads the output any more, as after ``| head -1``; the run ends without a word, like any program's."""
 
 
 def duration(seconds: float) -> str:
@@ -105,18 +112,46 @@ class Console:
         """Seconds between two states of a live line; without a terminal each state is a line of a log."""
         return 0.2 if self.terminal else 15.0
 
+    @contextlib.contextmanager
+    def _writing(self, stream: TextIO) -> Iterator[None]:
+        """
+        Write to *stream* within the block, whatever it is.
+
+        Raises:
+            DiskFull: It is a file for which there is no room.
+            OutputUnwritable: It cannot be written for another reason.
+            OutputClosed: Its reader is gone.
+        """
+        try:
+            yield
+        except OSError as error:
+            _drain(stream)
+            if error.errno == errno.EPIPE:
+                raise OutputClosed from error
+            from sparkwright.errors import DiskFull, OutputUnwritable
+
+            name = "standard output" if stream is sys.stdout else "standard error"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                todo = "Make room where the output goes, and run it again. Nothing finished is lost."
+                raise DiskFull(f"There is no room for {name}.", details=[str(error)], todo=todo) from error
+            raise OutputUnwritable(f"{name.capitalize()} cannot be written.", details=[str(error)]) from error
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        with self._writing(stream):
+            stream.write(text)
+
     def _say(self, text: str) -> None:
-        if self.terminal:
-            sys.stderr.write("\r\x1b[K")
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        with self._writing(sys.stderr):
+            sys.stderr.write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
+            sys.stderr.flush()
 
     def live(self, text: str) -> None:
         """Replace the live line; on anything but a terminal, print it as a line."""
         if self.terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            sys.stderr.write("\r\x1b[K" + text[: columns - 1])
-            sys.stderr.flush()
+            with self._writing(sys.stderr):
+                sys.stderr.write("\r\x1b[K" + text[: columns - 1])
+                sys.stderr.flush()
         elif text:
             self._say("  " + text)
 
@@ -185,26 +220,40 @@ class Console:
             table.add_row(*row)
         # Files and pipes have no width of their own; 80 columns would fold paths that people grep for.
         width = None if stream.isatty() else 200
-        RichConsole(file=stream, width=width, highlight=False, markup=False, soft_wrap=False).print(table)
+        # Rich would end the program on its own where the stream cannot be written.
+        made = io.StringIO()
+        RichConsole(file=made, width=width, force_terminal=stream.isatty(), highlight=False, markup=False, soft_wrap=False).print(table)
+        self._write(stream, made.getvalue())
 
     def document(self, data: dict[str, Any]) -> None:
         """Set what the one JSON document of ``--json`` will hold; `finish` prints it."""
         self._document = data
 
     def finish(self, error: dict[str, object] | None = None) -> None:
-        """Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing."""
+        """
+        Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing. What was printed is out afterwards.
+
+        Raises:
+            DiskFull, OutputUnwritable, OutputClosed: It cannot be.
+        """
         self._flush_lines()
+        data, self._document = {**self._document, "error": error} if error else self._document, {}
         if self.json:
             import msgspec
 
-            data = {**self._document, "error": error} if error else self._document
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n")
-            sys.stdout.flush()
-        self._document = {}
+            try:
+                text = msgspec.json.encode(data)
+            except UnicodeEncodeError:
+                # A file name of the command line may be no UTF-8, and then it is no text of JSON either.
+                text = msgspec.json.encode(_plain(msgspec.to_builtins(data)))
+            self._write(sys.stdout, msgspec.json.format(text, indent=2).decode() + "\n")
+        for stream in (sys.stdout, sys.stderr):
+            with self._writing(stream):
+                stream.flush()
 
     def result(self, text: str) -> None:
         """Print a line that the verb was asked for."""
-        (sys.stderr if self.json else sys.stdout).write(text + "\n")
+        self._write(sys.stderr if self.json else sys.stdout, text + "\n")
         if self.github:
             self._lines += text.split("\n")
 
@@ -225,6 +274,43 @@ class Console:
             self._flush_lines()
             summary.append(summary.block(lines))
         self._say("\n".join(lines))
+
+
+def open_streams() -> None:
+    """
+    Make standard input, output and error what a program may rely on.
+
+    One that was closed becomes the null device: the next file to be opened would take its number, and hold what is printed. A text that the
+    encoding of the output lacks is escaped.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is taken, and those below are open by now. Programs that are started get it, too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115  until the end
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drain(stream: TextIO) -> None:
+    """Send what *stream* still holds nowhere; Python tries again to write it when it ends, and would complain on its own."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()
+
+
+def _plain(data: Any) -> Any:
+    """Return *data* with what is no text of UTF-8 escaped."""
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode()
+    if isinstance(data, dict):
+        return {_plain(key): _plain(value) for key, value in data.items()}
+    return [_plain(one) for one in data] if isinstance(data, (list, tuple)) else data
 
 
 console = Console()

@@ -134,8 +134,14 @@ class ArchiveUnsafe(SparkwrightError):
 
 class DiskFull(SparkwrightError):
     reference = "disk-full"
-    means = "The file system of the cache directory has no room for the next file."
+    means = "The file system of the cache directory, or that of the output, has no room for what is to be written next."
     todo = "Make room, or choose another place with --cache-dir. Nothing finished is lost; the next run goes on from here."
+
+
+class OutputUnwritable(SparkwrightError):
+    reference = "output-unwritable"
+    means = "Standard output or standard error leads to a file that may not grow, or to a device or network that is gone."
+    todo = "Send the output elsewhere, and run it again. Nothing finished is lost."
 
 
 class CacheUnusable(SparkwrightError):

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -31,6 +31,23 @@ wheels/     finished wheels, by sha256                work/     source and build
 environments/ tool environments, by key               logs/     full output of every program that was run
 ccache/     compiled units, by what they were made of
 """
+
+
+def reading(path: Path) -> BinaryIO:
+    """
+    Return the file at *path*, opened to be read; a named pipe without a writer is an empty one, where `open` would wait without end.
+
+    Raises:
+        OSError: As `open`.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # A pipe that somebody writes to is waited for, as a shell makes one of <(COMMAND).
+    os.set_blocking(handle, True)
+    try:
+        return os.fdopen(handle, "rb")
+    except OSError:  # a folder
+        os.close(handle)
+        raise
 
 
 def flush(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import os
 import platform
 import re
 import struct
@@ -12,12 +13,13 @@ import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import publishing, wheels
 
 from sparkwright import errors, process, yamlfile
 from sparkwright.audit import cubin, elf, sass, sections, sidebyside
@@ -29,6 +31,10 @@ from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, sho
 from sparkwright.audit.sass import CudaTools
 from sparkwright.build import archs, toolchain
 from sparkwright.forks.spec import Project
+from sparkwright.release.signing import keys
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Cli
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "ci" / "audit"
@@ -765,3 +771,54 @@ def test_wheels_stand_side_by_side(tmp_path: Path, compiler: Compiler, capsys: p
     assert [row[-1] for row in made] == ["1 native", "1 family", "nothing for this GPU", *["not in this wheel"] * 2, "nothing for this GPU"]
     sidebyside.show(reports)
     assert "what a Spark gets" in capsys.readouterr().out
+
+
+# What was damaged or is no file, by the verbs that read wheels.
+
+
+def _ending(data: bytes, place: int, value: int) -> bytes:
+    """Return the archive *data* with the four bytes at *place* of its last record saying *value*."""
+    at = data.rindex(b"PK\x05\x06") + place
+    return data[:at] + struct.pack("<L", value) + data[at + 4 :]
+
+
+def _long(data: bytes) -> bytes:
+    """Return *data* with a last record in the form for large files, whose directory is longer than all files."""
+    at = data.rindex(b"PK\x05\x06")
+    large = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, (1 << 64) - 1, 0)
+    return data[:at] + large + struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1) + data[at : at + 8] + b"\xff" * 12 + data[at + 20 :]
+
+
+DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+    "a directory longer than the file": lambda data: _ending(data, 12, 0x7FFFFFFF),
+    "a directory beyond the file": lambda data: _ending(data, 16, 0x7FFFFFFF),
+    "a directory longer than all files": _long,
+    "cut off": lambda data: data[:-30],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("verb", ["audit", "publish", "rebuild"])
+def test_a_damaged_archive_is_refused_by_every_verb(cli: Cli, tmp_path: Path, verb: str, name: str) -> None:
+    """Wherever its last record points, an archive that cannot be read is an expected failure that names it."""
+    wheel = wheels.vllm(tmp_path / "dist")
+    wheel.write_bytes(DAMAGED[name](wheel.read_bytes()))
+    keys.make(tmp_path / "key")
+    words = ["--dry-run", "--at", tmp_path / "at", "--key", tmp_path / "key", "--url", publishing.URL] if verb == "publish" else []
+    done = cli(verb, wheel, *words, "--root", ROOT, "--stack", wheels.STACK, "--cache-dir", tmp_path / "cache", "--offline", "--json")
+
+    assert (done.returncode, msgspec.json.decode(done.stdout)["error"]["reference"]) == (1, "wheel-invalid"), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("verb", ["audit", "publish", "rebuild"])
+def test_what_is_no_file_is_no_wheel(cli: Cli, tmp_path: Path, verb: str, kind: str) -> None:
+    """A folder or a pipe with a wheel's name is neither read nor waited for."""
+    place = tmp_path / "mini-1.0-py3-none-any.whl"
+    place.mkdir() if kind == "folder" else os.mkfifo(place)
+    keys.make(tmp_path / "key")
+    words = ["--dry-run", "--at", tmp_path / "at", "--key", tmp_path / "key", "--url", publishing.URL] if verb == "publish" else []
+    done = cli(verb, place, *words, "--root", ROOT, "--stack", wheels.STACK, "--cache-dir", tmp_path / "cache", "--offline", "--json")
+    expected = {"audit": (1, "wheel-invalid"), "publish": (2, "usage"), "rebuild": (1, "not-provided")}[verb]
+
+    assert (done.returncode, msgspec.json.decode(done.stdout)["error"]["reference"]) == expected

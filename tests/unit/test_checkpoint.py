@@ -104,6 +104,8 @@ TEXTS = {
     "no text": b"\xff\xfe{}",
     "depth": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "a number of a million digits": b'{"a":{"dtype":"U8","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,4]}}',
+    "half of a pair as a name": b'{"\\ud800":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+    "half of a pair as a type": b'{"a":{"dtype":"\\uDFFF","shape":[4],"data_offsets":[0,4]}}',
     "nothing": b"",
 }  # fmt: skip
 
@@ -113,6 +115,13 @@ def test_a_header_that_cannot_be_read_in_one_way_is_refused(tmp_path: Path, name
     """A key that is there twice means two things to two readers; depth and long numbers cost neither memory nor a crash."""
     with pytest.raises(CheckpointInvalid):
         checkpoint.header(write(tmp_path / "model.safetensors", TEXTS[name], 4))
+
+
+def test_a_whole_pair_is_a_letter(tmp_path: Path) -> None:
+    """A name beyond the first plane may be spelled as two halves."""
+    text = b'{"\\ud83d\\ude00":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+
+    assert [one.name for one in checkpoint.header(write(tmp_path / "model.safetensors", text, 4))] == ["😀"]
 
 
 def test_a_header_beyond_the_formats_limit_is_not_read(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import re
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from sparkwright.cli.main import VERBS
 from sparkwright.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.unit.conftest import Cli, Mini
 
 #: What the command line must not load before it is needed: each costs more than the rest together.
@@ -209,6 +213,103 @@ def test_a_reader_that_goes_away_is_no_fault(mini: Mini) -> None:
 
     assert run.returncode in (0, 1)
     assert "fault" not in said
+
+
+#: What Python itself says when it cannot write what is left, and what says that we did not foresee it.
+UNFORESEEN = re.compile("Traceback|Exception ignored|error: fault")
+
+
+def directed(words: Sequence[str | Path], where: str, *, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the program with its streams directed as a shell would by the words *where*; it may write files of *limit* bytes."""
+    command = f"exec {shlex.join([sys.executable, '-m', 'sparkwright', *map(str, words)])} {where}"
+    # With this variable every word is written at once, and what is left in a buffer at the end is never seen.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, check=False, timeout=120, preexec_fn=limited
+    )
+
+
+#: A help text, a table, a document, and the documents of a failure and of wrong usage.
+PRINTING = [["--version"], ["doctor"], ["doctor", "--json"], ["fetch", "--fork", "none", "--json"], ["fetch", "--none", "--json"]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_an_output_without_room_is_disk_full(mini: Mini, words: list[str]) -> None:
+    """Whatever is printed, a full disk under it is said by name, once, and the exit code tells of it, also where nobody can be told."""
+    shared = mini.words if words[0] in ("doctor", "fetch") else []
+    done = directed([*words, *shared], "> /dev/full")
+
+    assert done.returncode == 1
+    assert done.stderr.count("error: disk-full: There is no room for standard output.") == 1
+    assert not UNFORESEEN.search(done.stderr)
+    assert directed([*words, *shared], "> /dev/full 2>&1").returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_messages_without_room_are_disk_full(mini: Mini) -> None:
+    """Where only standard error is full, the document says so."""
+    done = directed(["doctor", "--json", *mini.words], "2> /dev/full")
+
+    assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "disk-full")
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+@pytest.mark.parametrize("where", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_output_is_wanted_by_nobody(mini: Mini, words: list[str], where: str) -> None:
+    """The verb does its work and ends as it would have."""
+    shared = mini.words if words[0] in ("doctor", "fetch") else []
+    done = directed([*words, *shared], where)
+
+    assert done.returncode == (2 if "--none" in words else 1 if "none" in words else 0)
+    assert done.stdout == ""
+    assert not UNFORESEEN.search(done.stderr)
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_a_reader_that_went_away_is_told_nothing(mini: Mini, words: list[str]) -> None:
+    """The pipe has no reader when the first word is written; the run ends with 1, and adds nothing to what it said before."""
+    shared = mini.words if words[0] in ("doctor", "fetch") else []
+    done = directed([*words, *shared], "> >(:)")
+
+    assert done.returncode in (0, 1, 2)
+    assert not UNFORESEEN.search(done.stderr)
+
+
+def test_an_output_that_may_not_grow_is_named(mini: Mini, tmp_path: Path) -> None:
+    """What is neither a full disk nor a reader that left has a reference of its own."""
+    done = directed(["doctor", "--offline", "--json", *mini.words], f"> {tmp_path / 'out'}", limit=200)
+
+    assert done.returncode == 1
+    assert "error: output-unwritable: Standard output cannot be written." in done.stderr
+    assert not UNFORESEEN.search(done.stderr)
+
+
+@pytest.mark.parametrize("shown", [[], ["--json"]], ids=["text", "json"])
+def test_a_name_that_is_no_text_is_escaped(shown: list[str]) -> None:
+    """A file name of any bytes may stand on the command line; the document has it escaped."""
+    done = directed(["report", os.fsdecode(b"gone-\xff.json"), *shown], "")
+
+    assert done.returncode == 1
+    assert "error: file-invalid: " in done.stderr
+    assert not shown or "gone-\\udcff.json" in json.loads(done.stdout)["error"]["what"]
+
+
+@pytest.mark.parametrize("words", [["report", "PIPE"], ["key", "--show", "PIPE"]], ids=lambda words: words[0])
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(cli: Cli, mini: Mini, tmp_path: Path, words: list[str]) -> None:
+    """It holds nothing, which is not what was asked for."""
+    os.mkfifo(tmp_path / "pipe")
+    shared = mini.words if words[0] == "report" else []
+    done = cli(*(str(tmp_path / "pipe") if word == "PIPE" else word for word in words), *shared, "--json")
+
+    expected = {"report": "file-invalid", "key": "key-invalid"}[words[0]]
+
+    assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, expected)
 
 
 def test_one_fork_can_be_chosen(cli: Cli, mini: Mini) -> None:

@@ -545,6 +545,19 @@ def test_missing_layers_and_experts_are_found(tmp_path: Path) -> None:
 # The verb.
 
 
+@pytest.mark.parametrize("shown", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("place", ["config", "header"])
+def test_half_of_a_pair_is_no_text(mini: Mini, cli: Cli, tmp_path: Path, place: str, shown: list[str]) -> None:
+    """What could be neither printed nor stored is refused where it is read."""
+    config, tensors = qwen(4, 16, 2, 1000, rest=nvfp4, joined=False)
+    told = [("\ud800.weight", "BF16", [2, 2]), *tensors] if place == "header" else tensors
+    folder = write(tmp_path / "m", {**config, "quantization_config": {"quant_method": "\ud800"}} if place == "config" else config, told)
+    done = cli("modules", *mini.words, *shown, folder)
+
+    assert done.returncode == 1
+    assert "error: checkpoint-invalid: " in done.stderr
+
+
 def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """A given bandwidth is given, the maker's figure is called nominal, and without one the document says that none was measured."""
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000, rest=nvfp4, joined=False))

@@ -31,7 +31,7 @@ from sparkwright.forks.spec import ForkSpec, SourceSpecs, StackSpec
 from sparkwright.objects import Index, Objects
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Host, Repository
+    from tests.unit.conftest import Cli, Host, Mini, Repository
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41))
 
@@ -727,6 +727,22 @@ def test_a_subject_reads_as_it_was_written(repository: Repository) -> None:
     repository.commit({"a": b""})
 
     assert patch.parse("x.patch", repository.change({"b": b"x\n"}, subject)).subject == subject
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Reason: ", "Reason\nReason: "), ("Upstream-Status: ", "Drop-When\nUpstream-Status: "),
+        ("Subject: ", "Subject: =?unicode_escape?q?=5Cud800?= "),
+    ],
+    ids=["bare-reason", "bare-drop-when", "subject-that-is-no-text"],
+)  # fmt: skip
+def test_a_header_may_have_any_line(cli: Cli, mini: Mini, old: str, new: str) -> None:
+    """A trailer's bare name says nothing, and is no fault; what no text can hold is replaced."""
+    mini.edit("forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch", old, new)
+    done = cli("apply", *mini.words)
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("trailer", patch.TRAILERS)

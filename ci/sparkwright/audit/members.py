@@ -21,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkwright.audit import zipped
 from sparkwright.audit.sections import MAGIC
 from sparkwright.errors import WheelInvalid
+from sparkwright.forks.archive import damage_guard, opened, zip_file
 
 _ENTRY = b"PK\x01\x02"
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -99,6 +100,8 @@ def subject(wheel: Path) -> Subject:
         WheelInvalid: The file is missing, its name is not a wheel's, or its directory is longer than any wheel's.
     """
     try:
+        if wheel.exists() and not wheel.is_file():
+            raise OSError("It is no file.")  # a pipe would be waited for
         name, version, _, tags = parse_wheel_filename(wheel.name)
         sha256, entries = _hash_and_count(wheel)
     except (InvalidWheelFilename, OSError) as error:
@@ -132,7 +135,7 @@ def contents(wheel: Path, about: Subject) -> Contents:
     Raises:
         WheelInvalid, ArchiveUnsafe: As `walk`.
     """
-    with zipped.errors(wheel), zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         return _dist_info(archive, zipped.checked(archive, about.file), about)[1]
 
 
@@ -182,15 +185,15 @@ def walk(
     found: list[Mismatch | None] = []
     binary, done = folder / "library", 0
     with contextlib.ExitStack() as stack:
-        with zipped.errors(wheel):
-            archive = stack.enter_context(zipfile.ZipFile(wheel))
+        archive = stack.enter_context(opened(wheel))
+        with damage_guard(wheel.name, WheelInvalid):
             members = zipped.checked(archive, about.file)
             info_folder, _ = _dist_info(archive, members, about)
             record = zipped.text(archive, members, f"{info_folder}/RECORD", about.file).decode("utf-8")
             said = {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3}
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
         for name, info in sorted(members.items()):
-            with zipped.errors(wheel), archive.open(info) as stream:
+            with damage_guard(wheel.name, WheelInvalid), archive.open(info) as stream:
                 sha256, is_binary = _stream_hash(stream, binary)
             if name not in unsigned:
                 found.append(_compare(name, said.get(name), sha256, info.file_size))

@@ -4,13 +4,7 @@ A zip archive read as hostile: what is refused before anything is unpacked.
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 
 from sparkwright.errors import ArchiveUnsafe, WheelInvalid
 
@@ -28,16 +22,6 @@ MOST_BYTES_TEXT = 64 * 1024**2
 _LOCAL_HEADER = 30
 #: What every installer can unpack; the others may also ask for gigabytes of memory.
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
-
-@contextlib.contextmanager
-def errors(wheel: Path) -> Iterator[None]:
-    """Within the block, whatever a damaged archive makes zipfile raise is `WheelInvalid`."""
-    try:
-        yield
-    # RuntimeError: a member is encrypted, or its compression is unknown (NotImplementedError). ValueError: text that is not UTF-8.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError, struct.error, csv.Error) as error:
-        raise WheelInvalid(f"{wheel.name} is damaged.", details=[str(error)]) from error
 
 
 def checked(archive: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from sparkwright.build import hostcompiler, isolation, target, toolchain, wheelf
 from sparkwright.build.isolation import Room
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.console import console
-from sparkwright.errors import BuildFailed, FileInvalid, ModuleArch, ModuleUnknown, WheelInvalid
-from sparkwright.forks.archive import damage_guard
+from sparkwright.errors import BuildFailed, FileInvalid, ModuleArch, ModuleUnknown
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
 
@@ -256,7 +255,7 @@ def unpack(wheel: Path, folder: Path) -> None:
     Raises:
         WheelInvalid: The wheel is damaged.
     """
-    with damage_guard(wheel.name, WheelInvalid), zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         members = wheelfile.members(archive, wheel.name)
         for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else ():
             if not path.is_dir() and path.relative_to(folder).as_posix() not in members:

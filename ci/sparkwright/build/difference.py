@@ -21,8 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.build import wheelfile
-from sparkwright.errors import WheelInvalid
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 
 #: What a difference is, from the harmless to the grave; the gravest that applies is given.
 Kind = Literal["follows", "build-id", "symbols", "paths", "text", "data", "device", "code", "absent"]
@@ -92,7 +91,7 @@ def compare(one: Path, other: Path) -> WheelDifference:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as wheel:
+    with zip_file(path) as wheel:
         yield wheel, wheelfile.members(wheel, path.name)
 
 

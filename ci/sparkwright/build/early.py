@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
 from sparkwright.errors import EarlyCheckFailed, SourceMismatch, SparkwrightError
 from sparkwright.forks import download
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 
 
@@ -141,7 +141,7 @@ def _required(wheel: Path, settings: ForkEnvironment) -> list[str]:
     """Return what the graft of *wheel* will require as the official wheel does, extras aside."""
     from email.parser import BytesParser
 
-    with zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         metadata = archive.read(f"{WheelName.of(wheel.name).info}/METADATA")
     text = wheelfile.requiring(metadata, dict.fromkeys(settings.requires, ""))
     found = BytesParser().parsebytes(text.partition(b"\n\n")[0]).get_all("Requires-Dist") or []

@@ -11,7 +11,6 @@ import configparser
 import contextlib
 import re
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
 from sparkwright.errors import BuildFailed, NotProvided
 from sparkwright.forks import session as sessions
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 
 #: Said to CMake after all that the backend says (cmake(1): options count in their order).
@@ -173,7 +173,7 @@ def _remake(
     base = session.lock.forks[fork].bases.get(session.machine)
     platform = ""
     if base:
-        with zipfile.ZipFile(wheel) as archive:
+        with zip_file(wheel) as archive:
             platform = graft.platform_tag(base.filename, [archive.read(name) for name in done.libraries])
     version = labelled(WheelName.of(wheel.name).version, label)
     return wheelfile.remake(

@@ -10,7 +10,6 @@ import hashlib
 import io
 import platform
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from sparkwright.build.version import labelled
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.console import console
 from sparkwright.errors import BaseMismatch, CompileFailed, TargetMismatch
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
@@ -69,7 +69,7 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
         RequirementMismatch: See `wheelfile.requiring`.
     """
     tree = session.objects.paths(source.source.tree, settings.package)
-    with zipfile.ZipFile(base) as wheel:
+    with zip_file(base) as wheel:
         found = wheelfile.members(wheel, base.name)
         names = [name for name in found if name.endswith(".py") and name in tree]
         differing = [name for name in names if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]]
@@ -106,7 +106,7 @@ def transplant(
     ]
     replace = {change.path: session.objects.blob(source.tree, change.path) or b"" for change in changes if change.status != "D"}
     libraries = {member: _library(build, target, member) for target, member in settings.targets.items()}
-    with zipfile.ZipFile(base) as wheel:
+    with zip_file(base) as wheel:
         record = wheelfile.records(wheel, WheelName.of(base.name).info, base.name)
     return {**replace, **libraries}, Transplant(
         libraries={member: hashlib.sha256(data).hexdigest() for member, data in libraries.items()},
@@ -152,7 +152,7 @@ def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
     """
     tag = WheelName.of(base.name).tag
     faults = []
-    with zipfile.ZipFile(base) as wheel:
+    with zip_file(base) as wheel:
         for name in done.libraries:
             mine, theirs = elf.wants(io.BytesIO(changes[name])), elf.wants(io.BytesIO(wheel.read(name)))
             if not tag.endswith(mine.machine):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -23,6 +22,7 @@ from sparkwright.build.graft import Transplant
 from sparkwright.build.toolchain import FullEnvironment
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.errors import ArchMismatch, ExtensionMissing
+from sparkwright.forks.archive import zip_file
 
 #: A source, and the code that is made of it.
 Command = tuple[str, tuple[str, ...]]
@@ -63,7 +63,7 @@ def check_extensions(wheel: Path, settings: FullEnvironment, log: Path) -> None:
     Raises:
         ExtensionMissing: One is not there; the error holds the last words of what should have made it, as the log has them.
     """
-    with zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         names = list(wheelfile.members(archive, wheel.name))
     missing = [pattern for pattern in settings.extensions if not any(fnmatchcase(name, pattern) for name in names)]
     if missing:
@@ -92,7 +92,7 @@ def last_words(log: Sequence[str], pattern: str) -> list[str]:
 
 def account(wheel: Path, requires: Mapping[str, str]) -> Transplant:
     """Return the account of the libraries of *wheel*: all of them were compiled here."""
-    with zipfile.ZipFile(wheel) as archive:
+    with zip_file(wheel) as archive:
         record = wheelfile.records(archive, WheelName.of(wheel.name).info, wheel.name)
         names = [name for name in record if name.endswith(".so") or ".so." in name]
         libraries = {name: hashlib.sha256(archive.read(name)).hexdigest() for name in sorted(names)}

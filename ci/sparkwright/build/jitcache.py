@@ -8,7 +8,6 @@ runs; then it compiles nothing. The package is ours: a list of the modules, and 
 from __future__ import annotations
 
 import platform
-import zipfile
 from collections.abc import Iterable, Mapping
 from email.parser import BytesParser
 from pathlib import Path
@@ -23,6 +22,7 @@ from sparkwright.build.wheel import BuiltWheel
 from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 from sparkwright.console import console
 from sparkwright.errors import CompileFailed
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 
 #: Raise it when equal inputs give another wheel.
@@ -195,7 +195,7 @@ def _listed(modules: Iterable[Module]) -> str:
 def _described(origin: Path) -> tuple[str, str, str, dict[str, bytes]]:
     """Return version and project of the wheel *origin*, its licence headers, and its licence files."""
     name = WheelName.of(origin.name)
-    with zipfile.ZipFile(origin) as archive:
+    with zip_file(origin) as archive:
         head = BytesParser().parsebytes(archive.read(f"{name.info}/METADATA"))
         prefix = f"{name.info}/licenses/"
         texts = {file.removeprefix(prefix): archive.read(file) for file in archive.namelist() if file.startswith(prefix)}

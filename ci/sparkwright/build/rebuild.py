@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from sparkwright.build import hostcompiler, target, wheel
 from sparkwright.build.wheel import BuildRecord
 from sparkwright.build.wheelfile import WheelName, members
 from sparkwright.console import console
-from sparkwright.errors import InputsDiffer, NotProvided, UsageError, WheelInvalid
-from sparkwright.forks.archive import damage_guard
+from sparkwright.errors import InputsDiffer, NotProvided, UsageError
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import MACHINES, Project
 from sparkwright.store import Store
@@ -46,7 +45,7 @@ def record_of(path: Path) -> BuildRecord:
         NotProvided: It has no build record, or one of another kind.
     """
     name = f"{WheelName.of(path.name).info}/sparkwright.json"
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         info = members(archive, path.name).get(name)
         data = archive.read(name) if info and info.file_size <= _LARGEST_RECORD else b""
     try:

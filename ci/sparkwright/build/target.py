@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,7 @@ from sparkwright.build.toolchain import Toolchain
 from sparkwright.build.wheelfile import members
 from sparkwright.console import console
 from sparkwright.errors import ToolMissing, WheelInvalid
-from sparkwright.forks.archive import MOST_BYTES, damage_guard
+from sparkwright.forks.archive import MOST_BYTES, zip_file
 from sparkwright.forks.session import Session
 
 #: What is compiled and linked against; the other wheels of the lock hold programs and Python packages, which this machine runs.
@@ -178,7 +177,7 @@ def unpack(wheel: Path, folder: Path, *, skip: tuple[str, ...] = ()) -> None:
         WheelInvalid: It is damaged, or holds more than any wheel of a toolkit.
         ArchiveUnsafe: A member would leave the folder.
     """
-    with damage_guard(wheel.name, WheelInvalid), zipfile.ZipFile(wheel) as source:
+    with zip_file(wheel) as source:
         found = {name: info for name, info in members(source, wheel.name).items() if not name.startswith(skip)}
         if (declared := sum(info.file_size for info in found.values())) > MOST_BYTES:
             raise WheelInvalid(f"{wheel.name} would unpack to {declared} bytes, more than {MOST_BYTES}.")

@@ -23,7 +23,7 @@ import msgspec
 
 from sparkwright.build.version import restate
 from sparkwright.errors import RequirementMismatch, WheelInvalid
-from sparkwright.forks.archive import MOST_FILES, damage_guard, safe_path
+from sparkwright.forks.archive import MOST_FILES, safe_path, zip_file
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -78,7 +78,7 @@ def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
     Return the files of *wheel* by name, every name known to stay inside.
 
     Raises:
-        WheelInvalid: A name appears twice, or there are too many.
+        WheelInvalid: A name appears twice, there are too many, or one is longer than the file or packed in a newer way.
     """
     found: dict[str, zipfile.ZipInfo] = {}
     for info in wheel.infolist():
@@ -86,6 +86,9 @@ def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
             continue
         if safe_path(info.filename, origin) in found or len(found) > MOST_FILES:
             raise WheelInvalid(f"{origin} holds {info.filename} twice, or more files than a wheel has.")
+        # To read a member that is said to be longer than the archive would take as much memory; newer packings raise errors of their own.
+        if info.compress_type > zipfile.ZIP_LZMA or info.header_offset + info.compress_size > wheel.start_dir:
+            raise WheelInvalid(f"{origin} is damaged.", details=[f"member: {info.filename!r}"])
         found[info.filename] = info
     return found
 
@@ -228,7 +231,7 @@ def remake(
     changed = dict(replace or {})
     papers = {member: data for member, data in ((BUILD_RECORD, build_record), (SBOM, sbom)) if data}
     path = folder / new.filename
-    with damage_guard(base.name, WheelInvalid), zipfile.ZipFile(base) as source, base.open("rb") as raw:
+    with zip_file(base) as source, base.open("rb") as raw:
         found = members(source, base.name)
         record = records(source, old.info, base.name)
         for name in version_files:

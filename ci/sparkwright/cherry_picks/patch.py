@@ -73,7 +73,7 @@ def parse(name: str, data: bytes) -> Patch:
         raise PatchInvalid(f"The header of {name} is not UTF-8.") from error
     if not found or b"\ndiff --git " not in b"\n" + rest:
         raise PatchInvalid(f"{name} is not a patch as git format-patch writes it.")
-    trailers = dict(line.split(": ", 1) for line in head.splitlines() if line.partition(": ")[0] in TRAILERS)
+    trailers = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(tuple(f"{one}: " for one in TRAILERS)))
     missing = [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]
     if missing:
         raise PatchInvalid(f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"])
@@ -109,4 +109,5 @@ def _subject(header: str) -> str:
 def _plain(header: str) -> str:
     with contextlib.suppress(HeaderParseError, LookupError, ValueError):
         header = str(make_header(decode_header(header)))
-    return " ".join(header.split())
+    # Some of the encodings that a header may name have halves of pairs, which are no text.
+    return " ".join(header.encode("utf-8", "replace").decode().split())

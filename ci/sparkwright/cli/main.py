@@ -8,6 +8,7 @@ that tests can call the inner one and see the exceptions.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import platform
@@ -32,7 +33,7 @@ from sparkwright.cli import (
     siteoptions,
     upkeepoptions,
 )
-from sparkwright.console import console
+from sparkwright.console import OutputClosed, console, open_streams
 from sparkwright.errors import NotProvided, SparkwrightError, UsageError
 from sparkwright.forks.session import Outside, Session, mirror_map
 from sparkwright.forks.spec import MACHINES, Project
@@ -286,8 +287,22 @@ def run(words: Sequence[str]) -> int:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line, print the one document of ``--json``, and return the exit code."""
     words = sys.argv[1:] if words is None else words
+    open_streams()
     # The parser may end before it has said so, and a program that asked for JSON wants it then, too.
     console.json = "--json" in words
+    try:
+        try:
+            return _ended(words)
+        except SparkwrightError as error:  # the output itself
+            console.json = False
+            console.failure(error)
+            return error.exit_code
+    except (OutputClosed, SparkwrightError):  # nobody can be told
+        return 1
+
+
+def _ended(words: Sequence[str]) -> int:
+    """Run the command line, say how it ended, and return the exit code; raises as `console.finish`."""
     try:
         with room_guard(Path(tempfile.gettempdir())):
             code = run(words)
@@ -297,15 +312,14 @@ def main(words: Sequence[str] | None = None) -> int:
         console.finish(error.document())
         return error.exit_code
     except SystemExit as end:
-        if end.code:
-            console.finish({"reference": UsageError.reference, "what": "The command line cannot be read.", "todo": UsageError.todo})
+        usage: dict[str, object] = {"reference": UsageError.reference, "what": "The command line cannot be read.", "todo": UsageError.todo}
+        console.json = console.json and bool(end.code)  # a help text is no document
+        console.finish(usage)
         return int(end.code or 0)
     except KeyboardInterrupt:
         console.note("interrupted; what is finished is kept, and the next run goes on from here")
         console.finish({"reference": "interrupted"})
         return 130
-    except BrokenPipeError:
-        return 1
     except Exception:  # a fault of ours must say so and leave what is needed to find it
         return _fault(words)
     return code
@@ -313,10 +327,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _fault(words: Sequence[str]) -> int:
     versions = f"sparkwright {__version__}\nPython {platform.python_version()}\n{platform.platform()}\n"
-    # Not in the cache directory, which may be what is wrong.
-    handle, log = tempfile.mkstemp(prefix=f"sparkwright-fault-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log")
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(f"{versions}verb: {words[0] if words else '-'}\n\n{traceback.format_exc()}")
-    console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {log}")
+    text, log = f"{versions}verb: {words[0] if words else '-'}\n\n{traceback.format_exc()}", ""
+    with contextlib.suppress(OSError):
+        # Not in the cache directory, which may be what is wrong.
+        handle, log = tempfile.mkstemp(prefix=f"sparkwright-fault-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text)
+    told = log or f"this:\n{text}"
+    console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {told}")
     console.finish({"reference": "fault", "log": log})
     return 3

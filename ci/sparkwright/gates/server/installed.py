@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from sparkwright import process
 from sparkwright.build import wheelfile
 from sparkwright.console import console
 from sparkwright.errors import CommandFailed, EnvironmentUnusable, WheelInvalid
+from sparkwright.forks.archive import zip_file
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -56,19 +58,14 @@ def is_installed(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
 
     Raises:
         EnvironmentUnusable: *python* is none.
-        WheelInvalid: *wheel* is none.
+        WheelInvalid: *wheel* is none, or a file that it placed cannot be read.
     """
     where = places(python)
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            found = []
-            for mismatch in _compare(archive, wheelfile.members(archive, wheel.name), where):
-                found.append(mismatch)
-                if len(found) == MOST:
-                    break
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError) as error:
-        raise WheelInvalid(f"{wheel.name} is no wheel.", details=[str(error)]) from None
-    return tuple(found)
+        with zip_file(wheel) as archive:
+            return tuple(itertools.islice(_compare(archive, wheelfile.members(archive, wheel.name), where), MOST))
+    except OSError as error:
+        raise WheelInvalid(f"{wheel.name} cannot be compared with the environment.", details=[str(error)]) from error
 
 
 def _compare(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], where: tuple[Path, Path, Path]) -> Iterator[Mismatch]:

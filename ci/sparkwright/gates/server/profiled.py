@@ -83,6 +83,8 @@ def kernels(profile: Path, kinds: frozenset[str] = frozenset({"kernel"})) -> Cou
         ProfileInvalid: The file cannot be read, is too large, or has none of the three forms.
     """
     try:
+        if not profile.is_file():
+            raise OSError("it is no file")
         with profile.open("rb") as source:
             begin = source.read(16)
         if begin.startswith(b"SQLite format 3\0"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,8 @@ from sparkwright.build import platforms, program
 from sparkwright.build.engine import Engine
 from sparkwright.build.program import Interpreter
 from sparkwright.console import size
-from sparkwright.errors import DiskFull, InstallerUnfit, WheelInvalid
-from sparkwright.forks.archive import damage_guard
+from sparkwright.errors import DiskFull, InstallerUnfit
+from sparkwright.forks.archive import zip_file
 from sparkwright.forks.session import Session
 from sparkwright.operate.image.picked import Picked, outside
 from sparkwright.release.client import change, files, placing, target
@@ -90,7 +89,7 @@ def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Pa
 
 
 def _requires(path: Path, picked: Picked) -> list[str]:
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         names = set(archive.namelist())
         if lacking := sorted(NEEDED - names):
             raise InstallerUnfit(f"The sparkwright of {picked.entry.name} cannot serve yet.", details=[f"it lacks {lacking[0]}"])

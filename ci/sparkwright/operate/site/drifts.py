@@ -15,6 +15,7 @@ from sparkwright.errors import RecordDamaged
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.release.manifest.records import line
+from sparkwright.store import reading
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ def _told(path: Path) -> Document:
 
 def _decoded(path: Path, kind: type[T]) -> T:
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"it has more than {LARGEST >> 20} MiB")

@@ -22,7 +22,7 @@ from sparkwright.gates.verdict import State
 from sparkwright.operate.site.records import File, Measured, Night, Stage
 from sparkwright.release.manifest.records import line
 from sparkwright.release.report import read
-from sparkwright.store import flush, room_guard
+from sparkwright.store import flush, reading, room_guard
 
 #: Bytes of a file that is looked into; the largest measurements have some 20 MB.
 LARGEST = 128 << 20
@@ -158,7 +158,7 @@ def _looked(name: str, data: bytes) -> tuple[File, tuple[Measured, ...]]:
 def _read(path: Path, most: int) -> tuple[bytes | None, str]:
     """Return the file at *path*, or why it is not taken."""
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             data = stream.read(most + 1)
     except OSError as error:
         return None, line(error.strerror or "it cannot be read")

@@ -20,6 +20,7 @@ from sparkwright.errors import IndexMissing, Offline, SourceUnreachable, Sparkwr
 from sparkwright.forks.packageindex import shown
 from sparkwright.forks.session import Outside, config
 from sparkwright.release.signing import trust
+from sparkwright.store import reading
 
 if TYPE_CHECKING:
     import requests
@@ -98,7 +99,7 @@ def small(address: Address, name: str, *, most: int, failure: type[SparkwrightEr
 
 def _local(path: Path, most: int, failure: type[SparkwrightError]) -> bytes | None:
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             data = stream.read(most + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from sparkwright import process
 from sparkwright.build import wheelfile
 from sparkwright.build.wheelfile import WheelName
 from sparkwright.errors import EnvironmentBroken, WheelInvalid, WheelMismatch
-from sparkwright.forks.archive import damage_guard
+from sparkwright.forks.archive import zip_file
 from sparkwright.release import content
 from sparkwright.release.client import packages, state
 from sparkwright.release.client.state import Pinned
@@ -43,7 +42,7 @@ def look(one: Pinned, path: Path) -> Looked:
         WheelMismatch: Its METADATA or its ``.dist-info`` names another project or version. WheelInvalid, ArchiveUnsafe: It is no wheel.
     """
     name = WheelName.of(path.name)
-    with damage_guard(path.name, WheelInvalid), zipfile.ZipFile(path) as wheel:
+    with zip_file(path) as wheel:
         members = wheelfile.members(wheel, path.name)
         infos = {member.partition("/")[0] for member in members if re.match(r"[^/]+\.dist-info/", member)}
         if len(infos) != 1 or packages.of_info(min(infos)) != (one.project, name.version):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import BytesParser
@@ -24,6 +23,7 @@ from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 from sparkwright.console import console
 from sparkwright.digest import sha256_bytes
 from sparkwright.errors import ArchiveUnsafe, WheelInvalid, WheelMismatch, WheelUnsafe
+from sparkwright.forks.archive import zip_file
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
 from sparkwright.release.manifest.records import Fork, Machine, Wheel, line
@@ -106,7 +106,7 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
 def _check_archive(path: Path) -> None:
     """Raise `WheelUnsafe` for what a sound archive would not have, `WheelInvalid` for one that cannot be read."""
     try:
-        with zipped.errors(path), zipfile.ZipFile(path) as archive:
+        with zip_file(path) as archive:
             try:
                 zipped.checked(archive, path.name)
             except (ArchiveUnsafe, WheelInvalid) as error:
@@ -117,7 +117,7 @@ def _check_archive(path: Path) -> None:
 
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
     """Return the members of the ``.dist-info`` folder that say what the wheel is, by their names in it."""
-    with zipped.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         found = zipped.checked(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:

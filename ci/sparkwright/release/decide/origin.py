@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from sparkwright.build.wheel import BuildRecord
 from sparkwright.build.wheelfile import BUILD_RECORD, WheelName
 from sparkwright.digest import sha256_file
 from sparkwright.errors import WheelMismatch
+from sparkwright.forks.archive import zip_file
 from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _built(path: Path, record: BuildRecord) -> str:
     if record.plan:
         return "graft" if record.base else "full"
     # `build.headers` puts the folder there, at the top of the package; no upstream backend does.
-    with zipped.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         package = f"{WheelName.of(path.name).distribution}/include/"
         return "headers" if any(one.startswith(package) for one in archive.namelist()) else "backend"
 
@@ -116,7 +116,7 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
         todo = "Put the wheel of FlashInfer that they were compiled from beside them."
         raise WheelMismatch(f"{path.name} was made from a wheel that is not beside it.", details=[f"sha256 {record.sources}"], todo=todo)
     own = WheelName.of(sources.name)
-    with zipped.errors(sources), zipfile.ZipFile(sources) as archive:
+    with zip_file(sources) as archive:
         members = zipped.checked(archive, sources.name)
         whole = of(sources, own, zipped.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"

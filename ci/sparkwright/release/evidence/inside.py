@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from sparkwright.audit import zipped
 from sparkwright.build.wheelfile import BUILD_RECORD, SBOM, WheelName
 from sparkwright.digest import sha256_file
 from sparkwright.errors import EvidenceInvalid, WheelInvalid, WheelMismatch
+from sparkwright.forks.archive import zip_file
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.predicates import Provenance, read
@@ -76,7 +76,7 @@ def check(path: Path, found: Checked) -> None:
         WheelMismatch: It does not. WheelInvalid, ArchiveUnsafe: It cannot be read safely.
     """
     info = WheelName.of(path.name).info
-    with zipped.errors(path), zipfile.ZipFile(path) as archive:
+    with zip_file(path) as archive:
         members = zipped.checked(archive, path.name)
         there = [one for one in (SBOM, BUILD_RECORD) if f"{info}/{one}" in members]
         texts = {one: zipped.text(archive, members, f"{info}/{one}", path.name) for one in there}

@@ -8,6 +8,7 @@ import msgspec
 
 from sparkwright.errors import FileInvalid
 from sparkwright.gates.throughput.records import FORMAT, Result
+from sparkwright.store import reading
 
 #: Bytes of a file; twelve cells of 144 legs of 64 requests each are 17 MB.
 LARGEST = 256 * 1024 * 1024
@@ -35,7 +36,7 @@ def read(path: Path) -> Result:
         size = path.stat().st_size
         if size > LARGEST:
             raise FileInvalid(f"{path} has {size:,} bytes; a result has at most {LARGEST:,}.", todo=todo)
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             # The file may have grown since it was asked for its size.
             data = stream.read(LARGEST + 1)
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sparkwright.errors import KeyInvalid
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
-from sparkwright.store import room_guard
+from sparkwright.store import reading, room_guard
 
 #: The only place that a passphrase is taken from: command lines are seen by everybody on the machine.
 PASSPHRASE = "SPARKWRIGHT_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
@@ -211,7 +211,7 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 
 def _read(path: Path, *, secret: bool) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with reading(path) as stream:
             state = os.fstat(stream.fileno())
             if secret and (state.st_mode & 0o077 or not stat.S_ISREG(state.st_mode)):
                 raise KeyInvalid(f"{path} is open to others.", details=[f"its mode is {stat.filemode(state.st_mode)}; chmod 600 {path}"])
