@@ -137,9 +137,11 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
         CommandFailed: It ended with another status than 0, or not within *timeout* seconds.
     """
     arguments = [os.fspath(part) for part in command]
+    variables = dict(env) if env is not None else clean_environment()
     try:
+        # An interruption that comes while the program is being started leaves nobody who could end it but the kernel.
         done = subprocess.run(
-            arguments, env=dict(env) if env is not None else clean_environment(), stdin=subprocess.DEVNULL,
+            leashed(arguments, by=signal.SIGKILL, path=variables.get("PATH")), env=variables, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,26 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while Path(f"/proc/{number}").exists() and "State:\tZ" not in Path(f"/proc/{number}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_short_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """Nor does one whose output is waited for."""
+    number = tmp_path / "number"
+    child = f"import os, time; from pathlib import Path; Path({str(number)!r}).write_text(str(os.getpid()) + chr(10)); time.sleep(600)"
+    script = f"import sys\nfrom sparkwright import process\nprocess.output([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(python(script)) as parent:
+        _wait_for(lambda: number.exists() and number.read_text().endswith("\n"))
+        parent.send_signal(signal.SIGKILL)
+    status = Path(f"/proc/{number.read_text().strip()}/status")
+    _wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
