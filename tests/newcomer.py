@@ -357,7 +357,7 @@ def follow(command: list[str], log: Path, told: list[Line], limit: int) -> str:
                 match row.split(" ", 3):
                     case [mark, "begin", number] if mark == MARK:
                         current, began, text = told[int(number)], time.monotonic(), []
-                        current.result = f"did not end (all lines had {limit} s)"
+                        current.result = "did not end"
                     case [mark, "end", number, ended] if mark == MARK and current:
                         current.result = "passed" if ended == "0" else f"FAILED, exit {ended}"
                         current.seconds, current.summaries = time.monotonic() - began, SUMMARY.findall("\n".join(text))
@@ -369,6 +369,8 @@ def follow(command: list[str], log: Path, told: list[Line], limit: int) -> str:
         child.wait()
         if current:
             current.seconds = time.monotonic() - began
+            if timer.finished.is_set():
+                current.result = f"did not end (all lines had {limit} s)"
     finally:
         timer.cancel()
         child.kill()
