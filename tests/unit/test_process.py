@@ -86,7 +86,7 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     """`kill -9` of sparkwright ends the program that it runs."""
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     script = (
-        "import sys\nfrom pathlib import Path\nfrom sparkwright import process\n"
+        "import sys\nfrom pathlib import Path\nfrom sparkwright.core import process\n"
         f"process.run([sys.executable, '-c', {child!r}], log=Path(sys.argv[1]), on_line=lambda line: print(line, flush=True))"
     )
     with subprocess.Popen([*python(script), str(tmp_path / "x.log")], stdout=subprocess.PIPE, text=True) as parent:
@@ -117,7 +117,7 @@ def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
 def test_starting_a_program_runs_no_code_of_ours_in_between(tmp_path: Path) -> None:
     """No handler of `os.register_at_fork` runs: a Ctrl-C that came in one was lost with the lock that it held, and a build hung."""
     script = (
-        "import os, sys, pathlib\nfrom sparkwright import process\n"
+        "import os, sys, pathlib\nfrom sparkwright.core import process\n"
         "os.register_at_fork(before=lambda: print('before', flush=True), after_in_parent=lambda: print('after', flush=True))\n"
         "process.run([sys.executable, '-c', 'pass'], log=pathlib.Path(sys.argv[1]), what='python')\nprint('done')\n"
     )

@@ -84,12 +84,12 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
     assert json.loads(done.stdout)["recipe"] == "toy-cpu"
     assert bare(machine, unpacked, "health").returncode == 1
     again = (
-        "import sys; from pathlib import Path; from sparkwright import reviewed; "
-        "print(reviewed.__file__); print(len(reviewed.carried()), reviewed.root())"
+        "import sys; from pathlib import Path; from sparkwright.core import project_data; "
+        "print(project_data.__file__); print(len(project_data.carried()), project_data.root())"
     )
     said = subprocess.run(
         [sys.executable, "-P", "-c", again], env={**os.environ, "PYTHONPATH": str(unpacked)}, cwd=machine.folder, capture_output=True,
         text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     data = unpacked / "sparkwright" / "data"
-    assert said == [str(unpacked / "sparkwright" / "reviewed.py"), f"{len(project_data.carried())} {data}"]
+    assert said == [str(unpacked / "sparkwright" / "core" / "project_data.py"), f"{len(project_data.carried())} {data}"]
