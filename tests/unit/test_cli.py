@@ -391,8 +391,8 @@ def test_the_command_line_itself_loads_nothing_heavy(cli: Cli) -> None:
 def test_a_build_of_which_nothing_changed_loads_nothing_heavy(cli: Cli, mini: Mini) -> None:
     """That a wheel is there already is known without git, a network library or torch."""
     script = (
-        "import sys\nfrom sparkwright.builder import wheel\nfrom sparkwright.cli.main import parser, session_of\n"
-        "run = session_of(parser().parse_args(sys.argv[1:]))\nprint(wheel.build(run, 'cutlass').filename)"
+        "import sys\nfrom sparkwright.builder import pipeline\nfrom sparkwright.cli.main import parser, session_of\n"
+        "run = session_of(parser().parse_args(sys.argv[1:]))\nprint(pipeline.build(run, 'cutlass').filename)"
     )
     first = loaded(cli, script, "build", *mini.words)
 

@@ -299,7 +299,7 @@ def test_a_full_disk_loses_no_leg(tmp_path: Path) -> None:
         pytest.fail(f"This machine lets nobody mount a small disk, so a full one cannot be shown: {done.stderr[-200:]}")
     first, lines, second = done.stdout.split("\n")[:3]
     assert (first, second) == ("first 1", "second 0")
-    assert "DiskFull" in done.stderr
+    assert "StoreError: " in done.stderr
     past = jsonlines.read(tmp_path / "after", journal.Line, largest=journal.LARGEST, what="journal")
     assert len(past) > int(lines) > 3
     assert any(isinstance(line, journal.Resumed) for line in past)

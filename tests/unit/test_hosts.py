@@ -105,14 +105,14 @@ class TestFolder:
     def test_a_full_disk_leaves_nothing_half(self, tmp_path: Path, wheel: Path) -> None:
         """Where the disk ends in the middle of the file, there is no file; the error is the one of a full disk."""
         script = "; ".join([
-            "import errno, os, sys", "from pathlib import Path", "from sparkwright.core.errors import DiskFull",
+            "import errno, os, sys", "from pathlib import Path", "from sparkwright.core.errors import StoreError",
             "from sparkwright.release.publish.folder import Folder",
             "room = [200_000]",
             "def moved(count, _):\n    room[0] -= count\n    if room[0] < 0: raise OSError(errno.ENOSPC, 'full')",
         ])  # fmt: skip
         script = script.replace("; def", "\ndef") + (
             f"\ntry:\n    Folder(Path({str(tmp_path / 'index')!r})).put({place(wheel)!r}, Path({str(wheel)!r}), "
-            f"{digest.sha256_file(wheel)!r}, moved)\nexcept DiskFull as error:\n    print(error.reference)"
+            f"{digest.sha256_file(wheel)!r}, moved)\nexcept StoreError as error:\n    print(error.reference)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

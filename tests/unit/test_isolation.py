@@ -161,8 +161,8 @@ def test_nothing_of_a_killed_build_lives_on(lab: Lab, by: signal.Signals, preexe
     marker = f"3141.{os.getpid()}"
     script = f"setsid sleep {marker} & sleep {marker}"
     code = (
-        "import os; from pathlib import Path; from sparkwright.builder import isolation;"
-        f"room = isolation.room({{Path({str(lab.work)!r}): 'mini'}});"
+        "import os; from pathlib import Path; from sparkwright.builder.environment import sandbox;"
+        f"room = sandbox.room({{Path({str(lab.work)!r}): 'mini'}});"
         f"room.run(['sh', '-c', {script!r}], log=Path({str(lab.log)!r}), env=dict(os.environ))"
     )
     with subprocess.Popen([sys.executable, "-c", code], preexec_fn=preexec) as builder:  # noqa: PLW1509  system calls, no lock

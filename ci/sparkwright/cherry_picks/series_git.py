@@ -91,6 +91,8 @@ def encoded(text: str) -> str:
 
 
 def _commit(objects: Objects, tree: str, parent: str, author: str, date: str, text: str) -> str:
+    if "\0" in author + date:  # no variable holds one
+        raise PatchError("patch-invalid", f"The author or the date of {text.partition(chr(10))[0]!r} holds a NUL.")
     found = _PERSON.fullmatch(author)
     name, address = (found[1], found[2]) if found else (author, "upstream@invalid")
     who = {
