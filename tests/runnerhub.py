@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.builder.compile import procfs
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import GitHub
 from sparkwright.operate.runner import condition, once, plan, policy
@@ -195,13 +194,27 @@ def ground(folder: Path, url: str = "http://127.0.0.1:9", name: str = "spark-a",
     return found(folder)
 
 
+def marked(mark: str) -> list[int]:
+    """Return the processes whose environment has a ``SPARKWRIGHT_UNIT`` that begins with *mark*, this one left out."""
+    wanted, found = f"SPARKWRIGHT_UNIT={mark}".encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                environment = (folder / "environ").read_bytes()
+            except OSError:  # another user's, or gone
+                continue
+            if environment.startswith(wanted) or b"\0" + wanted in environment:
+                found.append(int(folder.name))
+    return found
+
+
 def found(folder: Path) -> Ground:
     """Return the machine that `ground` made in *folder*."""
     config = folder / "config"
     rules, settings = strict_yaml.load(config / policy.POLICY, Policy), policy.settings(config / policy.SETTINGS)
     return Ground(
         policy=rules, settings=settings, config=config, uid=os.getuid(), gid=os.getgid(),
-        whose=lambda: procfs.marked(f"runner {folder}/state"),
+        whose=lambda: marked(f"runner {folder}/state"),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """
 How a lab of 1 to 20 Sparks waits and compiles: a queue of gates simulated over years, and recorded units on the cores of several machines.
 
-The work of compiling is what the stack's ``traces.yaml`` recorded; how long a gate lasts and how often one is asked for are options, as
+The work of compiling is what the stack's ``costs.yaml`` recorded; how long a gate lasts and how often one is asked for are options, as
 they are a lab's own. Prints the table of docs/scaling.md, the same every time.
 """
 
@@ -137,7 +137,7 @@ def rows(found: tuple[list[Waiting], list[int], list[Compiling]]) -> list[list[s
 
 def units(root: Path, stack: str) -> list[float]:
     """Return the recorded seconds of every unit of vLLM."""
-    shipped = strict_yaml.load(root / "build" / stack / "traces.yaml", ShippedFile).forks["vllm"]
+    shipped = strict_yaml.load(root / "build" / stack / "costs.yaml", ShippedFile).forks["vllm"]
     return [seconds for seconds, _ in shipped.units.values()]
 
 

@@ -117,7 +117,7 @@ def test_what_is_made_belongs_to_the_caller(contained_run: Run, another_user: di
 #: When the interruption comes: what has to be seen first.
 MOMENTS: dict[str, Callable[[Run, Engine], object]] = {
     "the container is there": lambda run, engine: ours(engine),
-    "a compiler runs": lambda run, engine: any((run.store / "containers").glob("*/*/demo/vllm/build/launch/events.jsonl")),
+    "a compiler runs": lambda run, engine: any((run.store / "containers").glob("*/*/demo/vllm/build/launch/calls.jsonl")),
 }
 
 

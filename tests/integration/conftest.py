@@ -21,7 +21,8 @@ import psutil
 import pytest
 from tests.conftest import NOWHERE, running
 
-from sparkwright.builder.compile.ninja import Event
+from sparkwright.builder.compile import ninja
+from sparkwright.builder.compile.ninja import CompilerCall
 from sparkwright.builder.environment import cross as target
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo as demo_verb
@@ -81,18 +82,20 @@ class Demo:
         command = self.command("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words)
         return running(command, self.environment(), self.folder)
 
-    def events(self) -> list[Event]:
-        """Return what the launcher wrote down during the last run that compiled."""
-        file = self.work / "launch" / "events.jsonl"
-        return [msgspec.json.decode(line, type=Event) for line in file.read_bytes().splitlines()] if file.exists() else []
+    def calls(self) -> list[CompilerCall]:
+        """Return the compiler calls of the last run that compiled and came to its end."""
+        file = self.work / "launch" / ninja.FINISHED
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        calls = [msgspec.json.decode(line, type=CompilerCall) for line in lines]
+        return [msgspec.structs.replace(call, unit=call.unit.rpartition("/src/")[2]) for call in calls]
 
     def compiled(self) -> list[str]:
-        """Return the units that the last run that compiled has finished, sorted."""
-        return sorted(event.unit for event in self.events() if event.event == "end" and event.status == 0)
+        """Return the units that the last run compiled, sorted."""
+        return sorted(call.unit for call in self.calls() if call.status == 0 and not call.hit)
 
     def taken(self) -> list[str]:
-        """Return the units that the last run that compiled has taken from the compiler cache, sorted."""
-        return sorted(event.unit for event in self.events() if event.event == "hit")
+        """Return the units that the last run took from the compiler cache, sorted."""
+        return sorted(call.unit for call in self.calls() if call.hit)
 
     def units(self) -> list[str]:
         """Return all units of the two libraries, as CMake wrote them down, sorted."""

@@ -118,7 +118,7 @@ def test_a_base_wheel_of_another_release_is_refused(demo: Demo) -> None:
     assert error["reference"] == "base-mismatch"
     assert locked.filename in error["what"]
     assert error["details"][1:] == ["mini_vllm/envs.py"]
-    assert not demo.events()
+    assert not demo.calls()
 
 
 def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
@@ -165,26 +165,3 @@ def test_record_of_every_wheel_is_true(undisturbed: Demo) -> None:
             data = {member: archive.read(member) for member in archive.namelist() if member != name}
         assert rows == sorted([[member, recorded(text), str(len(text))] for member, text in data.items()] + [[name, "", ""]])
 
-
-def test_units_that_do_not_fit_into_memory_together_never_run_together(demo: Demo) -> None:
-    """With one gigabyte for four jobs, what runs at once was expected to fit, a unit that never fits runs alone, and the build finishes."""
-    settings = demo.folder / "project" / "build" / "demo" / "environment.yaml"
-    sizes = {"csrc/moe/*": 200, "csrc/*.cpp": 200, "csrc/*.cu": 700}  # the others: 1200, as where nothing is known
-    patterns = "".join(f'      "{pattern}": {size}\n' for pattern, size in sizes.items())
-    settings.write_text(
-        settings.read_text("utf-8").replace("    package: mini_vllm\n", f"    memory:\n{patterns}    package: mini_vllm\n"), "utf-8"
-    )
-
-    demo.build("--memory", "1", "--jobs", "4")
-
-    running: dict[str, int] = {}
-    most = 0
-    for event in demo.events():
-        if event.event == "end":
-            del running[event.unit]
-            continue
-        running[event.unit] = next((size for pattern, size in sizes.items() if Path(event.unit).match(pattern)), 1200)
-        assert len(running) == 1 or sum(running.values()) <= 1000, running
-        most = max(most, len(running))
-    assert demo.compiled() == demo.units()
-    assert most > 1, "a budget that serialises everything would pass as well"

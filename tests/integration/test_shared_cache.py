@@ -18,11 +18,6 @@ pytestmark = [
 ]
 
 
-def hits(demo: Demo) -> list[str]:
-    """Return the units that the last run took from the cache."""
-    return sorted(event.unit for event in demo.events() if event.event == "hit")
-
-
 def test_a_lost_build_folder_is_made_again_without_a_compiler(demo: Demo) -> None:
     """The second build compiles nothing, says so, and gives the same bytes."""
     demo.build()
@@ -33,7 +28,7 @@ def test_a_lost_build_folder_is_made_again_without_a_compiler(demo: Demo) -> Non
     said = demo.build().stderr
 
     assert f"0 units compiled (0.0 s of work), {len(demo.units())} taken from the compiler cache" in said
-    assert (demo.compiled(), hits(demo)) == ([], demo.units())
+    assert (demo.compiled(), demo.taken()) == ([], demo.units())
     assert demo.sha256() == before
 
 
@@ -50,7 +45,7 @@ def test_two_checkouts_build_as_one(demo: Demo, redis: Redis, monkeypatch: pytes
         assert demo.compiled() == demo.units()
         said = other.build().stderr
 
-    assert (other.compiled(), hits(other)) == ([], other.units())
+    assert (other.compiled(), other.taken()) == ([], other.units())
     assert other.sha256() == demo.sha256()
     assert address.removeprefix("redis://") not in said
     logs = [path.read_text("utf-8", "replace") for path in (other.folder / "store" / "logs").iterdir()]

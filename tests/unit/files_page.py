@@ -56,7 +56,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
     "build/STACK/aot.yaml": (AotSpec, "people"),
-    "build/STACK/traces.yaml": (ShippedFile, "`ci/bench/traces.py`"),
+    "build/STACK/costs.yaml": (ShippedFile, "`ci/bench/costs.py`"),
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),

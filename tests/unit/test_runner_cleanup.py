@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runnerhub import marked
 
-from sparkwright.builder.compile import procfs
 from sparkwright.operate.runner import condition, emptied, processes
 
 #: A tree of files, links and folders; a name may be anything that a file system takes.
@@ -147,16 +147,16 @@ while time.monotonic() < end:
     child.wait(30)
     try:
         deadline = time.monotonic() + 30
-        while not procfs.marked(mark):
+        while not marked(mark):
             assert time.monotonic() < deadline
 
-        ended, left = processes.end(lambda: procfs.marked(mark), 30)
+        ended, left = processes.end(lambda: marked(mark), 30)
     finally:
-        procfs.end_marked(mark)
+        processes.end(lambda: marked(mark), 30)
 
     assert left == []
     assert ended > 0
-    assert procfs.marked(mark) == []
+    assert marked(mark) == []
 
 
 def test_processes_of_a_user_are_found() -> None:

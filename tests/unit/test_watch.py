@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.gates.machine.conditions import REASONS
 from sparkwright.gates.machine.policy import MemoryPolicy
 from sparkwright.gates.machine.watch import MemoryWatch

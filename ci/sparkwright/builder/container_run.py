@@ -2,7 +2,7 @@
 A build in a container: what needs the network happens out here, then the same command runs inside without one.
 
 The container has a store of its own for what depends on its Python and compilers, at the same path inside and outside, so that every
-path it prints can be opened. What was fetched is shared with it: files and mirrors to be read, objects, locks and traces to be added to.
+path it prints can be opened. What was fetched is shared with it: files and mirrors to be read, objects, locks and costs to be added to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.builder import container, container_engine, container_image, handover
-from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.compile import ninja
 from sparkwright.builder.container import Ended, Folder
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.container_image import PROGRAM, Builder
@@ -33,7 +33,7 @@ from sparkwright.forks.context import Session
 #: What the container's limit has above the compilers' budget: sparkwright, ninja, the linker and the pages of files, in bytes.
 ROOM = 10**9
 READ = ("downloads", "mirrors")
-WRITTEN = ("objects.git", "locks", "records/source", "records/traces", "ccache")
+WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
 
 
 def needed(session: Session) -> tuple[LockedFile, ...]:
@@ -113,7 +113,7 @@ class Inside:
         self._session, self._engine, self._builder = session, reached, builder
         # Environments and build folders belong to the compilers and the Python of this image, and to no other.
         self.store = Store(session.store.root / "containers" / builder.system.removeprefix("sha256:")[:16])
-        self._memory = compiling.budget(session) * 10**6
+        self._memory = ninja.memory_budget(session.memory) * 10**6
 
     def run(self, command: Sequence[str], *, quiet: bool = False) -> tuple[int, dict[str, Any]]:
         """

@@ -8,21 +8,17 @@ again, with options of its own; ours come last, as a script of cache entries, an
 from __future__ import annotations
 
 import configparser
-import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparkwright.builder import handover
 from sparkwright.builder.arch import effects, plan, planning
 from sparkwright.builder.arch.planning import Planned
-from sparkwright.builder.compile import affected_units
-from sparkwright.builder.compile import ninja as compiling
-from sparkwright.builder.compile.calls import Outcome
-from sparkwright.builder.compile.costs import Traces
-from sparkwright.builder.compile.gate import Gate
-from sparkwright.builder.environment import ccache
+from sparkwright.builder.compile import failures, ninja
+from sparkwright.builder.compile.costs import Costs
+from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.environment.toolchain import FullEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.handover import FullWorkspace
@@ -34,7 +30,6 @@ from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
-from sparkwright.forks import context as sessions
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
@@ -43,7 +38,6 @@ from sparkwright.forks.errors import SourceError
 SCRIPT = "sparkwright-cache.cmake"
 _LAUNCHERS = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER")
 _ENTRY = re.compile(r"^([A-Za-z_][^:=]*):([A-Z]+)=(.*)$", re.MULTILINE)
-_STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 
 
 def build(
@@ -58,7 +52,7 @@ def build(
     Raises:
         not-provided: The wheel is for another machine.
         source-unresolved, arch-mismatch, configure-failed, compiler-too-old: Nothing was compiled.
-        build-failed, build-downloads, extension-missing, and what the gate raises: See there.
+        build-failed, build-downloads, extension-missing, and what compiling raises: See there.
     """
     if session.cross:
         raise SourceError(
@@ -86,7 +80,7 @@ def build(
 def _backend(
     session: Session, tools: Toolchain, source: SourceTree, workspace: FullWorkspace, place: Path, log: Path
 ) -> Path:  # fmt: skip
-    """Run the backend behind the gate, and return its wheel."""
+    """Run the backend, record what units cost, and return the wheel."""
     room, whole = workspace.room, workspace.whole.settings.full or FullEnvironment()
     outputs = workspace.folder / "setuptools"
     # What an earlier run built or copied there would be packed again, wanted or not; compiled units are elsewhere.
@@ -97,44 +91,24 @@ def _backend(
     _write_config(config, workspace, whole, outputs)
     cmake = {"CMAKE_ARGS": f"-C {room.inside(script)}", "DIST_EXTRA_CONFIG": str(room.inside(config))}
     env = {**workspace.environment(), **pep517.EPOCH, "PIP_NO_INDEX": "1", **cmake}
-    with console.progress("steps", 0) as line, _admitted(session, source, workspace, env) as (environment, gate):
+    build_folder = BuildFolder.of(session, tools, source.fork, workspace.folder, room, env)
+    lines: list[str] = []
+    recorded = build_folder.recording(Costs.of(session, source.fork), ninja.limits(session))
+    with console.progress("steps", 0) as line, recorded as (_, variables):
 
         def on_line(text: str) -> None:
-            if step := _STEP.match(text):
-                line.total = float(step[2])
-                line.update(float(step[1]), ", ".join(Path(unit).name for unit in gate.running[:3]) or step[3][-60:])
+            lines.append(text)
+            if step := failures.progress(text):
+                line.total = float(step[1])
+                line.update(float(step[0]), text[-60:])
 
-        return pep517.run(room, tools, workspace.source, place, environment, log=log, what=source.fork, on_line=on_line)
-
-
-@contextlib.contextmanager
-def _admitted(
-    session: Session, source: SourceTree, workspace: FullWorkspace, env: Mapping[str, str]
-) -> Iterator[tuple[dict[str, str], Gate]]:
-    """Open the gate for the compilers of the block, and yield the variables under which they find it."""
-    fork, room, traces = source.fork, workspace.room, Traces.of(session, source.fork)
-    cache = ccache.of(session, sessions.config().compiler_cache, None if room.places else session.store.root)
-    launch = workspace.folder / "launch"
-
-    def ended(outcome: Outcome) -> None:
-        if outcome.instructive:
-            traces.add(outcome.unit, outcome.cpu, outcome.megabytes)
-
-    urgency = {unit: place for place, unit in enumerate(sorted(affected_units.units(session, source)))}
-    gate = Gate(
-        launch, compiling.limits(session), traces.expected, cache=cache.program if cache else "",
-        root=f"{room.inside(workspace.source)}/", urgency=urgency, ended=ended,
-    )  # fmt: skip
-    ours = {"SPARKWRIGHT_LAUNCH": str(room.inside(launch)), "NINJA_STATUS": "[%f/%t] ", "TMPDIR": str(room.inside(launch / "tmp"))}
-    try:
-        with gate:
-            yield {**ccache.without_settings(env), **(cache.environment if cache else {}), **ours, **gate.environment}, gate
-    except BuildError as error:
-        if error.reference != "build-failed":
-            raise
-        raise gate.failure or error from error
-    compiled = [outcome for outcome in gate.outcomes if outcome.status == 0 and not outcome.hit]
-    console.note(f"{fork}: {len(compiled)} units compiled, {sum(outcome.hit for outcome in gate.outcomes)} taken from the compiler cache")
+        try:
+            return pep517.run(room, tools, workspace.source, place, variables, log=log, what=source.fork, on_line=on_line)
+        except BuildError as error:
+            failed = next(failures.failed_edges(lines), None)
+            if error.reference != "build-failed" or failed is None:
+                raise
+            raise failures.compile_error(failed.output, failed) from error
 
 
 def whole_package(workspace: FullWorkspace) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sparkwright.builder.arch.rules import ArchRules
-from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.compile import ninja
 from sparkwright.builder.configure import Configured
 from sparkwright.builder.environment import host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
@@ -191,7 +191,7 @@ class FullWorkspace(Workspace):
         """Return *text* with the places of a full build in it."""
         places = {
             "{build}": str(self.build), "{python}": str(self._tools.python), "{cuda}": str(self._tools.cuda),
-            "{version}": version(self._session, self._fork), "{jobs}": str(compiling.WINDOW),
+            "{version}": version(self._session, self._fork), "{jobs}": str(ninja.limits(self._session).cores),
         }  # fmt: skip
         for name, value in places.items():
             text = text.replace(name, value)

@@ -22,8 +22,9 @@ from sparkwright import __version__
 from sparkwright.builder import full, preflight, source_tree
 from sparkwright.builder.arch import plan, planning
 from sparkwright.builder.arch.planning import Planned
-from sparkwright.builder.compile import affected_units
-from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.compile import ninja
+from sparkwright.builder.compile.costs import Costs
+from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.environment import cross, host_compiler, toolchain
 from sparkwright.builder.environment import sandbox as isolation
 from sparkwright.builder.environment.toolchain import Toolchain
@@ -289,8 +290,11 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         plan.show(made.after, made.before)
         plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
-        compiling.compile_targets(
-            session, tools, settings, fork, workspace.folder, workspace.environment(), workspace.room, affected_units.units(session, source)
+        build_folder = BuildFolder.of(
+            session, tools, fork, workspace.folder, workspace.room, workspace.environment()
+        )
+        ninja.compile_targets(
+            build_folder, tuple(settings.targets), Costs.of(session, fork), ninja.limits(session)
         )
         changes, done = graft.transplant(session, source, base, workspace.build, settings)
         told = papers(

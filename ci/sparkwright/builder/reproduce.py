@@ -33,7 +33,7 @@ SHARED = ("downloads", "environments", "mirrors", "locks")
 #: What a rebuild with ``--cached`` borrows beyond that: compiled units among them.
 CACHES = ("cache", "ccache")
 #: How long and how large units are: no result, and memory is kept by it.
-LEARNED = "records/traces"
+LEARNED = "records/costs"
 
 #: A build record names every patch with its reason; this is many times the largest.
 _LARGEST_RECORD = 16 << 20

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from sparkwright.audit import report
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder import container_run, pipeline
-from sparkwright.builder.compile import estimate as estimating
-from sparkwright.builder.compile import single_unit
+from sparkwright.builder.compile import costs, single_unit
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot, jit_cache
 from sparkwright.cli import audit
@@ -97,7 +96,7 @@ def estimate(session: Session, fork: str) -> float:
     last = session.store.get("duration", pipeline.called(session, fork), float)
     if not last and session.kind(fork) == "full":
         return 0
-    return last or estimating.seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
+    return last or costs.build_seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
 
 
 def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:

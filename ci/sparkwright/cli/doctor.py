@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.builder.compile import estimate as estimating
+from sparkwright.builder.compile import costs
 from sparkwright.builder.environment import cross, toolchain
 from sparkwright.builder.host_info import Machine, facts
 from sparkwright.core.console import console, duration, size
@@ -90,7 +90,7 @@ def compiled_fork(project: Project) -> str:
 
 def jobs(machine: Machine, project: Project) -> int:
     """Return how many units compile side by side when each may be the largest."""
-    return estimating.jobs(toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory)
+    return costs.parallel_units(toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory)
 
 
 def advice(machine: Machine, project: Project) -> tuple[Advice, ...]:
@@ -131,7 +131,7 @@ def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
     count = jobs(machine, project)
     says = f"would make {names} for {machine.architecture} with {count} job{'s' if count > 1 else ''}"
     fork = compiled_fork(project)
-    took = duration(estimating.seconds(project, fork, count))
+    took = duration(costs.build_seconds(project, fork, count))
     yield Advice("build", "ready", f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores")
     yield from _crossing(machine, project)
     if machine.memory < LEAST_MEMORY:

@@ -6,8 +6,6 @@ import argparse
 
 from sparkwright.builder import handover, preflight, source_tree
 from sparkwright.builder.arch import plan, planning
-from sparkwright.builder.compile import predict_rebuild
-from sparkwright.builder.compile.predict_rebuild import Recompiling
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core.console import console
@@ -18,7 +16,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     """Plan every fork that compiles; fail when a unit would not be native and is not kept with a reason."""
     compiled = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     tools = toolchain.obtain(session) if compiled else None
-    made, recompiled = [], dict[str, Recompiling | None]()
+    made = []
     for fork in compiled:
         assert tools is not None
         with session.store.lock(Workspace.name(session, fork)):
@@ -26,16 +24,11 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             preflight.check(session, source, building=False)
             whole = handover.fetch(session, fork) if session.kind(fork) == "full" else None
             made.append(planning.planned(session, tools, source, whole=whole))
-            if whole is None:
-                settings = toolchain.spec(session.project).forks[fork]
-                recompiled[fork] = predict_rebuild.predicted(session, tools, settings, source)
         plan.show(made[-1].after, made[-1].before, result=True)
-        if fork in recompiled:
-            predict_rebuild.show(recompiled[fork], fork)
     for fork in session.forks:
         if fork not in compiled:
             console.note(f"{fork}: nothing is compiled")
     for one in made:
         plan.check(one.after, one.before)
-    console.document({"plans": made, "recompiled": recompiled})
+    console.document({"plans": made})
     return 0

@@ -26,7 +26,7 @@ README = """\
 Made by sparkwright. Everything here can be fetched or built again; delete it when you like while no sparkwright runs.
 
 downloads/  files of the package index, by sha256     records/  results of finished stages, by key
-objects.git source trees, by git tree id              traces    what each unit cost (records/traces)
+objects.git source trees, by git tree id              costs     what each unit cost (records/costs)
 wheels/     finished wheels, by sha256                work/     source and build folders that are continued
 environments/ tool environments, by key               logs/     full output of every program that was run
 ccache/     compiled units, by what they were made of

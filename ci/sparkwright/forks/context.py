@@ -132,7 +132,7 @@ class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tool: ``auto`` takes ccache where it is installed, ``ccache`` fails without it.
-        remote: Address of what machines share (``redis://…``, ``http://…``, ``s3://bucket/prefix?endpoint=…&region=…``), without secrets.
+        remote: Address of a cache that machines share (``redis://…``, ``http://…``), without secrets.
         size: The most that the local cache may hold, as ccache spells it.
     """
 

@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.builder import handover, source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.arch.plan import Plan
-from sparkwright.builder.compile import ninja as compiling
+from sparkwright.builder.compile import ninja
 from sparkwright.builder.environment import cross, host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.handover import FullWorkspace, Whole
@@ -85,7 +85,7 @@ def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: st
     )
     with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
-        configured = workspace.configure(compiling.launcher(workspace.folder))
+        configured = workspace.configure(ninja.install_launcher(workspace.folder))
     return plan.examine(
         configured, arch=session.project.spec.arch, rules=handover.judging(source_tree.all_rules(session), whole), fork=source.fork,
         read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,

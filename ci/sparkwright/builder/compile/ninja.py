@@ -1,8 +1,9 @@
 """
-Compiling: ninja over CMake's build folder, every compiler behind the gate, continued where the last run stopped.
+Compile with ninja over CMake's build folder, and continue where the last run stopped.
 
-Units that were compiled are never compiled again while their inputs stay; ninja knows them by its log and their header
-lists, and the build folder outlives the run. What another build folder compiled comes from the compiler cache.
+A unit that was compiled is not compiled again while its inputs stay: ninja knows by its log and the
+header lists, and the build folder outlives the run. What ninja did not log is made again, so that an
+object of a killed run is never taken for whole.
 """
 
 from __future__ import annotations
@@ -10,52 +11,76 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.compile import procfs
-from sparkwright.builder.compile import report as compilereport
-from sparkwright.builder.compile.calls import Limits, Outcome
-from sparkwright.builder.compile.costs import Traces
-from sparkwright.builder.compile.gate import Gate
+from sparkwright.builder.compile import failures, launcher, ninja_file
+from sparkwright.builder.compile.costs import Costs, Expected
+from sparkwright.builder.compile.failures import FailedEdge
+from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import ccache
+from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.sandbox import Room
-from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.core import schedule
+from sparkwright.core import procfs
 from sparkwright.core.console import Progress, console, duration
-from sparkwright.core.schedule import Unit
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import Session
 
-#: Of the memory that is available when the build starts; the rest is left to the system, which shares it with the GPU on a GB10.
+#: Of the memory that is available at the start; the rest is left to the system, which shares it with
+#: the GPU on a GB10.
 SHARE = 0.85
-#: What stays available to other programs: this share of the budget, but no more than so many megabytes.
-RESERVE, MOST_RESERVED = 0.1, 2000
-#: How many launchers may wait at once, so that the longest of so many units goes first. A waiting one takes 3.5 MB for itself (200 of
-#: them, Python 3.11), so all of them 0.9 GB beside the budget.
-WINDOW = 256
+#: Seconds without any use of the CPU after which a compiler hangs.
+PATIENCE = 1800.0
+#: Units in the table of a run.
+SHOWN = 12
+#: The compiler calls of the last run that ended, in the folder ``launch``.
+FINISHED = "finished.jsonl"
 
-_COMPILES = re.compile(r"^\[\d+/\d+\] .* -c (\S+)", re.DOTALL)
+_OUTPUT = re.compile(r"\[\d+/\d+\] .* -o (\S+)")
 
 
-class Event(msgspec.Struct, frozen=True):
+class Limits(msgspec.Struct, frozen=True):
     """
-    A line of the gate's ``events.jsonl``, written when it happens.
+    What compilers may take.
 
     Attributes:
-        event: ``start``, ``end``, ``hit`` (the cache had it) or ``stop`` (ended to make room; it starts again).
-        seconds, megabytes: What it cost until then; the peak of its processes together.
+        cores: Units that compile at once, at most.
+        megabytes: For all compilers together.
+        patience: Seconds without any use of the CPU after which a compiler hangs.
     """
 
-    event: str
+    cores: int
+    megabytes: int
+    patience: float = PATIENCE
+
+
+class CompilerCall(msgspec.Struct, frozen=True):
+    """
+    A compiler call, as `sparkwright.builder.compile.launcher` records it.
+
+    Attributes:
+        status: Exit status; negative if a signal ended the compiler.
+        seconds: Of CPU; *elapsed* is the time from start to end.
+        megabytes: Peak resident memory of the largest process.
+        hit: Was the object taken from the compiler cache?
+        hung: Was the compiler ended because it used no CPU?
+    """
+
     unit: str
-    status: int = 0
-    seconds: float = 0
-    megabytes: int = 0
+    output: str
+    status: int
+    seconds: float
+    elapsed: float
+    megabytes: int
+    hit: bool = False
+    hung: bool = False
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -63,220 +88,350 @@ class Compiled(msgspec.Struct, frozen=True):
     The outcome of a run.
 
     Attributes:
-        units: Compiled by this run.
-        hits: Taken from the compiler cache by this run.
-        fresh: How many were up to date.
-        seconds: The CPU time of the compiled units together.
+        calls: Compiler calls that succeeded, cache hits among them.
+        fresh: Units that were up to date.
     """
 
-    units: tuple[str, ...]
-    seconds: float
-    hits: tuple[str, ...] = ()
+    calls: tuple[CompilerCall, ...]
     fresh: int = 0
 
+    @property
+    def units(self) -> list[CompilerCall]:
+        """The calls that compiled a unit."""
+        return [call for call in self.calls if not call.hit]
 
-def launcher(folder: Path) -> Path:
-    """Return the launcher's copy in *folder*, made when missing or out of date."""
-    copy = folder / "launch.py"
-    text = (Path(__file__).parent / "launch.py").read_bytes()
+
+def memory_budget(memory: int) -> int:
+    """Return the megabytes that compilers may hold together: *memory* bytes, or most of what is free."""
+    return memory // 1_000_000 or int(procfs.available_megabytes() * SHARE)
+
+
+def limits(session: Session) -> Limits:
+    """Return what the compilers of *session* may take."""
+    cores = session.jobs or len(os.sched_getaffinity(0))
+    return Limits(cores, memory_budget(session.memory), session.unit_timeout or PATIENCE)
+
+
+def install_launcher(folder: Path) -> Path:
+    """Return the compiler launcher's copy in *folder*, written if it is missing or out of date."""
+    # The commands name it: under another name ninja would compile everything again.
+    copy, text = folder / "launch.py", Path(launcher.__file__).read_bytes()
     if not copy.exists() or copy.read_bytes() != text:
         copy.write_bytes(text)
     return copy
 
 
-def budget(session: Session) -> int:
-    """Return the megabytes that compilers may hold together."""
-    return session.memory // 1_000_000 or int(procfs.available_megabytes() * SHARE)
-
-
-def limits(session: Session) -> Limits:
-    """Return what the compilers of *session* may take."""
-    megabytes = budget(session)
-    cores = session.jobs or len(os.sched_getaffinity(0))
-    made = Limits(cores, megabytes, reserve=min(int(megabytes * RESERVE), MOST_RESERVED))
-    return msgspec.structs.replace(made, patience=session.unit_timeout) if session.unit_timeout else made
-
-
-def compile_targets(
-    session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, work: Path, env: Mapping[str, str], room: Room,
-    near: frozenset[str] = frozenset(), goals: Sequence[str] = (),
-) -> Compiled:  # fmt: skip
+class BuildFolder:
     """
-    Compile the fork's targets in ``work/build``, whose sources lie in ``work/src``.
+    The build folder ``work/build`` of the sources in ``work/src``, and ninja in its sandbox.
 
     Args:
-        env: Variables of the configure step, which ninja may repeat.
-        room: Where ninja runs; the folders of *work* may have other names in there.
-        near: Units that our changes reach; they come first, since they are what fails.
-        goals: What ninja is to make; the fork's targets when empty.
-
-    Raises:
-        compile-failed, compiler-crashed, compiler-hung, memory-too-small, memory-exceeded, disk-full: See there; what was compiled stays.
-    """
-    run = Run(session, tools, fork, work, room, goals or tuple(settings.targets), env)
-    gate = run.compile(near)
-    compiled = _summary(gate.outcomes, run.units(settings))
-    said = f"{len(compiled.units)} units compiled ({duration(compiled.seconds)} of work)"
-    hits = f", {len(compiled.hits)} taken from the compiler cache" if run.cache else ""
-    console.note(f"{said}{hits}, {compiled.fresh} were up to date")
-    return compiled
-
-
-def report(session: Session, fork: str, allowed: Limits, gate: Gate) -> None:
-    """Keep and show what a run cost, one that failed too; a run that had nothing to do leaves the last report as it is."""
-    made = compilereport.of(fork, session.project.stack, allowed, gate.outcomes, gate.samples)
-    if not any(not unit.hit for unit in made.units):
-        return
-    name = session.named(f"{session.project.stack}-{fork}")
-    session.store.put("reports", name, made)
-    path = session.store.write(f"logs/{name}-compile.svg", compilereport.plot(made).encode())
-    compilereport.show(made)
-    console.note(f"memory and units over time: {path}")
-
-
-def _summary(outcomes: Sequence[Outcome], total: int) -> Compiled:
-    done = [outcome for outcome in outcomes if outcome.status == 0]
-    units = tuple(sorted(outcome.unit for outcome in done if not outcome.hit))
-    hits = tuple(sorted(outcome.unit for outcome in done if outcome.hit))
-    seconds = round(sum(outcome.cpu for outcome in done if not outcome.hit), 1)
-    return Compiled(units, seconds, hits, max(0, total - len(done)))
-
-
-class Run:
-    """
-    ninja, in its room, over one build folder.
-
-    Args:
-        goals: What it is to make; everything when empty.
-        env: Variables of the configure step.
-        extra: Variables for this run alone.
+        ninja: The program.
+        room: The sandbox, in which the folders of *work* may have other names.
+        env: Variables of the configure step and of the compiler cache.
+        log: Gets the output of ninja.
     """
 
     def __init__(
-        self, session: Session, tools: Toolchain, fork: str, work: Path, room: Room, goals: Sequence[str], env: Mapping[str, str],
-        extra: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        self._session, self._fork, self._room, self._goals = session, fork, room, goals
-        self._log = session.store.folder("logs") / f"{session.project.stack}-{session.named(fork)}-compile.log"
-        self._command: list[str | Path] = [tools.tool("ninja"), "-C", room.inside(work / "build")]
-        self.build, self.launch, self.root = work / "build", work / "launch", f"{room.inside(work / 'src')}/"
-        self.cache = ccache.of(session, sessions.config().compiler_cache, None if room.places else session.store.root)
-        inside = room.inside(self.launch)
-        # Temporary files of compilers go where the next run finds and removes them, and not into a /tmp that may be memory.
-        ours = {"SPARKWRIGHT_LAUNCH": str(inside), "NINJA_STATUS": "[%f/%t] ", "TMPDIR": str(inside / "tmp")}
-        self._env = {**ccache.without_settings(env), **(self.cache.environment if self.cache else {}), **ours, **(extra or {})}
+        self,
+        name: str,
+        ninja: Path,
+        work: Path,
+        room: Room,
+        env: Mapping[str, str],
+        log: Path,
+        cache: Cache | None = None,
+    ) -> None:
+        self._name, self.path, self._program = name, work / "build", ninja
+        self._room, self._log, self.cached = room, log, cache is not None
+        self._inside, self._source = room.inside(self.path), f"{room.inside(work / 'src')}/"
+        self._launch = work / "launch"
+        self._calls = self._launch / "calls.jsonl"
+        self._env = {
+            **env,
+            "NINJA_STATUS": failures.STATUS,
+            "SPARKWRIGHT_CALLS": str(room.inside(self._calls)),
+            "SPARKWRIGHT_CCACHE": cache.program if cache else "",
+            # Not into a /tmp that may be memory; and the next run finds and removes them here.
+            "TMPDIR": str(room.inside(self._launch / "tmp")),
+        }
+        self._network = cache is not None and cache.remote
 
-    def compile(self, near: frozenset[str] = frozenset()) -> Gate:
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        tools: Toolchain,
+        fork: str,
+        work: Path,
+        room: Room,
+        env: Mapping[str, str],
+    ) -> BuildFolder:
+        """Return the build folder of *fork*, with the compiler cache of the session."""
+        log = f"{session.project.stack}-{session.named(fork)}-compile.log"
+        base = None if room.places else session.store.root
+        cache = ccache.of(session, sessions.config().compiler_cache, base)
+        variables = {**ccache.without_settings(env), **(cache.environment if cache else {})}
+        log_path = session.store.folder("logs") / log
+        return cls(fork, tools.tool("ninja"), work, room, variables, log_path, cache)
+
+    def edges(self) -> list[CompileEdge]:
+        """Return the compile edges of all targets; units below the sources are relative to them."""
+        return [
+            CompileEdge(self._unit(edge.unit), edge.output)
+            for edge in ninja_file.compile_edges(self.path, self._inside)
+        ]
+
+    def compile(
+        self,
+        goals: Sequence[str],
+        costs: Costs,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+    ) -> Compiled:
         """
-        Make the goals behind a gate, and return it, closed.
+        Make *goals*, or everything if there are none.
+
+        Args:
+            goals: CMake targets, or objects.
+            env: More variables for this run.
 
         Raises:
-            compile-failed, compiler-crashed, compiler-hung, memory-too-small, memory-exceeded, disk-full: See there; what was compiled
-            stays.
+            compile-failed, compiler-crashed, compiler-hung, disk-full: A unit failed; what was compiled stays.
+            memory-too-small: A unit needs more memory than there is, as measured.
+            memory-exceeded: A unit was killed for memory twice, the second time alone.
+            build-downloads: A build step asked for a host.
         """
-        allowed, traces, todo = limits(self._session), Traces.of(self._session, self._fork), self.outstanding()
-        units = [Unit(unit, expected.seconds, expected.megabytes) for unit in todo for expected in [traces.expected(unit)]]
-        order = {unit.name: place for place, unit in enumerate(schedule.arrange(units, allowed.cores, allowed.megabytes, near))}
-        title = f"compile {self._fork}: {len(todo)} units, {allowed.cores} at once, {allowed.megabytes / 1000:.0f} GB"
-        with console.step(title), console.progress("units", len(todo)) as line:
-            watch = _Watch(line, units, allowed, traces)
-            gate = Gate(
-                self.launch, allowed, traces.expected, cache=self.cache.program if self.cache else "", root=self.root, urgency=order,
-                coming=min(len(todo), WINDOW), ended=watch.ended, tick=watch.tick,
-            )  # fmt: skip
+        edges = {edge.output: edge.unit for edge in self.edges()}
+        todo = self._outstanding(goals, edges, costs)
+        _require_memory(edges, todo, limits)
+        order = ninja_file.order(list(todo.values()), limits.cores, limits.megabytes)
+        self._write_schedule(costs, order.heavy)
+        title = (
+            f"compile {self._name}: {len(todo)} units, {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
+        )
+        with (
+            self.recording(costs, limits) as (calls, variables),
+            console.step(title),
+            console.progress("units", len(todo)) as line,
+        ):
+            show = partial(self._show_progress, line, todo, order.jobs)
+            variables.update(env or {})
+            self._make(goals, order.jobs, variables, show, edges, costs, limits)
+        wanted = [output for output in edges if not goals or _belongs(output, goals)]
+        return Compiled(tuple(calls), len(set(wanted) - set(todo)))
+
+    @contextlib.contextmanager
+    def recording(
+        self, costs: Costs, limits: Limits
+    ) -> Iterator[tuple[list[CompilerCall], dict[str, str]]]:
+        """
+        Record the compiler calls of the block.
+
+        Yields:
+            A list that holds the successful calls after the block, and the variables for ninja.
+        """
+        self._launch.mkdir(exist_ok=True)
+        # The calls of a run that was killed.
+        self._collect(costs)
+        shutil.rmtree(self._launch / "tmp", ignore_errors=True)
+        (self._launch / "tmp").mkdir()
+        calls: list[CompilerCall] = []
+        try:
+            yield calls, {**self._env, "SPARKWRIGHT_PATIENCE": str(limits.patience)}
+        finally:
+            calls += self._collect(costs)
+            self._show(calls)
+
+    def _make(
+        self,
+        goals: Sequence[str],
+        jobs: int,
+        env: Mapping[str, str],
+        show: Callable[[str], None],
+        edges: Mapping[str, str],
+        costs: Costs,
+        limits: Limits,
+    ) -> None:
+        """Run ninja until *goals* are made; what was killed for memory is made alone, once."""
+        alone: set[str] = set()
+        while failed := self._ninja(["-j", str(jobs), *goals], env, show):
+            killed = [edge.output for edge in failed if self._lacked_memory(edge)]
+            others = [edge for edge in failed if edge.output not in killed]
+            if others or alone & set(killed):
+                raise self._error((others or failed)[0], edges, limits)
+            alone.update(killed)
+            units = ", ".join(edges.get(output, output) for output in killed)
+            console.warn(f"killed for memory, and compiled again with nothing beside it: {units}")
+            if failed := self._ninja(["-j", "1", *killed], env, show):
+                raise self._alone_error(failed[0], edges, costs, limits)
+
+    def _ninja(
+        self, options: Sequence[str], env: Mapping[str, str], show: Callable[[str], None]
+    ) -> list[FailedEdge]:
+        """Run ninja, and return the edges that failed; raise `compile-failed` if ninja itself failed."""
+        lines: list[str] = []
+
+        def on_line(line: str) -> None:
+            lines.append(line)
+            show(line)
+
+        command: list[str | Path] = [self._program, "-C", self._inside, "-f", ninja_file.SCHEDULE, *options]
+        try:
+            self._room.run(
+                command,
+                log=self._log,
+                env=env,
+                on_line=on_line,
+                network=self._network,
+                failure=partial(BuildError, "compile-failed"),
+                what=f"{self._name} does not compile.",
+            )
+        except BuildError as error:
+            if error.reference != "compile-failed":
+                raise
+            if failed := list(failures.failed_edges(lines)):
+                return failed
+            raise failures.disk_full(lines) or error from error
+        return []
+
+    def _outstanding(
+        self,
+        goals: Sequence[str],
+        edges: Mapping[str, str],
+        costs: Costs,
+    ) -> dict[str, Expected]:
+        """Return the objects that ninja would make now, with what their units should cost."""
+        self._write_schedule(costs, 1)
+        outputs: list[str] = []
+
+        def on_line(line: str) -> None:
+            if match := _OUTPUT.match(line):
+                outputs.append(match[1])
+
+        self._ninja(["-n", "-v", *goals], self._env, on_line)
+        return {
+            output: costs.expected(edges[output]) for output in outputs if output in edges
+        }
+
+    def _write_schedule(self, costs: Costs, depth: int) -> None:
+        def cost(unit: str) -> Expected:
+            return costs.expected(self._unit(unit))
+
+        ninja_file.write_schedule(self.path, self._inside, cost, depth)
+
+    def _collect(self, costs: Costs) -> list[CompilerCall]:
+        """Add the successful calls to *costs*, set their file aside, and return them."""
+        calls = [call for call in self._recorded_calls() if call.status == 0]
+        costs.add((call.unit, call.seconds, call.megabytes) for call in calls if not call.hit)
+        self._calls.touch()
+        self._calls.replace(self._launch / FINISHED)
+        return calls
+
+    def _recorded_calls(self) -> list[CompilerCall]:
+        lines = self._calls.read_bytes().splitlines() if self._calls.exists() else []
+        calls = []
+        for line in lines:
             try:
-                with gate, self._door() as door:
-                    self._ninja({**gate.environment, **door})
-            except BuildError as error:
-                if error.reference != "compile-failed":
-                    raise
-                raise gate.failure or error from error
-            finally:
-                report(self._session, self._fork, allowed, gate)
-        return gate
+                call = msgspec.json.decode(line, type=CompilerCall)
+            except msgspec.DecodeError:  # cut off, by a full disk for example
+                continue
+            calls.append(msgspec.structs.replace(call, unit=self._unit(call.unit)))
+        return calls
 
-    def _door(self) -> contextlib.AbstractContextManager[dict[str, str]]:
-        return self.cache.door(self.launch, self._room.inside(self.launch)) if self.cache else contextlib.nullcontext({})
+    def _call(self, output: str) -> CompilerCall | None:
+        calls = [call for call in self._recorded_calls() if call.output == output]
+        return calls[-1] if calls else None
 
-    def units(self, settings: ForkEnvironment) -> int:
-        """Return how many units the targets have, as CMake wrote them down."""
-        folders = [f"CMakeFiles/{target}.dir/" for target in settings.targets]
-        # Without targets ninja makes all that there is (`sparkwright.builder.wheel.flashinfer_aot`).
-        return sum(not folders or any(folder in command.output for folder in folders) for command in commands(self.build))
+    def _lacked_memory(self, failed: FailedEdge) -> bool:
+        call = self._call(failed.output)
+        return failed.out_of_memory and not (call and call.hung)
 
-    def outstanding(self) -> list[str]:
-        """Return the units that ninja would make now, in its order."""
-        found: list[str] = []
+    def _unit(self, source: str) -> str:
+        return source.removeprefix(self._source)
 
-        def line(text: str) -> None:
-            if match := _COMPILES.match(text):
-                found.append(match[1].removeprefix(self.root))
+    def _error(
+        self, failed: FailedEdge, edges: Mapping[str, str], limits: Limits
+    ) -> SparkwrightError:
+        unit, call = edges.get(failed.output, failed.output), self._call(failed.output)
+        if call and call.hung:
+            return failures.hung(unit, call.elapsed, limits.patience)
+        return failures.compile_error(unit, failed)
 
-        log = self._log.with_suffix(".plan.log")
-        command = [*self._command, "-n", "-v", *self._goals]
-        self._room.run(
-            command,
-            log=log,
-            env=self._env,
-            on_line=line,
-            failure=partial(BuildError, "compile-failed"),
-            what=f"ninja cannot plan {self._fork}.",
-        )
-        return list(dict.fromkeys(found))
+    def _alone_error(
+        self, failed: FailedEdge, edges: Mapping[str, str], costs: Costs, limits: Limits
+    ) -> SparkwrightError:
+        call = self._call(failed.output)
+        if not self._lacked_memory(failed) or call is None:
+            return self._error(failed, edges, limits)
+        # The next build knows that the unit is too large, and does not start it.
+        seconds = max(call.seconds, costs.expected(call.unit).seconds)
+        costs.add([(call.unit, seconds, call.megabytes)])
+        available = procfs.available_megabytes()
+        return failures.memory_exceeded(call.unit, call.megabytes, limits.megabytes, available)
 
-    def tool(self, name: str) -> list[str]:
-        """Return what ``ninja -t NAME`` prints."""
-        said: list[str] = []
-        log = self._log.with_suffix(f".{name}.log")
-        self._room.run(
-            [*self._command, "-t", name], log=log, env=self._env, on_line=said.append, failure=partial(BuildError, "compile-failed")
-        )
-        return said
+    def _show_progress(
+        self, line: Progress, todo: Mapping[str, Expected], jobs: int, text: str
+    ) -> None:
+        if not failures.progress(text):
+            return
+        calls = [call for call in self._recorded_calls() if call.status == 0]
+        line.update(len(calls), Path(text.rpartition(" ")[2]).name, remaining(todo, calls, jobs))
 
-    def _ninja(self, extra: Mapping[str, str]) -> None:
-        """
-        Make the goals.
-
-        Raises:
-            compile-failed: Something could not be made.
-        """
-        command, env = [*self._command, "-j", str(WINDOW), *self._goals], {**self._env, **extra}
-        self._room.run(
-            command, log=self._log, env=env, failure=partial(BuildError, "compile-failed"), what=f"{self._fork} does not compile."
-        )
+    def _show(self, calls: Sequence[CompilerCall]) -> None:
+        """Print the units of a run that took longest."""
+        compiled = [call for call in calls if not call.hit]
+        rows = [
+            [call.unit, f"{call.seconds:.0f}", f"{call.elapsed:.0f}", f"{call.megabytes:,}"]
+            for call in sorted(compiled, key=lambda call: -call.seconds)[:SHOWN]
+        ]
+        if rows:
+            columns = ["unit", ">CPU s", ">s", ">peak MB of a process"]
+            title = f"{self._name}: the longest of {len(compiled)} compiled units"
+            console.table(title, columns, rows)
 
 
-class Command(msgspec.Struct, frozen=True):
-    """A compiler call as CMake wrote it down; *file* is the source, *output* the object in the build folder."""
-
-    directory: str
-    command: str
-    file: str
-    output: str = ""
+def _belongs(output: str, goals: Sequence[str]) -> bool:
+    # CMake names an object CMakeFiles/<target>.dir/….
+    return any(output == goal or f"CMakeFiles/{goal}.dir/" in output for goal in goals)
 
 
-def commands(build: Path) -> list[Command]:
-    """Return the compiler calls of the build folder; none where its generator writes none down."""
-    path = build / "compile_commands.json"
-    return msgspec.json.decode(path.read_bytes(), type=list[Command]) if path.exists() else []
+def _require_memory(
+    edges: Mapping[str, str], todo: Mapping[str, Expected], limits: Limits
+) -> None:
+    for output, cost in todo.items():
+        if cost.measured and cost.megabytes > limits.megabytes:
+            available = procfs.available_megabytes()
+            raise failures.memory_too_small(
+                edges[output], cost.megabytes, limits.megabytes, available
+            )
 
 
-class _Watch:
-    """Turns what the gate says into records, and into the live line."""
+def remaining(
+    todo: Mapping[str, Expected], calls: Sequence[CompilerCall], jobs: int
+) -> float:
+    """
+    Return the seconds that the rest of *todo* should take, by the pace of the finished *calls*.
 
-    def __init__(self, line: Progress, units: Sequence[Unit], allowed: Limits, traces: Traces) -> None:
-        self._line, self._left, self._allowed, self._traces = line, {unit.name: unit for unit in units}, allowed, traces
-        self._done = 0
+    Costs may come from another host, or from a time when this one had more to do.
+    """
+    done = {call.output for call in calls}
+    rest = [cost.seconds for output, cost in todo.items() if output not in done]
+    compiled = [call for call in calls if not call.hit and call.output in todo]
+    expected = sum(todo[call.output].seconds for call in compiled)
+    pace = sum(call.elapsed for call in compiled) / expected if expected else 1.0
+    return pace * max(sum(rest) / jobs, max(rest, default=0.0))
 
-    def ended(self, outcome: Outcome) -> None:
-        """Keep what a unit cost, at once: a run that is killed later has learnt it."""
-        self._left.pop(outcome.unit, None)
-        self._done += outcome.status == 0
-        if outcome.instructive:
-            self._traces.add(outcome.unit, outcome.cpu, outcome.megabytes)
 
-    def tick(self, gate: Gate) -> None:
-        """Show what runs."""
-        running = gate.running
-        left = schedule.lower_bound(list(self._left.values()), self._allowed.cores, self._allowed.megabytes)
-        self._line.update(self._done, ", ".join(Path(unit).name for unit in running[:3]), left)
+def compile_targets(
+    folder: BuildFolder, goals: Sequence[str], costs: Costs, limits: Limits
+) -> Compiled:
+    """Compile *goals* as `BuildFolder.compile` does, and print a summary."""
+    compiled = folder.compile(goals, costs, limits)
+    work = duration(sum(call.seconds for call in compiled.units))
+    hits = len(compiled.calls) - len(compiled.units)
+    cached = f", {hits} taken from the compiler cache" if folder.cached else ""
+    console.note(
+        f"{len(compiled.units)} units compiled ({work} of work){cached}, {compiled.fresh} were up to date"
+    )
+    return compiled

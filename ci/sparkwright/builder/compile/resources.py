@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from sparkwright.builder.compile import affected_units
-from sparkwright.builder.compile import ninja as compiling
-from sparkwright.builder.compile.costs import Traces
+from sparkwright.builder.compile import ninja
+from sparkwright.builder.compile.costs import Costs
+from sparkwright.builder.compile.ninja_file import SUFFIXES
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.core.console import console
@@ -46,17 +46,22 @@ def memory(session: Session, source: SourceTree) -> Iterator[str]:
     """
     Yield the units of which it was measured that their compiler takes more than compilers may hold here.
 
-    A build folder that has compiled before, or a compiler cache, may have their objects: then it is said, and the gate decides.
+    A build folder that has compiled before, or a compiler cache, may have their objects: then it is a warning, and the build decides.
     """
-    fork, budget = source.fork, compiling.budget(session)
+    fork, budget = source.fork, ninja.memory_budget(session.memory)
     if session.kind(fork) not in ("graft", "full"):
         return
-    traces = Traces.of(session, fork)
-    paths = [path for path in session.objects.paths(source.tree) if PurePosixPath(path).suffix in affected_units.UNITS]
-    costs = {path: cost.megabytes for path in paths for cost in [traces.expected(path)] if cost.measured and cost.megabytes > budget}
+    costs = Costs.of(session, fork)
+    paths = [path for path in session.objects.paths(source.tree) if PurePosixPath(path).suffix in SUFFIXES]
+    too_large = {
+        path: cost.megabytes
+        for path in paths
+        for cost in [costs.expected(path)]
+        if cost.measured and cost.megabytes > budget
+    }
     begun = any((session.store.root / "work" / session.project.stack / fork).glob("*/build/.ninja_log"))
     cached = session.cached and sessions.config().compiler_cache.tool != "none" and shutil.which("ccache")
-    for path, megabytes in sorted(costs.items(), key=lambda item: -item[1]):
+    for path, megabytes in sorted(too_large.items(), key=lambda item: -item[1]):
         line = f"memory: compiling {path} takes {megabytes / 1000:.1f} GB, as measured; compilers may hold {budget / 1000:.1f} GB here"
         if begun or cached:
             console.warn(f"{line}; unless its object is at hand, the build will end there")

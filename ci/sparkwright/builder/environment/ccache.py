@@ -1,35 +1,35 @@
 """
-The compiler cache: a unit that was compiled once, in whatever checkout, stack or build folder, is not compiled again.
+The compiler cache: a unit that any checkout, stack or build folder compiled is not compiled again.
 
-ccache comes from the machine's own packages. It works in its depend mode: what a unit includes is known from the compiler's own list,
-so that the question for a result costs milliseconds and no preprocessor. Where ccache is absent, a build works without it.
+ccache comes from the machine's own packages and works in its depend mode: the includes of a unit are
+known from the compiler's own list, so that a lookup costs milliseconds and no preprocessor. Machines
+share results by ccache's own remote storage. Without ccache a build works all the same.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from sparkwright.builder.environment import cross, pylock, remote_cache
-from sparkwright.builder.environment.remote_cache import Shelf
+from sparkwright.builder.environment import cross, pylock
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks.context import CompilerCache, Session
 
 #: The objects of all units of vLLM's core are some hundred megabytes; this holds those of many stacks and patches.
 SIZE = "10G"
 #: The first release with depend mode for nvcc and remote storage under this name; Debian 12 has 4.7.5, Ubuntu 24.04 has 4.9.1.
 OLDEST = (4, 7)
-#: Bytes of a socket's address (unix(7)), less the one that ends it.
-LONGEST = 107
+#: Password of a remote cache; a file must not hold one.
+PASSWORD = "SPARKWRIGHT_CACHE_PASSWORD"  # noqa: S105  a name, not a password
 
 
 class Cache(msgspec.Struct, frozen=True):
@@ -37,28 +37,14 @@ class Cache(msgspec.Struct, frozen=True):
     A compiler cache, ready for a build.
 
     Attributes:
-        program: What stands before the compiler.
-        environment: Its variables.
-        shelf: The results that machines share; ccache reaches them at the door of a build (`remotecache.Door`).
+        program: Path of ccache.
+        environment: Its variables; the address and the password of a remote cache are among them.
+        remote: Is there a cache on another host, so that compilers need the network?
     """
 
     program: str
     environment: dict[str, str]
-    shelf: Shelf | None = None
-
-    @contextlib.contextmanager
-    def door(self, launch: Path, inside: Path) -> Iterator[dict[str, str]]:
-        """Yield the variables for ccache while the door to what machines share, if anything, is open in *launch*, seen as *inside*."""
-        if self.shelf is None:
-            yield {}
-            return
-        place = str(inside / remote_cache.SOCKET)
-        if len(place.encode()) > LONGEST:
-            console.warn(f"{inside} is too long a path for a socket; the shared compiler cache is left out")
-            yield {}
-            return
-        with remote_cache.Door(launch, self.shelf):
-            yield {"CCACHE_REMOTE_STORAGE": f"redis+unix:{place}"}
+    remote: bool = False
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -102,7 +88,38 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
     }
     if base:
         settings["CCACHE_BASEDIR"] = str(base)
-    return Cache(program, settings, remote_cache.shelf(wanted.remote) if wanted.remote else None)
+    if wanted.remote:
+        settings["CCACHE_REMOTE_STORAGE"] = remote_storage(wanted.remote, os.environ.get(PASSWORD, ""))
+    return Cache(program, settings, bool(wanted.remote))
+
+
+def remote_storage(url: str, password: str) -> str:
+    """
+    Return the remote cache *url* as ccache takes it, with the *password* of a user or server.
+
+    Raises:
+        file-invalid: It is of no kind that ccache knows, or holds a password.
+    """
+    what = f"compiler_cache: the remote {url!r} is none of redis://HOST, http://HOST/…."
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise FileError("file-invalid", what) from error
+    if parts.password:
+        raise FileError(
+            "file-invalid",
+            "compiler_cache: the address of the remote holds a password.",
+            todo=f"Put it into the variable {PASSWORD}.",
+        )
+    # A blank or a bar would begin an attribute of ccache's.
+    if parts.scheme not in ("redis", "http") or not parts.hostname or re.search(r"[\s|]", url):
+        raise FileError("file-invalid", what)
+    if not password:
+        return url
+    # ccache decodes before it looks for the colon. Redis has had the user "default" since version 6.
+    user = parts.username or ("default" if parts.scheme == "http" or ":" in password else "")
+    login = f"{user}:{quote(password, safe='')}" if user else quote(password, safe="")
+    return parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 @cache

@@ -62,18 +62,26 @@ class Room(msgspec.Struct, frozen=True):
             text = text.replace(str(folder), str(place))
         return text
 
-    def command(self, command: Sequence[str | os.PathLike[str]], witness: Path) -> list[str]:
+    def command(
+        self, command: Sequence[str | os.PathLike[str]], witness: Path, *, network: bool = False
+    ) -> list[str]:
         """Return the command line that runs *command* in the room and writes to *witness* what it asked the network for."""
         spec = {
             "inside": str(INSIDE), "binds": {str(folder): str(place) for folder, place in self.places.items()},
-            "loopback": self.kind == "namespace", "witness": str(witness),
+            "loopback": self.kind == "namespace" and not network, "witness": str(witness),
         }  # fmt: skip
         inner = [sys.executable, "-IS", str(Path(__file__).parent / "isolate.py"), msgspec.json.encode(spec).decode()]
-        return [*(_unshare() if self.kind == "namespace" else ()), *inner, *(os.fspath(part) for part in command)]
+        return [*(_unshare(network=network) if self.kind == "namespace" else ()), *inner, *(os.fspath(part) for part in command)]
 
-    def run(self, command: Sequence[str | os.PathLike[str]], *, log: Path, env: Mapping[str, str], **options: Any) -> None:
+    def run(
+        self, command: Sequence[str | os.PathLike[str]], *, log: Path, env: Mapping[str, str], network: bool = False, **options: Any
+    ) -> None:
         """
         Run *command* in the room as `process.run` does.
+
+        Args:
+            network: Leave it the network, for a compiler cache on another host. The variables of a proxy
+                still name the one that refuses everything.
 
         Raises:
             tool-missing: There is no such program.
@@ -84,7 +92,7 @@ class Room(msgspec.Struct, frozen=True):
             # unshare(1) heeds no other signal; the end of its child is the end of all in the room.
             end_by = signal.SIGKILL if self.kind == "namespace" else signal.SIGTERM
             try:
-                process.run(self.command(command, witness), shown=command, log=log, env=env, end_by=end_by, **options)
+                process.run(self.command(command, witness, network=network), shown=command, log=log, env=env, end_by=end_by, **options)
             except (CommandError, BuildError) as error:
                 if error.reference == "tool-missing":
                     raise
@@ -145,10 +153,10 @@ def _warn(refusal: str) -> None:
     console.warn(f"builds run with a network here, in folders of this machine's names: {refusal}")
 
 
-def _unshare() -> list[str]:
+def _unshare(*, network: bool = False) -> list[str]:
     # As root of a user namespace where the user is not root; the files that it makes still belong to the user.
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--kill-child"]
+    return ["unshare", *user, *([] if network else ["--net"]), "--mount", "--pid", "--fork", "--kill-child"]
 
 
 @functools.cache

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.compile import ninja as compiling
-from sparkwright.builder.environment import cross, host_compiler, sandbox, toolchain
+from sparkwright.builder.compile import ninja
+from sparkwright.builder.compile.costs import Costs
+from sparkwright.builder.compile.ninja import BuildFolder
+from sparkwright.builder.environment import cross, host_compiler, sandbox
 from sparkwright.builder.environment.sandbox import Room
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
@@ -178,30 +180,17 @@ class Workshop:
             )  # fmt: skip
         return checked(msgspec.json.decode(answer.read_bytes(), type=Answer), path_of(self._session.project))
 
-    def _write_commands(self, log: Path) -> None:
-        """Write the compiler calls down as CMake would; what compiles units looks for them there."""
-        lines: list[str] = []
-        command: list[str | Path] = [self.room.inside(self._tools.tool("ninja")), "-C", self.room.inside(self.build), "-t", "compdb"]
-        self.room.run(
-            command,
-            log=log,
-            env=self._environment(),
-            on_line=lines.append,
-            failure=partial(BuildError, "build-failed"),
-            what="ninja lists no calls.",
-        )
-        calls = [call for call in msgspec.json.decode("\n".join(lines), type=list[dict[str, str]]) if " -c " in call["command"]]
-        (self.build / "compile_commands.json").write_bytes(msgspec.json.encode(calls))
-
     def _compile(self, modules: tuple[Module, ...]) -> None:
         units = sum(len(module.units) for module in modules)
         console.note(f"{len(modules)} modules of {units} units")
-        self._write_commands(self._session.store.folder("logs") / f"{self._session.project.stack}-{self._spec.distribution}-list.log")
-        settings = toolchain.spec(self._session.project).forks[self._spec.fork]
-        compiling.compile_targets(self._session, self._tools, settings, self._spec.fork, self.folder, self._environment(), self.room)
+        session, fork = self._session, self._spec.fork
+        build_folder = BuildFolder.of(
+            session, self._tools, fork, self.folder, self.room, self._environment()
+        )
+        ninja.compile_targets(build_folder, (), Costs.of(session, fork), ninja.limits(session))
 
     def _environment(self) -> dict[str, str]:
-        launcher = f"{self._tools.python} -IS {compiling.launcher(self.folder)}"
+        launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
         ours = {
             "FLASHINFER_CUDA_ARCH_LIST": self._session.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),

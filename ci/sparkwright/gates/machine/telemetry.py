@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from sparkwright.builder import probes
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.gates.machine.nvml import GpuState, Nvml
 
 #: Seconds after which the driver counts as silent; it answers in milliseconds, or hangs.

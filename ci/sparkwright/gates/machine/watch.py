@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.gates.machine.policy import MemoryPolicy
 from sparkwright.gates.soak import kernellog
 from sparkwright.gates.soak.kernellog import KernelLog

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.gates.server.keeper import PATIENCE, Order
 from sparkwright.gates.server.log import Line, Scanner, read_from
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder import probes
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.core.console import console, size
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import emptied, holding, processes

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from sparkwright.builder.compile import procfs
+from sparkwright.core import procfs
 from sparkwright.operate.errors import ServeError
 
 #: Megabytes from which on a program is worth naming. *MOST*: how many are.

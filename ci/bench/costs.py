@@ -1,4 +1,4 @@
-"""Writes what this machine recorded of a fork's units as the text of ``build/<stack>/traces.yaml``: how the shipped figures are made."""
+"""Print this machine's cost record of a fork as the text of ``build/<stack>/costs.yaml``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import measure
 from sparkwright.builder import probes
-from sparkwright.builder.compile.costs import Expected, Shipped, ShippedFile, Traces
+from sparkwright.builder.compile.costs import Costs, Expected, Shipped, ShippedFile
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -18,13 +18,13 @@ from sparkwright.core.console import console
 
 def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fork", default="vllm")
-    parser.add_argument("--record", type=Path, help="a file of records/traces, in place of this machine's own for the stack's compilers")
+    parser.add_argument("--record", type=Path, help="a file of records/costs, in place of this machine's own for the stack's compilers")
 
 
 options = measure.arguments(__doc__ or "", more)
 session = measure.session(options)
-traces = Traces(options.record, None, {}) if options.record else Traces.of(session, options.fork)
-costs: dict[str, Expected] = {unit: traces.expected(unit) for unit in traces.recorded}
+record = Costs(options.record, None, {}) if options.record else Costs.of(session, options.fork)
+costs: dict[str, Expected] = {unit: record.expected(unit) for unit in record.recorded}
 if not costs:
     sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")
 nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")

@@ -1,4 +1,4 @@
-"""What a unit should cost: which of four answers counts, and that a killed build has learnt what it could."""
+"""The expected cost of a unit: which of four sources counts, and a record that was cut off."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.compile.costs import Expected, Shipped, ShippedFile, Traces
+from sparkwright.builder.compile.costs import Costs, Expected, Shipped, ShippedFile
 from sparkwright.core import strict_yaml
 
 UNITS = {"csrc/shipped.cu": (20.0, 2000), "csrc/both.cu": (21.0, 2100)}
 SHIPPED = Shipped(host="h", toolchain="t", arch="12.1f", date="2026-11-21", units=UNITS)
 
 
-@pytest.fixture(name="traces")
-def _traces(tmp_path: Path) -> Traces:
+@pytest.fixture(name="costs")
+def _costs(tmp_path: Path) -> Costs:
     return again(tmp_path)
 
 
-def again(folder: Path) -> Traces:
+def again(folder: Path) -> Costs:
     """Return the costs as the next run reads them."""
-    return Traces(folder / "records" / "vllm.jsonl", SHIPPED, {"moe/*.cu": 5000, "*.cu": 3000}, "2026.11")
+    return Costs(folder / "records" / "vllm.jsonl", SHIPPED, {"moe/*.cu": 5000, "*.cu": 3000}, "2026.11")
 
 
 @pytest.mark.parametrize(
@@ -35,37 +35,37 @@ def again(folder: Path) -> Traces:
         ("", Expected(30, 1200, "kind")),
     ],
 )
-def test_a_unit_that_this_machine_never_compiled(traces: Traces, unit: str, expected: Expected) -> None:
+def test_a_unit_that_this_machine_never_compiled(costs: Costs, unit: str, expected: Expected) -> None:
     """What the stack ships counts first, then the first pattern, then the kind of source; the last two are guesses."""
-    assert traces.expected(unit) == expected
+    assert costs.expected(unit) == expected
     assert expected.measured == (expected.origin == "shipped")
 
 
-def test_what_this_machine_recorded_counts_most(tmp_path: Path, traces: Traces) -> None:
+def test_what_this_machine_recorded_counts_most(tmp_path: Path, costs: Costs) -> None:
     """The next run expects it, whatever else is said of the unit."""
-    traces.add("csrc/both.cu", 12.345, 999)
+    costs.add([("csrc/both.cu", 12.345, 999)])
 
     assert again(tmp_path).expected("csrc/both.cu") == Expected(12.35, 999, "record")
     assert again(tmp_path).expected("csrc/shipped.cu").origin == "shipped"
 
 
-def test_the_largest_of_the_newest_peaks_counts(tmp_path: Path, traces: Traces) -> None:
+def test_the_largest_of_the_newest_peaks_counts(tmp_path: Path, costs: Costs) -> None:
     """A peak varies from run to run and the largest of three is granted; what is older, of another version of the source, is forgotten."""
     for seconds, megabytes in ((1, 9000), (2, 500), (3, 700), (4, 600)):
-        traces.add("a.cu", seconds, megabytes)
+        costs.add([("a.cu", seconds, megabytes)])
 
     assert again(tmp_path).expected("a.cu") == Expected(4, 700, "record")
 
 
 @pytest.mark.parametrize("kept", range(1, 60, 7))
-def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, traces: Traces, kept: int) -> None:
+def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, costs: Costs, kept: int) -> None:
     """A build was killed while it wrote: the lines before count, and the next line is one of its own."""
-    traces.add("a.cu", 1, 100)
+    costs.add([("a.cu", 1, 100)])
     file = tmp_path / "records" / "vllm.jsonl"
     whole = file.read_bytes()
-    traces.add("b.cu", 2, 200)
+    costs.add([("b.cu", 2, 200)])
     file.write_bytes(file.read_bytes()[: len(whole) + kept])
-    traces.add("c.cu", 3, 300)
+    costs.add([("c.cu", 3, 300)])
     found = again(tmp_path)
 
     assert found.expected("a.cu") == Expected(1, 100, "record")
@@ -76,6 +76,6 @@ def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, tra
 def test_a_shipped_file_says_where_it_was_measured(tmp_path: Path) -> None:
     """Host, toolchain, arch and date are part of it; a figure without them is refused."""
     text = strict_yaml.dump(ShippedFile({"vllm": SHIPPED}))
-    assert strict_yaml.parse(text, ShippedFile, "traces.yaml").forks["vllm"] == SHIPPED
+    assert strict_yaml.parse(text, ShippedFile, "costs.yaml").forks["vllm"] == SHIPPED
     with refusal("file-invalid"):
-        strict_yaml.parse(text.replace("    date: '2026-11-21'\n", ""), ShippedFile, "traces.yaml")
+        strict_yaml.parse(text.replace("    date: '2026-11-21'\n", ""), ShippedFile, "costs.yaml")

@@ -1,12 +1,10 @@
-"""What compilers hold and use right now, and what is left, as the kernel tells it; the end of those that nobody waits for any more."""
+"""Memory and CPU that processes use, and memory that is free, from /proc."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,40 +51,6 @@ def _read(path: Path) -> str:
         return path.read_text("ascii")
     except OSError:
         return ""
-
-
-def marked(mark: str) -> list[int]:
-    """Return the processes whose environment has a ``SPARKWRIGHT_UNIT`` that begins with *mark*, this one left out."""
-    wanted, found = f"SPARKWRIGHT_UNIT={mark}".encode(), []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                environment = (folder / "environ").read_bytes()
-            except OSError:  # another user's, or gone
-                continue
-            if environment.startswith(wanted) or b"\0" + wanted in environment:
-                found.append(int(folder.name))
-    return found
-
-
-def end_marked(mark: str, patience: float = 5.0) -> int:
-    """
-    Kill every process that *mark* finds, and return how many there were; a process that starts others meanwhile is followed.
-
-    Args:
-        patience: Seconds after which those that the kernel cannot end (waiting for a disk, say) are left to it.
-    """
-    ended: set[int] = set()
-    deadline = time.monotonic() + patience
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-        ended |= set(left)
-        time.sleep(0.02)
-    return len(ended)
 
 
 def available_megabytes() -> int:

@@ -1,0 +1,145 @@
+"""
+Run one compiler call and record what it cost: the compiler launcher of CMake.
+
+A copy of this file stands before every compiler (``CMAKE_<LANG>_COMPILER_LAUNCHER``). It runs alone,
+once for each unit, on the standard library. These environment variables are set while ninja runs:
+
+- ``SPARKWRIGHT_CALLS``: the file that gets one JSON line for each call. Without it, as in CMake's own
+  trials, the compiler takes the place of the launcher.
+- ``SPARKWRIGHT_CCACHE``: the path of ccache, if the call goes through it.
+- ``SPARKWRIGHT_PATIENCE``: the seconds without any use of the CPU after which a compiler hangs.
+
+Launcher and compiler stay in the process group that ninja made for them, so that the signals by which
+ninja ends its jobs reach both.
+"""
+
+from __future__ import annotations
+
+# `json`, `signal` and `pathlib` would take longer to import than all that happens here.
+# ruff: noqa: PTH108, PTH110, PTH115, PTH123, PTH208
+import _json
+import _signal  # type: ignore[import-not-found]  # typeshed does not describe it
+import os
+import select
+import sys
+import time
+
+#: Seconds between two looks at whether ninja still lives.
+INTERVAL = 1.0
+#: Clock ticks of CPU below which a compiler counts as idle.
+IDLE_TICKS = 10
+
+
+def argument(command: list[str], option: str) -> str:
+    """Return the argument that follows *option* in *command*, or an empty string."""
+    return command[command.index(option) + 1] if option in command[:-1] else ""
+
+
+def cpu_ticks() -> int:
+    """Return the clock ticks of CPU that the other processes of this process group have used."""
+    own, group, ticks = os.readlink("/proc/self"), _stat("self")[2], 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != own:
+            try:
+                fields = _stat(name)
+            except OSError:
+                continue
+            if fields[2] == group:
+                # utime, stime, and those of children that were waited for.
+                ticks += sum(map(int, fields[11:15]))
+    return ticks
+
+
+def _group_parent() -> str:
+    """Return the parent of this process group's leader: ninja, which starts a shell for each command."""
+    try:
+        return _stat(_stat("self")[2])[1]
+    except OSError:
+        return ""
+
+
+def _stat(process: str) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name, which may hold blanks (proc(5))."""
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stream:
+        return stream.read().rpartition(") ")[2].split()
+
+
+def wait(child: int, patience: float) -> bool:
+    """
+    Wait until *child* ends, and return True, or False if it hangs.
+
+    An orphaned launcher ends its process group: nobody waits for the object any more.
+    """
+    parent, ticks, since = _group_parent(), 0, time.monotonic()
+    checked = since
+    poll, life = select.poll(), os.pidfd_open(child)
+    poll.register(life, select.POLLIN)
+    while not poll.poll(1000 * INTERVAL):
+        if _group_parent() != parent:
+            os.killpg(0, _signal.SIGKILL)
+        now = time.monotonic()
+        if now - checked >= patience / 10:
+            checked, used = now, cpu_ticks()
+            if used > ticks + IDLE_TICKS:
+                ticks, since = used, now
+            elif now - since >= patience:
+                return False
+    return True
+
+
+def main() -> int:
+    """Run the compiler call and return its exit status."""
+    command, calls = sys.argv[1:], os.environ.get("SPARKWRIGHT_CALLS", "")
+    source, output = argument(command, "-c"), argument(command, "-o")
+    if not calls or not source:
+        os.execvp(command[0], command)  # noqa: S606  the compiler call itself
+    ccache, statistics = os.environ.get("SPARKWRIGHT_CCACHE", ""), f"{calls}.{os.getpid()}"
+    try:
+        # If memory runs out, the kernel ends a compiler and no other program of this machine.
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
+            stream.write("500")
+    except OSError:
+        pass
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    began = time.monotonic()
+    try:
+        child = os.posix_spawnp(
+            ccache or command[0],
+            [ccache, *command] if ccache else command,
+            {**os.environ, "CCACHE_STATSLOG": statistics},
+            setsigdef=(_signal.SIGPIPE, _signal.SIGXFSZ),  # ignored by Python itself
+        )
+    except OSError as error:
+        os.write(2, os.fsencode(f"{command[0]}: {os.strerror(error.errno or 0)}\n"))
+        return 127
+    hung = not wait(child, float(os.environ.get("SPARKWRIGHT_PATIENCE", "inf")))
+    if hung:
+        status, seconds, megabytes = 1, 0.0, 0
+    else:
+        _, ended, used = os.wait4(child, 0)
+        status, seconds = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime
+        megabytes = used.ru_maxrss * 1024 // 1_000_000
+    hit = False
+    if ccache and os.path.exists(statistics):
+        with open(statistics, encoding="utf-8", errors="replace") as stream:
+            hit = "_cache_hit\n" in stream.read()
+        os.unlink(statistics)
+    quoted = _json.encode_basestring_ascii
+    line = (
+        f'{{"unit":{quoted(source)},"output":{quoted(output)},"status":{status},'
+        f'"seconds":{seconds:.2f},"elapsed":{time.monotonic() - began:.2f},'
+        f'"megabytes":{megabytes},"hit":{str(hit).lower()},"hung":{str(hung).lower()}}}\n'
+    )
+    try:
+        # One write to the end of the file: lines of launchers that end together stay whole.
+        record = os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(record, line.encode())
+    except OSError:
+        pass  # a full disk, say; the compiler has more to say about it
+    if hung:
+        os.killpg(0, _signal.SIGKILL)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Compiling with real ninja, launcher, gcc and ccache: order, failures, costs, and what a kill leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.refusals import refusal
+
+from sparkwright.builder.compile import ninja, ninja_file
+from sparkwright.builder.compile.costs import Costs, Expected, Shipped
+from sparkwright.builder.compile.ninja import BuildFolder, CompilerCall, Limits
+from sparkwright.builder.environment.ccache import Cache
+from sparkwright.builder.environment.sandbox import Room
+
+NINJA = Path(sysconfig.get_path("scripts")) / "ninja"
+PATIENCE = 90
+LIMITS = Limits(2, 10_000)
+#: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
+COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+
+
+class Work:
+    """A work folder as CMake leaves it; every unit is a shell script or a C file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.source, self.build = folder, folder / "src", folder / "build"
+        self.trace, self.record = folder / "trace", folder / "costs.jsonl"
+        self.source.mkdir()
+        self.build.mkdir()
+        self.compiler = folder / "compiler"
+        self.compiler.write_text(COMPILER)
+        self.compiler.chmod(0o755)
+        self.costs: dict[str, tuple[float, int]] = {}
+        self.units: list[str] = []
+
+    def add(self, name: str, text: str, seconds: float = 1, megabytes: int = 100) -> None:
+        """Add a unit with its expected cost; a shell script reports its start and its end."""
+        if not name.endswith(".cpp"):
+            text = f"echo + {name} >> {self.trace}\n{text}\necho - {name} >> {self.trace}\n"
+        (self.source / name).write_text(text)
+        self.costs[name] = (seconds, megabytes)
+        self.units = [*dict.fromkeys([*self.units, name])]
+        self.write_build()
+
+    def write_build(self) -> None:
+        """Write build.ninja, as CMake does each time that it configures."""
+        launcher = ninja.install_launcher(self.folder)
+        objects = " ".join(f"{name}.o" for name in self.units)
+        self.build.joinpath("build.ninja").write_text(
+            f"launcher = {sys.executable} -IS {launcher}\n"
+            f"rule script\n  command = $launcher {self.compiler} -c $in -o $out\n"
+            "rule gcc\n  command = $launcher gcc -MD -MF $out.d -c $in -o $out\n  deps = gcc\n"
+            "  depfile = $out.d\nrule link\n  command = cat $in > $out\n"
+            + "".join(
+                f"build {name}.o: {'gcc' if name.endswith('.cpp') else 'script'} {self.source}/{name}\n"
+                for name in self.units
+            )
+            + f"build lib.so: link {objects}\n"
+        )
+
+    def ledger(self) -> Costs:
+        """Return the costs, as the stack ships them and as this folder's record has them."""
+        return Costs(self.record, Shipped("", "", "", "", self.costs), {}, "test")
+
+    def build_folder(self, cache: Cache | None = None) -> BuildFolder:
+        """Return the build folder, without a sandbox."""
+        env = {**os.environ, **(cache.environment if cache else {})}
+        log = self.folder / "compile.log"
+        return BuildFolder("test", NINJA, self.folder, Room("none"), env, log, cache)
+
+    def compile(self, limits: Limits = LIMITS, cache: Cache | None = None) -> list[str]:
+        """Compile everything, and return the units that were compiled and not taken from the cache."""
+        done = self.build_folder(cache).compile((), self.ledger(), limits)
+        return sorted(call.unit for call in done.units)
+
+    def events(self) -> list[str]:
+        """Return the starts and ends of scripts, in their order."""
+        return self.trace.read_text().splitlines() if self.trace.exists() else []
+
+    def recorded(self) -> list[str]:
+        """Return the units of the lines of the cost record."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        return sorted(line.split('"')[3] for line in lines)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes that work in this folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if str(self.folder) in words and process.pid != os.getpid():
+                found.append(process)
+        return found
+
+
+@pytest.fixture(name="work")
+def _work(tmp_path: Path) -> Work:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return Work(folder)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until *condition* is true."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_units_start_longest_first(work: Work) -> None:
+    """By what they are expected to cost, whatever their order in build.ninja is."""
+    for name, seconds in (("b.cu", 5), ("a.cu", 9), ("d.cu", 1), ("c.cu", 3)):
+        work.add(name, "", seconds)
+
+    assert work.compile(Limits(1, 10_000)) == ["a.cu", "b.cu", "c.cu", "d.cu"]
+    assert [line for line in work.events() if line.startswith("+")] == ["+ a.cu", "+ b.cu", "+ c.cu", "+ d.cu"]
+    assert (work.build / "lib.so").exists()
+
+
+def test_large_units_wait_for_the_memory_and_small_ones_pass_them(work: Work) -> None:
+    """Two units of 6 GB never run together in 10 GB; a small one runs beside each."""
+    work.add("large1.cu", "sleep 0.5", 9, 6000)
+    work.add("large2.cu", "sleep 0.5", 8, 6000)
+    work.add("small.cu", "sleep 0.1", 1, 100)
+    work.compile(Limits(3, 10_000))
+
+    events = work.events()
+    assert events.index("- large1.cu") < events.index("+ large2.cu")
+    assert events.index("+ small.cu") < events.index("- large1.cu")
+
+
+def test_a_second_run_compiles_what_changed(work: Work) -> None:
+    """Neither new costs nor CMake's writing of build.ninja compile a unit again."""
+    work.add("a.cu", "")
+    work.add("b.cpp", "int b() { return 1; }\n")
+    assert work.compile() == ["a.cu", "b.cpp"]
+    work.costs = {"a.cu": (1, 9000), "b.cpp": (99, 10)}
+    work.units.reverse()
+    work.write_build()
+
+    assert work.compile() == []
+    work.add("b.cpp", "int b() { return 2; }\n")
+    assert work.compile() == ["b.cpp"]
+    # Each unit once for each time that it was compiled.
+    assert work.recorded() == ["a.cu", "b.cpp", "b.cpp"]
+    assert work.ledger().expected("b.cpp").origin == "record"
+
+
+def test_a_unit_that_was_killed_for_memory_is_compiled_again_alone(work: Work) -> None:
+    """The first kill leaves the other units; the second try has the machine to itself."""
+    work.add("killed.cu", f"test -e {work.folder}/flag || {{ touch {work.folder}/flag; sleep 0.3; kill -KILL $$; }}", 9)
+    work.add("other.cu", "sleep 1", 8)
+    work.add("later.cu", "", 1)
+
+    assert work.compile() == ["killed.cu", "later.cu", "other.cu"]
+    events = work.events()
+    assert events.index("- other.cu") < len(events) - 1 - events[::-1].index("+ killed.cu")
+    assert events.count("+ killed.cu") == 2
+
+
+def test_a_unit_that_is_killed_for_memory_alone_is_refused_and_remembered(work: Work) -> None:
+    """A real compiler without memory; the next run with as much does not start it."""
+    work.add("a.cpp", "#include <regex>\n")
+    gcc = shutil.which("gcc")
+    limited = work.folder / "bin" / "gcc"
+    limited.parent.mkdir()
+    limited.write_text(f'#!/bin/sh\nulimit -v 60000\nexec {gcc} "$@"\n')
+    limited.chmod(0o755)
+    text = (work.build / "build.ninja").read_text().replace("gcc -MD", f"{limited} -MD")
+    (work.build / "build.ninja").write_text(text)
+
+    with refusal("memory-exceeded", match=r"a\.cpp") as raised:
+        work.compile()
+    peak = raised.value.data["peak_megabytes"]
+    assert isinstance(peak, int)
+    assert work.ledger().expected("a.cpp").megabytes == peak > 0
+    with refusal("memory-too-small", match=r"a\.cpp"):
+        work.compile(Limits(2, peak - 1))
+
+
+def test_a_unit_that_is_measured_too_large_fails_before_anything_starts(work: Work) -> None:
+    """A guess of the same size is tried."""
+    work.add("a.cu", "")
+    work.add("b.cu", "", 1, 20_000)
+    with refusal("memory-too-small", match=r"b\.cu takes 20\.0 GB"):
+        work.compile()
+    assert work.events() == []
+    work.costs.clear()
+
+    assert work.compile(Limits(2, 500)) == ["a.cu", "b.cu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "words"),
+    [
+        ("echo a.cu:7: error: no >&2; exit 1", "compile-failed", "a.cu:7: error: no"),
+        ("exit 255", "compile-failed", "status: 255"),
+        ("kill -SEGV $$", "compiler-crashed", "signal 11"),
+        ("echo \"nvcc error : 'ptxas' died due to signal 6\"; exit 1", "compiler-crashed", "signal 6"),
+        ("echo internal compiler error: x; exit 4", "compiler-crashed", "status: 4"),
+        ('cp "$2" /dev/full; exit 1', "disk-full", "No space left"),
+    ],
+)
+def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
+    work: Work, text: str, reference: str, words: str
+) -> None:
+    """The reference says whether source, compiler or disk is at fault; finished units are kept."""
+    work.add("good.cu", "", 9)
+    work.add("a.cu", f"sleep 0.2\n{text}", 1)
+
+    with refusal(reference, match=r"a\.cu") as raised:
+        work.compile(Limits(1, 10_000))
+
+    assert words in "\n".join([raised.value.what, *raised.value.details])
+    assert work.recorded() == ["good.cu"]
+    work.add("a.cu", "")
+    assert work.compile() == ["a.cu"]
+
+
+def test_a_link_that_fails_is_named_by_its_output(work: Work) -> None:
+    """No unit is at fault there."""
+    work.add("a.cu", 'rm -f "$4"; touch ../late')
+    text = (work.build / "build.ninja").read_text().replace("cat $in > $out", "echo undefined; exit 1")
+    (work.build / "build.ninja").write_text(text)
+
+    with refusal("compile-failed", match=r"lib\.so") as raised:
+        work.compile()
+    assert "undefined" in raised.value.details
+
+
+def test_a_compiler_that_uses_no_cpu_is_ended_and_named(work: Work) -> None:
+    """One that works for longer than that is left to work."""
+    work.add("busy.cu", "timeout --foreground 5 sh -c 'while :; do :; done'; true", 9)
+    assert work.compile(Limits(2, 10_000, patience=3)) == ["busy.cu"]
+    work.add("hangs.cu", "sleep 1000")
+
+    with refusal("compiler-hung", match=r"hangs\.cu"):
+        work.compile(Limits(2, 10_000, patience=1))
+    wait_for(lambda: not work.processes())
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from tests.unit.test_ninja import Work, Limits
+work = Work.__new__(Work)
+work.__dict__.update({state!r})
+for name in ("folder", "source", "build", "trace", "record", "compiler"):
+    setattr(work, name, Path(getattr(work, name)))
+work.compile()
+"""
+
+
+def child(work: Work) -> subprocess.Popen[bytes]:
+    """Start to compile *work* in another process."""
+    state = {name: str(value) if isinstance(value, Path) else value for name, value in vars(work).items()}
+    script = CHILD.format(path=sys.path, state=state)
+    return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+
+
+def slow(work: Work) -> None:
+    """Add a unit that is compiled at once, and one that writes half of its object and waits."""
+    work.add("done.cu", "", 9)
+    flag = work.folder / "flag"
+    work.add("half.cu", f'test -e {flag} || {{ echo half > "$4"; touch {flag}; exec sleep 1000; }}', 1)
+
+
+@pytest.mark.parametrize("recompiled", [False, True])
+def test_a_half_written_object_is_made_again_after_everything_was_killed(
+    work: Work, recompiled: bool
+) -> None:
+    """An object that is newer than its source, but that ninja did not log, is not taken for whole."""
+    slow(work)
+    if recompiled:
+        (work.folder / "flag").touch()
+        work.compile()
+        (work.folder / "flag").unlink()
+        work.add("half.cu", (work.source / "half.cu").read_text())
+    run = child(work)
+    wait_for((work.folder / "flag").exists)
+    wait_for(lambda: "- done.cu" in work.events())
+    time.sleep(0.5)
+    for process in [psutil.Process(run.pid), *work.processes()]:
+        process.kill()
+    run.wait()
+    wait_for(lambda: not work.processes())
+    assert (work.build / "half.cu.o").read_text() == "half\n"
+
+    assert work.compile() == ["half.cu"]
+    assert (work.build / "half.cu.o").read_text() == (work.source / "half.cu").read_text()
+    assert work.recorded().count("done.cu") == 1, "the next run records the calls of a killed one"
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_compilers_end_with_the_build(work: Work, by: signal.Signals) -> None:
+    """However the build is ended, nothing goes on compiling."""
+    slow(work)
+    run = child(work)
+    wait_for((work.folder / "flag").exists)
+    run.send_signal(by)
+    run.wait(PATIENCE)
+
+    wait_for(lambda: not work.processes())
+
+
+def test_a_launcher_without_its_ninja_ends_the_compiler(work: Work) -> None:
+    """A killed ninja can end nothing."""
+    slow(work)
+    run = child(work)
+    wait_for((work.folder / "flag").exists)
+    next(process for process in work.processes() if process.name() == "ninja").kill()
+    run.wait(PATIENCE)
+
+    wait_for(lambda: not work.processes())
+
+
+def test_calls_that_compile_nothing_become_the_program(work: Work) -> None:
+    """Questions for a version, and all calls outside of a build."""
+    launcher = ninja.install_launcher(work.folder)
+    calls = str(work.folder / "calls")
+    for words, variables in ((["-c", "exit 7"], {}), (["+e", "-c"], {"SPARKWRIGHT_CALLS": calls})):
+        done = subprocess.run(
+            [sys.executable, "-IS", str(launcher), "sh", *words], env={**os.environ, **variables}, check=False, capture_output=True
+        )
+        assert done.returncode in (7, 2)
+    refused = subprocess.run(
+        [sys.executable, "-IS", str(launcher), "no-such-compiler", "-c", "a.cu"],
+        env={**os.environ, "SPARKWRIGHT_CALLS": calls}, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (refused.returncode, refused.stderr) == (127, "no-such-compiler: No such file or directory\n")
+    assert not Path(calls).exists()
+
+
+@pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
+def test_a_unit_from_the_compiler_cache_has_no_cost(work: Work) -> None:
+    """The second build folder compiles nothing, and records nothing."""
+    settings = {"CCACHE_DIR": str(work.folder / "ccache"), "CCACHE_DEPEND": "true"}
+    cache = Cache(shutil.which("ccache") or "", settings)
+    work.add("a.cpp", "int a() { return 1; }\n")
+    assert work.compile(cache=cache) == ["a.cpp"]
+    shutil.rmtree(work.build)
+    work.build.mkdir()
+    work.write_build()
+
+    done = work.build_folder(cache).compile((), work.ledger(), LIMITS)
+    assert [(call.unit, call.hit) for call in done.calls] == [("a.cpp", True)]
+    assert work.recorded() == ["a.cpp"]
+
+
+def test_the_announced_rest_follows_the_pace_of_this_run() -> None:
+    """Costs of a machine that was four times as fast; a hit says nothing of the pace."""
+    todo = {name: Expected(10, 100, "shipped") for name in ("a.o", "b.o", "c.o", "d.o")}
+    calls = [
+        CompilerCall("a.cu", "a.o", 0, 40, 40, 100),
+        CompilerCall("b.cu", "b.o", 0, 0, 0.1, 100, hit=True),
+    ]
+
+    assert ninja.remaining(todo, [], 2) == 20
+    assert ninja.remaining(todo, calls, 2) == 40
+    assert ninja.remaining(todo, calls, 1) == 80
+    assert ninja_file.makespan(list(todo.values()), ninja_file.Order(2, 1)) == 20

@@ -1,0 +1,134 @@
+"""The schedule that ninja is given: the same commands in another order, and never more memory than there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.builder.compile import ninja_file
+from sparkwright.builder.compile.costs import Expected
+from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge, Order
+
+NINJA = Path(sysconfig.get_path("scripts")) / "ninja"
+#: As CMake writes it, with every kind of escape, and a pool, an order-only input and a link.
+TEXT = """\
+# A comment that ends in a dollar $
+root = /s$ rc
+pool own
+  depth = 1
+rule CUDA_COMPILER__a
+  command = nvcc $FLAGS -c $in -o $out
+build all: phony a.so
+
+build dir/short.cu.o: CUDA_COMPILER__a $root/short.cu || order
+  FLAGS = -O3
+build dir/lo$:ng.cu.o | side: CUDA_COMPILER__a ${root}/long$$.cu $
+    | implicit.h
+  FLAGS = -O2 $
+    -O1
+build dir/large.cu.o: CUDA_COMPILER__a $root/large.cu
+build dir/pooled.cu.o: CUDA_COMPILER__a $root/pooled.cu
+  pool = own
+build order: phony
+build a.so: CUDA_COMPILER__a dir/short.cu.o dir/large.cu.o dir/lo$:ng.cu.o dir/pooled.cu.o
+default all
+"""
+COSTS = {
+    "/s rc/short.cu": Expected(1, 100, "record"),
+    "/s rc/long$.cu": Expected(50, 100, "record"),
+    "/s rc/large.cu": Expected(9, HEAVY + 1, "record"),
+    "/s rc/pooled.cu": Expected(8, HEAVY + 1, "record"),
+}
+
+
+def commands(build: Path, file: str) -> list[str]:
+    """Return the commands that ninja would run, sorted."""
+    words = [str(NINJA), "-C", str(build), "-f", file, "-t", "commands", "all"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return sorted(done.stdout.splitlines()[1:])
+
+
+def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
+    """Large units get the pool, unless they have one; the schedule of a schedule is the same file."""
+    (tmp_path / "build.ninja").write_text(TEXT)
+    edges = ninja_file.compile_edges(tmp_path, tmp_path)
+    ninja_file.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2)
+    text = (tmp_path / ninja_file.SCHEDULE).read_text()
+
+    assert edges[:2] == [
+        CompileEdge("/s rc/short.cu", "dir/short.cu.o"),
+        CompileEdge("/s rc/long$.cu", "dir/lo:ng.cu.o"),
+    ]
+    assert commands(tmp_path, "build.ninja") == commands(tmp_path, ninja_file.SCHEDULE)
+    places = [text.index(f"build dir/{name}") for name in ("lo$:ng", "large", "pooled", "short")]
+    assert places == sorted(places)
+    assert text.count("pool = heavy") == 1
+    ninja_file.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2)
+    assert (tmp_path / ninja_file.SCHEDULE).read_text() == text
+    assert (tmp_path / "build.ninja").read_text() == TEXT
+
+
+def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path: Path) -> None:
+    """FlashInfer writes a file for each module, with absolute names as ninja sees them."""
+    rule = "rule cc\n  command = cc -c $in -o $out\n"
+    lines = []
+    for name, seconds in (("a", 1), ("b", 9)):
+        (tmp_path / name).mkdir()
+        text = f"{rule}build /in/{name}/u.o: cc /src/{name}{seconds}.cu\ndefault /in/{name}/u.o\n"
+        (tmp_path / name / "build.ninja").write_text(text)
+        lines.append(f"subninja /in/{name}/build.ninja\n")
+    (tmp_path / "build.ninja").write_text("".join(lines))
+
+    def cost(unit: str) -> Expected:
+        return Expected(int(unit[-4]), HEAVY * 2, "record")
+
+    ninja_file.write_schedule(tmp_path, Path("/in"), cost, 1)
+
+    assert ninja_file.compile_edges(tmp_path, Path("/in"))[1] == CompileEdge("/src/b9.cu", "/in/b/u.o")
+    text = (tmp_path / ninja_file.SCHEDULE).read_text()
+    assert text.splitlines()[2:] == [
+        f"subninja /in/{name}/build.{ninja_file.SCHEDULE}" for name in ("b", "a")
+    ]
+    assert "pool = heavy" in (tmp_path / "a" / f"build.{ninja_file.SCHEDULE}").read_text()
+
+
+units = st.lists(
+    st.builds(
+        Expected,
+        seconds=st.integers(1, 100).map(float),
+        megabytes=st.integers(100, 9000),
+        origin=st.just("record"),
+    ),
+    max_size=20,
+)
+
+
+@given(units, st.integers(1, 12), st.integers(9000, 60000))
+def test_no_units_that_can_meet_exceed_the_memory(
+    units: Sequence[Expected], cores: int, megabytes: int
+) -> None:
+    """The largest units of each kind that the order lets run together fit, whatever their times are."""
+    order = ninja_file.order(units, cores, megabytes)
+    sizes = sorted((unit.megabytes for unit in units), reverse=True)
+    heavy = [size for size in sizes if size > HEAVY][: min(order.heavy, order.jobs)]
+    light = [size for size in sizes if size <= HEAVY][: order.jobs - len(heavy)]
+
+    assert 1 <= order.jobs <= cores
+    assert order.heavy >= 1
+    assert sum(heavy) + sum(light) <= megabytes
+
+
+@given(units.filter(bool), st.integers(1, 12))
+def test_the_replay_is_between_the_bound_and_one_unit_after_the_other(
+    units: Sequence[Expected], cores: int
+) -> None:
+    """No schedule is below the work shared among the cores, or the longest unit."""
+    seconds = [unit.seconds for unit in units]
+    makespan = ninja_file.makespan(units, Order(cores, cores))
+
+    assert max(sum(seconds) / cores, *seconds) <= makespan <= sum(seconds)
