@@ -300,9 +300,9 @@ class Whole:
 
     def compiled(self) -> list[str]:
         """Return the units that the last run compiled, sorted."""
-        events = self.work / "launch" / "events.jsonl"
-        rows = [json.loads(line) for line in events.read_text().splitlines()]
-        return sorted(row["unit"] for row in rows if row["event"] == "end" and row["status"] == 0)
+        calls = self.work / "launch" / "finished.jsonl"
+        rows = [json.loads(line) for line in calls.read_text().splitlines()]
+        return sorted(row["unit"].partition("/src/")[2] for row in rows if row["status"] == 0)
 
 
 @pytest.fixture

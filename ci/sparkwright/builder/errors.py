@@ -33,13 +33,12 @@ class BuildError(SparkwrightError):
             "Read its last lines above; the full log is named there.",
         ),
         "compile-failed": Advice(
-            "The compiler refused a unit, or was killed for memory. Units compiled so far are kept.",
-            "Read the compiler's lines above. If it was killed, run again with fewer --jobs or a smaller --memory.",
+            "The compiler refused a unit, or another step failed. Units compiled so far are kept.",
+            "Read the compiler's lines above.",
         ),
         "compiler-crashed": Advice(
-            "A fault of the compiler itself, or the kernel ended it for want of memory; the source may be right.",
-            "Run `sparkwright build --only UNIT` for it alone. By signal 9 the kernel asks "
-            "for more memory; report another one to its maker.",
+            "A fault of the compiler itself; the source may be right.",
+            "Run `sparkwright build --only UNIT` for it alone, and report the crash to its maker.",
         ),
         "compiler-hung": Advice(
             "The compiler waits for something that does not come: a file system that does not answer, or a fault of its own.",
@@ -74,8 +73,8 @@ class BuildError(SparkwrightError):
             "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
         "memory-exceeded": Advice(
-            "A unit of unknown size ran alone and still came to the limit. It was ended before the machine could swap or stop answering.",
-            "Raise --memory, close other programs, or add swap. What was compiled is kept, and the unit's size is now known.",
+            "The compiler of a unit was killed for memory twice; the second time nothing ran beside it.",
+            "Close other programs, or add memory or swap. Compiled units and the unit's size are kept.",
         ),
         "memory-too-small": Advice(
             "The compiler of one unit alone holds more than the build may have, or than is free on this machine.",

@@ -9,10 +9,9 @@ written to a second file in another order, every command unchanged, so that both
 from __future__ import annotations
 
 import heapq
-import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 import msgspec
@@ -26,8 +25,12 @@ SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cxx"))
 #: Units above so many megabytes get the pool ``heavy``.
 HEAVY = 2000
 
+#: A line with its continuations; a dollar escapes what follows it.
+_LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
+_STATEMENT = re.compile(rf"#.*\n|{_LINE}(?:[ \t]{_LINE})*")
+_PATH = r"((?:\$.|[^$ :|\n]++)++)"
+_BUILD = re.compile(rf"build +{_PATH}(?:\$.|[^$:\n]++)*+: *\S+ +{_PATH}")
 _ESCAPE = re.compile(r"\$(?:([ :$])|\{([\w.-]+)\}|([\w-]+))")
-_WORD = re.compile(r"\|\||\|@|[|:]|(?:\$(?:[ :$]|\{[\w.-]+\}|[\w-]+)|[^$ :|\n])+")
 _VARIABLE = re.compile(r"([\w.-]+) *= *(.*)\n")
 _SUBNINJA = re.compile(r"subninja +(.+)\n")
 _POOL = re.compile(r"^[ \t]+pool *=", re.MULTILINE)
@@ -128,7 +131,7 @@ def write_schedule(build: Path, inside: Path, cost: Callable[[str], Expected], d
         text, longest[str(path)] = _sorted(path.read_text("utf-8"), cost)
         _replace(path.with_suffix(f".{SCHEDULE}"), text)
     text, _ = _sorted(first.read_text("utf-8"), cost)
-    parts = list(statements(text))
+    parts = statements(text)
     slots = [number for number, part in enumerate(parts) if _SUBNINJA.fullmatch(part)]
     paths = sorted((_outside(parts[slot], build, inside) for slot in slots), key=lambda path: -longest[str(path)])
     for slot, path in zip(slots, paths, strict=True):
@@ -157,7 +160,7 @@ def _replace(path: Path, text: str) -> None:
 
 def _sorted(text: str, cost: Callable[[str], Expected]) -> tuple[str, float]:
     """Return *text* with its compile edges in order, and the seconds of the longest unit."""
-    parts, variables = list(statements(text)), dict[str, str]()
+    parts, variables = statements(text), dict[str, str]()
     units = {}
     for number, part in enumerate(parts):
         if edge := compile_edge(part, variables):
@@ -171,17 +174,9 @@ def _sorted(text: str, cost: Callable[[str], Expected]) -> tuple[str, float]:
     return "".join(result), max((unit.seconds for unit in units.values()), default=0.0)
 
 
-def statements(text: str) -> Iterator[str]:
-    """Yield the statements of a ninja file with their lines; blank lines and comments count as such."""
-    statement, continued = "", False
-    for line in io.StringIO(text if text.endswith("\n") else f"{text}\n", newline="\n"):
-        if statement and not continued and not line.startswith((" ", "\t")):
-            yield statement
-            statement = ""
-        statement += line
-        bare = line.rstrip("\n")
-        continued = not statement.startswith("#") and (len(bare) - len(bare.rstrip("$"))) % 2 == 1
-    yield statement
+def statements(text: str) -> list[str]:
+    """Return the statements of a ninja file with their lines; blank lines and comments are some."""
+    return _STATEMENT.findall(text if text.endswith("\n") else f"{text}\n")
 
 
 def compile_edge(statement: str, variables: dict[str, str]) -> CompileEdge | None:
@@ -194,17 +189,11 @@ def compile_edge(statement: str, variables: dict[str, str]) -> CompileEdge | Non
     head = re.sub(r"\$\n[ \t]*", "", statement)
     if match := _VARIABLE.fullmatch(head):
         variables[match[1]] = _expanded(match[2], variables)
-    if not head.startswith("build "):
+    if (match := _BUILD.match(head)) is None:
         return None
-    words = _WORD.findall(head.partition("\n")[0].removeprefix("build "))
-    if ":" not in words:
-        return None
-    output, inputs = words[0], words[words.index(":") + 2 :]
-    unit = _expanded(inputs[0], variables) if inputs else ""
-    output = _expanded(output, variables)
-    if PurePath(unit).suffix not in SUFFIXES or PurePath(output).suffix != ".o":
-        return None
-    return CompileEdge(unit, output)
+    output, unit = (_expanded(path, variables) for path in match.groups())
+    is_compiled = PurePath(unit).suffix in SUFFIXES and PurePath(output).suffix == ".o"
+    return CompileEdge(unit, output) if is_compiled else None
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
