@@ -144,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
             type=numbers.gigabytes,
             default=0,
             metavar="GB",
-            help="what compilers may hold together (default: 85 %% of what is available)",
+            help="what compilers that run together may hold (default: 85 %% of what is available)",
         )
         made[verb].add_argument("--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)")
     _build(made["build"])

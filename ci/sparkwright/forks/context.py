@@ -57,7 +57,7 @@ class Session:
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
         cached: Take units from the compiler cache, where there is one; a rebuild that is to prove something compiles them.
-        unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for what the gate takes by default.
+        unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for the default.
         silent: Hosts that did not answer in this run, so that nobody waits for them twice.
     """
 
