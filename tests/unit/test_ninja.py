@@ -22,7 +22,8 @@ from sparkwright.builder.compile.ninja import BuildFolder, CompilerCall, Limits
 from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.sandbox import Room
 
-NINJA = Path(sysconfig.get_path("scripts")) / "ninja"
+#: Of the test environment, else of the machine.
+NINJA = Path(shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja")
 PATIENCE = 90
 LIMITS = Limits(2, 10_000)
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from sparkwright.builder.compile import ninja_file
 from sparkwright.builder.compile.costs import Expected
 from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge, Order
 
-NINJA = Path(sysconfig.get_path("scripts")) / "ninja"
+#: Of the test environment, else of the machine.
+NINJA = Path(shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja")
 #: As CMake writes it, with every kind of escape, and a pool, an order-only input and a link.
 TEXT = """\
 # A comment that ends in a dollar $
