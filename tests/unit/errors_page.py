@@ -21,7 +21,8 @@ HEAD = """\
 <!-- Made by tests/unit/errors_page.py; change the classes, then run it again. -->
 
 Every expected failure has a reference that stays the same from release to release. It is the first thing after `error:`, and the field
-`reference` under `--json`. The exit code is 1 unless stated otherwise.
+`reference` under `--json`. The exit code is 1 unless stated otherwise:
+2 for wrong usage, 4 where nothing is decided, 5 where the network or an upstream is out of reach.
 """
 
 

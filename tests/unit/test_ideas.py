@@ -58,7 +58,7 @@ def _objects(tmp_path: Path) -> Objects:
 def tree(objects: Objects, repository: Repository, files: dict[str, bytes | None]) -> str:
     """Commit *files* as the next release, and return its tree in *objects*."""
     commit = repository.commit(files)
-    objects.fetch(repository.url, commit)
+    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, commit])
     return objects.resolve(f"{commit}^{{tree}}")
 
 

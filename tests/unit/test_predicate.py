@@ -384,7 +384,7 @@ def test_searches_that_cannot_be_are_refused(made: Searched, words: list[str], k
 
 def test_what_was_asked_is_shown_though_nothing_was_found(made: Searched, capsys: pytest.CaptureFixture[str]) -> None:
     """The document of a failed search holds the error and all its steps."""
-    assert main.main(["bisect", *made.mini.words, "--fork", "cutlass", "--json", "--from", "v4.7.1", "--run", "true"]) == 1
+    assert main.main(["bisect", *made.mini.words, "--fork", "cutlass", "--json", "--from", "v4.7.1", "--run", "true"]) == 4
     document = msgspec.json.decode(capsys.readouterr().out)
 
     assert (document["error"]["reference"], document["cause"]) == ("bisect-undecided", None)

@@ -16,6 +16,7 @@ from tests.refusals import refusal
 
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import process
+from sparkwright.core.errors import CommandError
 
 
 def python(script: str) -> list[str]:
@@ -151,3 +152,15 @@ def test_a_limit_of_memory_holds(tmp_path: Path) -> None:
     for wanted, status in ((400, 1), (10, 0)):
         done = subprocess.run(process.leashed(python(f"bytearray({wanted} << 20)"), memory=300 << 20), check=False, capture_output=True)
         assert done.returncode == status
+
+
+@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded"])
+def test_full_disk_of_a_program_is_disk_full(tmp_path: Path, words: str) -> None:
+    """A program that fails for want of room is `disk-full`, whatever failure its caller expects."""
+    failure = partial(CommandError, "tool-missing")
+    script = f"import sys; print('cc: error: {words}'); print('other\\n' * 60); sys.exit(2)"
+    with refusal("disk-full") as caught:
+        process.run(python(script), log=tmp_path / "x.log", failure=failure)
+    assert caught.value.details == (f"cc: error: {words}",)
+    with refusal("disk-full"):
+        process.output(python(f"import sys; sys.exit('{words}')"))

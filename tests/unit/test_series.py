@@ -65,7 +65,7 @@ def applied(objects: Objects, base: str, *patches: bytes) -> PatchedTree:
 
 def fetched(objects: Objects, repository: Repository, revision: str = "HEAD") -> str:
     """Bring a revision into *objects* and return its tree id."""
-    objects.fetch(repository.url, repository.git("rev-parse", revision))
+    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, repository.git("rev-parse", revision)])
     return repository.tree(revision)
 
 
@@ -157,7 +157,7 @@ def test_no_whitespace_is_repaired(objects: Objects, repository: Repository) -> 
     repository.commit({"a.txt": b"one\n\ttwo\nthree\n"})
     made = repository.change({"a.txt": b"one\n\ttwo\nthree  \n\n\n"})
     base = repository.tree("HEAD~1")
-    objects.fetch(repository.url, repository.git("rev-parse", "HEAD~1"))
+    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, repository.git("rev-parse", "HEAD~1")])
     done = applied(objects, base, made)
     spaces = objects.with_files(base, {"a.txt": b"one\n        two\nthree\n"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import stat
@@ -230,3 +231,22 @@ def test_locks_of_different_names_do_not_wait(store: Store, spawn: type[Process]
 
     with store.lock("download-x", wait=0):
         pass
+
+
+def test_read_only_store_is_refused(tmp_path: Path) -> None:
+    """A store on a disk that is mounted read-only is `cache-unusable`, before a stage begins and while one writes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = (
+        "import subprocess, sys\nfrom pathlib import Path\nfrom sparkwright.core.errors import StoreError\n"
+        "from sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
+        "subprocess.run(['mount', '-o', 'remount,ro', sys.argv[1]], check=True)\n"
+        "for use in (lambda: Store(store.root), lambda: store.put('a', 'b', {}), lambda: store.folder('a')):\n"
+        "    try:\n        use()\n    except StoreError as error:\n        print(error.reference)\n"
+    )
+    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "--propagation", "unchanged"]
+    steps = 'mount -t tmpfs none "$1" && "$2" -c "$3" "$1" && umount "$1"'
+    command = [*unshare, "sh", "-c", steps, "sh", str(disk), sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.stdout.split() == ["cache-unusable"] * 3, done.stderr

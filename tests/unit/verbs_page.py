@@ -20,8 +20,9 @@ HEAD = """\
 
 <!-- Made by tests/unit/verbs_page.py; change the parser, then run it again. -->
 
-`sparkwright VERB`, or `nox -s VERB -- …` in a checkout. Exit codes: 0 done, 1 an expected failure ([errors.md](errors.md)), 2 wrong usage,
-3 a fault of ours, with a log, 130 interrupted. Results go to standard output, progress and messages to standard error.
+`sparkwright VERB`, or `nox -s VERB -- …` in a checkout. Exit codes: 0 done, 1 failed ([errors.md](errors.md)), 2 wrong usage,
+3 a fault of ours, with a log, 4 inconclusive or not-run, 5 network or upstream unreachable, 130 interrupted.
+Results go to standard output, progress and messages to standard error.
 """
 
 VARIABLES = """\

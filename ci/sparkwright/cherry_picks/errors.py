@@ -15,6 +15,7 @@ class PatchError(SparkwrightError):
         "bisect-undecided": Advice(
             "Both ends of the search answer the same, or one state does not answer the same every time: no turn can be named for certain.",
             "Choose other ends with --from and --to.",
+            exit_code=4,
         ),
         "export-mismatch": Advice(
             "The files of the series are not what its commits give: edited by hand, or made by another tool.",

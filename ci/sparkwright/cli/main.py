@@ -1,8 +1,8 @@
 """
 The command line: verbs to calls, failures to exit codes.
 
-0: done. 1: an expected failure. 2: wrong usage. 3: a fault of ours, with a log. 130: interrupted. ``main`` wraps ``run``, so
-that tests can call the inner one and see the exceptions.
+0: done. 1: failed. 2: wrong usage. 3: a fault of ours, with a log. 4: inconclusive or not-run. 5: the network or an upstream
+is out of reach. 130: interrupted. ``main`` wraps ``run``, so that tests can call the inner one and see the exceptions.
 """
 
 from __future__ import annotations

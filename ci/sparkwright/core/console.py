@@ -12,6 +12,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,20 @@ from sparkwright.core import github_summary
 
 if TYPE_CHECKING:
     from sparkwright.core.errors import SparkwrightError
+
+
+#: What a terminal, or a reader of bidirectional text, takes for a command inside a JSON string.
+_COMMANDS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return *text* with every character escaped that a terminal might take for a command; line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t\xa0\u202f" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 class OutputClosed(BaseException):
@@ -141,6 +156,7 @@ class Console:
             stream.write(text)
 
     def _say(self, text: str) -> None:
+        text = printable(text)
         with self._writing(sys.stderr):
             sys.stderr.write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
             sys.stderr.flush()
@@ -150,7 +166,7 @@ class Console:
         if self.terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
             with self._writing(sys.stderr):
-                sys.stderr.write("\r\x1b[K" + text[: columns - 1])
+                sys.stderr.write("\r\x1b[K" + printable(text)[: columns - 1])
                 sys.stderr.flush()
         elif text:
             self._say("  " + text)
@@ -212,12 +228,12 @@ class Console:
             self._flush_lines()
             github_summary.append(github_summary.table(title, columns, rows))
         stream = sys.stdout if result and not self.json else sys.stderr
-        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=printable(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             right = column.startswith(">")
             table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(printable, row))
         # Files and pipes have no width of their own; 80 columns would fold paths that people grep for.
         width = None if stream.isatty() else 200
         # Rich would end the program on its own where the stream cannot be written.
@@ -237,7 +253,7 @@ class Console:
             disk-full, output-unwritable, OutputClosed: It cannot be.
         """
         self._flush_lines()
-        data, self._document = {**self._document, "error": error} if error else self._document, {}
+        data, self._document = {"schema": 1, **self._document, **({"error": error} if error else {})}, {}
         if self.json:
             import msgspec
 
@@ -246,14 +262,15 @@ class Console:
             except UnicodeEncodeError:
                 # A file name of the command line may be no UTF-8, and then it is no text of JSON either.
                 text = msgspec.json.encode(_plain(msgspec.to_builtins(data)))
-            self._write(sys.stdout, msgspec.json.format(text, indent=2).decode() + "\n")
+            lines = msgspec.json.format(text, indent=2).decode()
+            self._write(sys.stdout, _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", lines) + "\n")
         for stream in (sys.stdout, sys.stderr):
             with self._writing(stream):
                 stream.flush()
 
     def result(self, text: str) -> None:
         """Print a line that the verb was asked for."""
-        self._write(sys.stderr if self.json else sys.stdout, text + "\n")
+        self._write(sys.stderr if self.json else sys.stdout, printable(text) + "\n")
         if self.github:
             self._lines += text.split("\n")
 

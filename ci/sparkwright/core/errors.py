@@ -1,9 +1,9 @@
 """
 The base of every failure that a user can meet, and the failures of the core.
 
-An error has a stable kebab-case *reference*. Its class holds a table of references: what each means and what to do. The exit
-codes are 1 for an expected failure, 2 for wrong usage; 3 and 130 are given by `sparkwright.cli.main` to faults of ours and to
-an interruption.
+An error has a stable kebab-case *reference*. Its class holds a table of references: what each means, what to do, and the exit
+code: 1 failed, 2 wrong usage, 4 inconclusive or not-run, 5 network or upstream unreachable. `sparkwright.cli.main` gives 3 to
+faults of ours and 130 to an interruption.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ class GitHubError(SparkwrightError):
             "behind the same address shares a small number.",
             "Wait until the limit ends, or set GITHUB_TOKEN to a token, which needs no "
             "rights for public repositories and raises the limit.",
+            exit_code=5,
         ),
         "github-refused": Advice(
             "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has ended, or it may not read"
@@ -194,6 +195,7 @@ class GitHubError(SparkwrightError):
             "its place, or GitHub has a fault.",
             "Check the connection with `sparkwright doctor` and try again, or give a mirror "
             "with --mirror https://api.github.com=REPLACEMENT.",
+            exit_code=5,
         ),
         "pull-request-gone": Advice(
             "The pull request was deleted or never existed, or its repository is private, "

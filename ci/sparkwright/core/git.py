@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sparkwright.core.errors import CommandError, GitError, StoreError
-from sparkwright.core.process import leashed
+from sparkwright.core.errors import CommandError, GitError
+from sparkwright.core.process import leashed, refuse_full_disk
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
 _KEPT = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_NO_VERIFY", "GIT_ASKPASS", "GIT_HTTP_PROXY_AUTHMETHOD"})
@@ -114,8 +114,8 @@ def run(
             if isinstance(error, FileNotFoundError) or type(error).__name__ == "GitCommandNotFound":
                 raise CommandError("tool-missing", "git is not installed.") from error
             raise
-    if status and any(words in str(err) for words in ("No space left on device", "Disk quota exceeded")):
-        raise StoreError("disk-full", f"git found no room left under {cwd}.", details=str(err).strip().splitlines()[-5:])
+    if status:
+        refuse_full_disk(str(err).splitlines(), f"git in {cwd}")
     if check and status:
         raise GitError("git-failed", f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
     return int(status), bytes(out), str(err)
@@ -132,10 +132,3 @@ def _watched(child: Any, on_progress: OnProgress) -> str:
             elif line.strip():
                 said.append(line)
     return b"\n".join([*said, pending]).decode("utf-8", "replace")
-
-
-def tracked_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that git tracks in the checkout at *folder*."""
-    for name in run(["ls-files", "-z"], cwd=folder)[1].decode().split("\0"):
-        if name:
-            yield folder / name

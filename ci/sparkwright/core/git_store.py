@@ -122,10 +122,6 @@ class Objects:
             start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 
-    def subtree(self, tree: str, folder: str) -> str:
-        """Return the id of the tree at *folder* of *tree*."""
-        return self.resolve(f"{tree}:{folder}")
-
     def changes(self, before: str, after: str) -> tuple[Change, ...]:
         """Return the paths that differ between two trees, in order, renames shown as both."""
         out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1]
@@ -202,10 +198,6 @@ class Objects:
         """Write the files of *tree* to the empty *folder*, remembering nothing."""
         with tempfile.TemporaryDirectory(dir=self.path) as scratch:
             self.checkout(tree, folder, Path(scratch) / "index")
-
-    def fetch(self, url: str, want: str) -> None:
-        """Bring the commit, tag or branch *want* from *url*, without its history."""
-        self.run(["fetch", "-q", "--no-tags", "--depth=1", "--no-write-fetch-head", "--", url, want])
 
     def submodules(self, tree: str) -> dict[str, str]:
         """Return the submodules of *tree*: path → commit."""

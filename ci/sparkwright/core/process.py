@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sparkwright.core.errors import CommandError, Failure
+from sparkwright.core.errors import CommandError, Failure, StoreError
+
+#: The words of the C library for a disk that has no room, in whatever language a program was written.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 def leashed(
@@ -53,6 +56,21 @@ def _prlimit() -> str:
     raise CommandError("tool-missing", "prlimit is not installed; it is part of util-linux.")
 
 
+def refuse_full_disk(output: Sequence[str], what: str) -> None:
+    """
+    Refuse a failure that a full disk caused.
+
+    Args:
+        output: The last lines of the program that failed.
+        what: The program, for the message.
+
+    Raises:
+        disk-full: A line has the words of the C library for it.
+    """
+    if lines := [line for line in output if any(words in line for words in _NO_ROOM)]:
+        raise StoreError("disk-full", f"{what} found no room left on the disk.", details=lines[-5:])
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """
     Return the environment for a build program: this one's, less what silently changes what compilers and Python do.
@@ -90,12 +108,14 @@ def run(
     Raises:
         tool-missing: The program does not exist.
         command-failed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
+        disk-full: The program says so.
     """
     arguments = [os.fspath(part) for part in command]
     known = [os.fspath(part) for part in shown] or arguments
     variables = dict(env) if env is not None else clean_environment()
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: list[str] = []
+    full: list[str] = []
     with log.open("w", encoding="utf-8") as sink:
         sink.write("$ " + " ".join(known) + "\n")
         sink.flush()
@@ -111,6 +131,8 @@ def run(
             for line in child.stdout:
                 sink.write(line)
                 tail = [*tail[-24:], line.rstrip()]
+                if any(words in line for words in _NO_ROOM):
+                    full = [*full[-4:], line.rstrip()]
                 if on_line:
                     on_line(line.rstrip())
             status = child.wait()
@@ -124,6 +146,7 @@ def run(
                 child.wait()
             raise
     if status:
+        refuse_full_disk(full, Path(known[0]).name)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         details = [*tail, f"status: {status}", f"full log: {log}"]
         raise failure(what or f"{Path(known[0]).name} {how}.", details=details, data={"status": status})
@@ -150,6 +173,7 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
     except subprocess.TimeoutExpired as error:
         raise CommandError("command-failed", f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
     if done.returncode:
+        refuse_full_disk(done.stderr.splitlines(), Path(arguments[0]).name)
         raise CommandError(
             "command-failed", f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:]
         )

@@ -89,19 +89,35 @@ class Store:
                     self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
                     self.write("README", README.encode())
         except OSError as error:
-            raise StoreError("cache-unusable", f"{self.root} cannot be used as the cache directory.", details=[str(error)]) from error
+            raise self._unusable(str(error)) from error
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise self._unusable("it cannot be written")
+
+    def _unusable(self, reason: str) -> StoreError:
+        return StoreError("cache-unusable", f"{self.root} cannot be used as the cache directory.", details=[reason])
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise `disk-full` or `cache-unusable` for what the operating system refuses to write within the block."""
+        try:
+            with room_guard(self.root):
+                yield
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+                raise
+            raise self._unusable(str(error)) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""
         path = self.root.joinpath(*parts)
-        with room_guard(self.root):
+        with self._writing():
             path.mkdir(parents=True, exist_ok=True)
         return path
 
     def write(self, name: str, data: bytes) -> Path:
         """Write *data* to the file *name* (relative to the root), whole or not at all."""
         path = self.root / name
-        with room_guard(self.root), self.replacing(path) as temporary, temporary.open("wb") as stream:
+        with self._writing(), self.replacing(path) as temporary, temporary.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -151,7 +167,7 @@ class Store:
         path = self.root / "records" / kind / f"{key}.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=record)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     @contextlib.contextmanager

@@ -27,6 +27,7 @@ class SourceError(SparkwrightError):
         "offline": Advice(
             "The step needs something that is not in the store, and --offline forbids fetching it.",
             "Run `sparkwright fetch` once with a connection.",
+            exit_code=5,
         ),
         "source-mismatch": Advice(
             "The bytes that arrived are not the bytes that the lock names: a replaced release, a broken mirror, or tampering.",
@@ -39,6 +40,7 @@ class SourceError(SparkwrightError):
         "source-unreachable": Advice(
             "The network, the index or the mirror does not offer what the lock names.",
             "Check the connection with `sparkwright doctor`, or give a mirror with --mirror URL=REPLACEMENT. What arrived so far is kept.",
+            exit_code=5,
         ),
         "source-unresolved": Advice(
             "The lock holds no full commit for this source, because the host could not be reached when it was written.",

@@ -20,10 +20,12 @@ class GateError(SparkwrightError):
         "gate-inconclusive": Advice(
             "What was measured decides neither way: too few samples, or a machine whose own noise is as large as the margin.",
             "Measure more (see the check's figures), on an idle machine. Until then this wheel may only be published as a candidate.",
+            exit_code=4,
         ),
         "gate-not-run": Advice(
             "Nothing failed, but a rung or one of its rows could not run here, so this is not a pass.",
             "Run those rungs where they can run, or ask for the others alone with --rung; each row says what it needs.",
+            exit_code=4,
         ),
         "measurement-invalid": Advice(
             "What was measured does not count: a half stream, another model, a reference that does not agree with itself.",

@@ -98,6 +98,7 @@ class ImageError(SparkwrightError):
         "registry-unreachable": Advice(
             "The container engine does not reach the registry: a wrong name, no network, or a registry without TLS that it does not trust.",
             "Try `docker push` yourself; for a registry without TLS see `insecure-registries` in the engine's configuration.",
+            exit_code=5,
         ),
     }
 
@@ -165,6 +166,7 @@ class LabError(SparkwrightError):
         "runner-unregistered": Advice(
             "GitHub gave this machine no configuration: no network, a token that expired or may not, or labels that GitHub refuses.",
             "Read what GitHub said above. The unit asks again by itself; no job was taken.",
+            exit_code=5,
         ),
         "site-partial": Advice(
             "The site was made, and shows that some records are damaged, missing or not to be believed.",

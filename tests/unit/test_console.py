@@ -1,0 +1,43 @@
+"""Text from outside on its way to a terminal, and the document that programs read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparkwright.core.console import Console, printable
+
+#: Colour by an escape, a C1 control, a change of direction, a line that is overwritten.
+HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\re"
+
+
+def test_printable_escapes_what_a_terminal_obeys() -> None:
+    """Controls are shown as escapes; text of any alphabet, line ends and tabs stay."""
+    assert printable(HOSTILE) == "a\\x1b[31mb\\x9b2Jc\\u202ed\\re"
+    assert printable("Größe\t日本語 🚀\n1\u202f000") == "Größe\t日本語 🚀\n1\u202f000"
+
+
+def test_output_has_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    """Notes, warnings, results and tables escape text from outside."""
+    console = Console()
+    console.note(HOSTILE)
+    console.warn(HOSTILE)
+    console.result(HOSTILE)
+    console.table(HOSTILE, ["a"], [[HOSTILE]], result=True)
+    out, err = capsys.readouterr()
+
+    assert not set("\x1b\x9b\u202e\r") & set(out + err)
+    assert (out + err).count("\\x9b2J") == 5
+
+
+def test_document_has_a_schema_and_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one document of --json names its schema; a terminal shows it without obeying it."""
+    console = Console()
+    console.json = True
+    console.document({"title": HOSTILE})
+    console.finish()
+    out = capsys.readouterr().out
+
+    assert not set("\x1b\x9b\u202e\r") & set(out)
+    assert json.loads(out) == {"schema": 1, "title": HOSTILE}
