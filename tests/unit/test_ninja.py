@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -231,6 +232,29 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
     assert work.recorded() == ["good.cu"]
     work.add("a.cu", "")
     assert work.compile() == ["a.cu"]
+
+
+def test_a_full_file_system_is_called_one(work: Work) -> None:
+    """Whoever notices it first: compiler, launcher, ninja or we; with room the build goes on."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=1000", "tmpfs", str(work.folder)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs root, to mount a small file system")
+    try:
+        small = Work(work.folder)
+        small.add("a.cpp", "int a() { return 1; }\nchar b[900000] = {1};\n", 9)
+        small.add("c.cpp", "int c() { return 1; }\n")
+        fill = small.folder / "fill"
+        for size in (900_000, 940_000, 960_000, 990_000):
+            with contextlib.suppress(OSError):
+                fill.write_bytes(b"x" * size)
+            with refusal("disk-full"):
+                small.compile(Limits(1, 10_000))
+        fill.unlink()
+        (small.source / "a.cpp").write_text("int a() { return 1; }\n")
+        small.compile()
+        assert (small.build / "lib.so").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(work.folder)], check=True)
 
 
 def test_a_link_that_fails_is_named_by_its_output(work: Work) -> None:

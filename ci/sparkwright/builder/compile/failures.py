@@ -82,7 +82,7 @@ def compile_error(unit: str, failed: FailedEdge) -> SparkwrightError:
     number = failed.status - 128 if 128 < failed.status <= 128 + signal.SIGRTMAX else 0
     number = number or int((match and (match[1] or match[2])) or 0)
     if number:
-        what = f"The compiler of {unit} was ended by {_signal_name(number)}."
+        what = f"The compiler of {unit} was ended by signal {number} ({signal.strsignal(number)})."
         data = {"unit": unit, "signal": number}
         return BuildError("compiler-crashed", what, details=lines, data=data)
     details = [*lines, f"status: {failed.status}"]
@@ -91,13 +91,6 @@ def compile_error(unit: str, failed: FailedEdge) -> SparkwrightError:
         return BuildError("compiler-crashed", what, details=details, data={"unit": unit})
     what = f"{unit} does not compile."
     return BuildError("compile-failed", what, details=details, data={"unit": unit})
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
 
 
 def disk_full(lines: Iterable[str]) -> SparkwrightError | None:

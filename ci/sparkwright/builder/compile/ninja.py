@@ -30,6 +30,7 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.core import procfs
 from sparkwright.core.console import Progress, console, duration
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.store import room_guard
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import Session
 
@@ -203,14 +204,16 @@ class BuildFolder:
             build-downloads: A build step asked for a host.
         """
         edges = {edge.output: edge.unit for edge in self.edges()}
-        todo = self._outstanding(goals, edges, costs)
-        _require_memory(edges, todo, limits)
-        order = ninja_file.order(list(todo.values()), limits.cores, limits.megabytes)
-        self._write_schedule(costs, order.heavy)
+        with room_guard(self.path):
+            todo = self._outstanding(goals, edges, costs)
+            _require_memory(edges, todo, limits)
+            order = ninja_file.order(list(todo.values()), limits.cores, limits.megabytes)
+            self._write_schedule(costs, order.heavy)
         title = (
             f"compile {self._name}: {len(todo)} units, {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
         )
         with (
+            room_guard(self.path),
             self.recording(costs, limits) as (calls, variables),
             console.step(title),
             console.progress("units", len(todo)) as line,
