@@ -286,7 +286,7 @@ def test_a_failure_inside_is_the_same_failure_out_here() -> None:
 def test_an_interruption_is_held_back_unless_it_is_ignored(number: str, ignored: str, heeded: bool) -> None:
     """It comes after the block, and not at all where whoever started the program wants it ignored."""
     code = (
-        "import os, signal\nfrom sparkwright.builder import engine\n"
+        "import os, signal\nfrom sparkwright.builder import container_engine as engine\n"
         f"for name in {ignored.split()}: signal.signal(signal.Signals['SIG' + name], signal.SIG_IGN)\n"
         "try:\n    with engine.undisturbed():\n"
         f"        os.kill(os.getpid(), signal.SIG{number}); print('after', flush=True)\n    print('not heeded')\n"

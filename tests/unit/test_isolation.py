@@ -234,7 +234,7 @@ def test_a_container_that_has_a_network_is_not_believed(tmp_path: Path, monkeypa
 def test_the_devices_are_known_without_sys(without_sys: list[str], network: list[str]) -> None:
     """Where /sys is not mounted, a container without a network is one, and a machine with one is none."""
     code = (
-        "import socket\nfrom sparkwright.builder import isolation\n"
+        "import socket\nfrom sparkwright.builder.environment import sandbox as isolation\n"
         "print(isolation.room({}).kind == 'container', [name for _, name in socket.if_nameindex()] == ['lo'])\n"
     )
     words = [without_sys[0], *network, *without_sys[1:], sys.executable, "-c", code]
