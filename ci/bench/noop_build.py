@@ -16,7 +16,7 @@ session = measure.session(options)
 if missing := [fork for fork in session.forks if not pipeline.is_built(session, fork)]:
     sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {session.project.stack} is not built in {session.store.root}.")
 tools = toolchain.obtain(session)
-settings = toolchain.spec(session.project).forks["vllm"]
+settings = toolchain.settings(session, "vllm")
 folder = Workspace(session, tools, settings, "vllm").build
 places = ["--root", str(session.project.root), "--cache-dir", str(session.store.root)]
 ours = [sys.executable, "-m", "sparkwright", "build", *places, "--offline"]

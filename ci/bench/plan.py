@@ -13,7 +13,7 @@ from sparkwright.builder.workspace import Workspace
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 tools = toolchain.obtain(session)
-settings = toolchain.spec(session.project).forks["vllm"]
+settings = toolchain.settings(session, "vllm")
 source = source_tree.make(session, "vllm")
 
 

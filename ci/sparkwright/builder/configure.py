@@ -8,7 +8,7 @@ language, ``compile_commands.json`` holds the command of each, and CMake's trace
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,10 @@ from sparkwright.builder.errors import BuildError
 API = ".cmake/api/v1"
 #: Where the trace is written, in the build folder.
 TRACE = "sparkwright-trace.json"
+#: Folder of the sources that FetchContent brings, in the build folder.
+DEPS = "_deps"
+#: Commands that may download a source.
+DOWNLOADS = frozenset(("fetchcontent_declare", "fetchcontent_populate", "externalproject_add", "file"))
 #: Calls that decide nothing; they are most of a trace.
 _IDLE = frozenset(("if", "elseif", "else", "endif", "message", "endforeach", "endwhile", "endfunction", "endmacro", "return"))
 #: nvcc's options whose next argument belongs to another program.
@@ -49,7 +53,7 @@ class Unit(msgspec.Struct, frozen=True, order=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A command that CMake ran, with the values that its arguments had; *file* is relative to the source tree."""
+    """A command that CMake ran, with the values of its arguments; *file* is named as `Unit.source` is."""
 
     file: str
     line: int
@@ -65,7 +69,8 @@ class Configured(msgspec.Struct, frozen=True):
         cmake: Its version.
         compilers: Name and version by language, such as ``NVIDIA 13.0.88``.
         units: Sorted, of the targets that were asked for.
-        calls: In the order in which they ran. Their values may hold paths of this machine: this record may be kept, not hashed.
+        calls: In the order in which they ran: all of the traced files, and `DOWNLOADS` of every other file. Their values may hold
+            paths of this machine: this record may be kept, not hashed.
     """
 
     cmake: str
@@ -105,7 +110,11 @@ def configure(
     query.mkdir(parents=True, exist_ok=True)
     for name in ("codemodel-v2", "toolchains-v1"):
         (query / name).touch()
-    tracing = [f"--trace-source={name}" for name in sorted({Path(file).name for file in traced})]
+    names = {Path(file).name for file in traced}
+    folders = (source, build / DEPS)
+    files = {path.name for folder in folders for path in folder.rglob("*.cmake")} | {"CMakeLists.txt"}
+    tracing = [f"--trace-source={name}" for name in sorted(names | files)]
+    (build / TRACE).unlink(missing_ok=True)
     settings = {**defines, "CMAKE_EXPORT_COMPILE_COMMANDS": "ON"}
     seen = _Seen(room.inside(source), room.inside(build))
     room.run(
@@ -120,7 +129,7 @@ def configure(
         cmake=index["cmake"]["version"]["string"],
         compilers=_compilers(build, index),
         units=tuple(sorted(_units(seen, build, index, targets))),
-        calls=tuple(_calls(seen, build)),
+        calls=calls(source, build, room=room, traced=names),
     )
 
 
@@ -180,17 +189,52 @@ def _relative(path: Path, seen: _Seen) -> str:
     return str(path.relative_to(seen.source)) if path.is_relative_to(seen.source) else str(path)
 
 
-def _calls(seen: _Seen, build: Path) -> Iterator[Call]:
-    """Yield the traced calls of files in the source tree, with paths inside of it made relative."""
-    prefix = f"{seen.source}/"
-    for line in (build / TRACE).read_bytes().splitlines():
-        entry = msgspec.json.decode(line)
-        file = entry.get("file", "")
-        # CMake's own probes have a CMakeLists.txt too, below the build folder.
-        if not file.startswith(prefix) or Path(file).is_relative_to(seen.build) or entry["cmd"].lower() in _IDLE:
+def calls(source: Path, build: Path, *, room: Room, traced: Collection[str] = ()) -> tuple[Call, ...]:
+    """Return the calls of the last configure, also of one that failed; see `Configured`."""
+    trace = build.resolve() / TRACE
+    if not trace.exists():
+        return ()
+    seen = _Seen(room.inside(source.resolve()), room.inside(build.resolve()))
+    return tuple(_calls(seen, trace.read_bytes().splitlines(), traced))
+
+
+def _calls(seen: _Seen, lines: Iterable[bytes], traced: Collection[str]) -> Iterator[Call]:
+    for line in lines:
+        try:
+            entry = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            # The last line of a CMake that was killed.
             continue
-        arguments = tuple(argument.replace(f"{seen.build}/", "<build>/").replace(prefix, "") for argument in entry["args"])
-        yield Call(file.removeprefix(prefix), entry["line"], entry["cmd"].lower(), arguments)
+        path, command = Path(entry.get("file", "")), entry.get("cmd", "").lower()
+        # CMake's own probes have a CMakeLists.txt too, below the build folder.
+        own = path.is_relative_to(seen.source) and not path.is_relative_to(seen.build)
+        if command in _IDLE or not (own or path.is_relative_to(seen.build / DEPS)):
+            continue
+        if command in DOWNLOADS or (own and path.name in traced):
+            prefixes = ((f"{seen.build}/", "<build>/"), (f"{seen.source}/", ""))
+            arguments = list(entry["args"])
+            for prefix, name in prefixes:
+                arguments = [argument.replace(prefix, name) for argument in arguments]
+            yield Call(_relative(path, seen), entry["line"], command, tuple(arguments))
+
+
+class Library(msgspec.Struct, frozen=True):
+    """A shared library that a target makes: its path in the build folder, and whether CMake's install rules name it."""
+
+    target: str
+    path: str
+    installed: bool
+
+
+def libraries(build: Path) -> tuple[Library, ...]:
+    """Return the shared libraries of the configured folder *build*, by target."""
+    entries = _reply(build, _index(build), "codemodel-v2")["configurations"][0]["targets"]
+    targets = [msgspec.json.decode((build / API / "reply" / entry["jsonFile"]).read_bytes()) for entry in entries]
+    return tuple(
+        Library(target["name"], target["artifacts"][0]["path"], "install" in target)
+        for target in targets
+        if target["type"] in ("MODULE_LIBRARY", "SHARED_LIBRARY")
+    )
 
 
 def gencode(tokens: Sequence[str]) -> tuple[str, ...]:

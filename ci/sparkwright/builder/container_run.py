@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.builder import container, container_engine, container_image, handover
+from sparkwright.builder import container, container_engine, container_image, vendored
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.container import Ended, Folder
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.container_image import PROGRAM, Builder
-from sparkwright.builder.environment import cross, pylock
+from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import LockedFile
 from sparkwright.core.console import console
@@ -38,11 +38,11 @@ WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
 
 def needed(session: Session) -> tuple[LockedFile, ...]:
     """Return the files of the package index that a build by this Python on this machine reads, sorted."""
-    kinds = {session.kind(fork) for fork in session.forks}
+    kinds = {session.project.fork(fork).build for fork in session.forks}
     wheels = pylock.wheels(session.project) if kinds - {"headers"} else ()
     if session.cross and wheels:
         wheels += tuple(wheel for wheel in pylock.wheels(session.project, session.machine) if wheel[0].startswith(cross.LINKED))
-    bases = [session.lock.forks[fork].bases.get(session.machine) for fork in session.forks if session.kind(fork) == "graft"]
+    bases = [session.lock.forks[fork].bases.get(session.machine) for fork in session.forks if session.project.fork(fork).build == "graft"]
     found = {LockedFile(*wheel) for wheel in wheels} | {LockedFile(base.name, base.filename, base.sha256) for base in bases if base}
     return tuple(sorted(found))
 
@@ -76,8 +76,8 @@ def _fetch(session: Session) -> None:
     for fork in dict.fromkeys([*session.forks, *sorted(needs)]):
         fetch.fetch(session, fork)
     for fork in session.forks:
-        if session.kind(fork) == "full":
-            handover.fetch(session, fork)
+        if toolchain.settings(session, fork).needs_vendored:
+            vendored.fetch(session, fork)
 
 
 def download_needed(session: Session, inside: Inside, words: Sequence[str]) -> None:

@@ -47,8 +47,8 @@ class BuildError(SparkwrightError):
         "compiler-too-old": Advice(
             "A source that the build compiles uses a C++ library or language that this machine's host compiler does not have.",
             "Install a newer one beside it (sudo apt-get install g++-13) and name it: "
-            "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. A graft compiles none of these "
-            "sources: leave --full out.",
+            "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. The default targets need none of the "
+            "vendored sources: leave --targets out.",
         ),
         "configure-failed": Advice(
             "CMake could not configure the patched tree: a tool is missing, or the tree wants something that the lock does not name.",
@@ -57,11 +57,6 @@ class BuildError(SparkwrightError):
         "early-check-failed": Advice(
             "The build would fail, and this is known before a minute is spent on it. All that was found is listed, not the first alone.",
             "Mend every line above, then run again.",
-        ),
-        "extension-missing": Advice(
-            "Upstream marks the library as optional, so that its build goes on without it; whoever installs the wheel would miss it later.",
-            "Read the compiler's lines above, or, where the stack does without the library, "
-            "take it out of `extensions` in environment.yaml.",
         ),
         "inputs-differ": Advice(
             "This checkout would build something else: the reviewed files named above are not those that the wheel was made from.",

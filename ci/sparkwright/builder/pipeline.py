@@ -19,14 +19,12 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import full, preflight, source_tree
+from sparkwright.builder import configure, preflight, source_tree
 from sparkwright.builder.arch import plan, planning
-from sparkwright.builder.arch.planning import Planned
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.environment import cross, host_compiler, toolchain
-from sparkwright.builder.environment import sandbox as isolation
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import cutlass, graft, materials, pep517, version_label
@@ -52,7 +50,7 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     Attributes:
         key: What it was built from.
         counts: Where something was compiled, CUDA units by verdict of the plan.
-        transplant: For a graft, what was changed in the base; for a full build, its libraries.
+        transplant: For a graft, what was changed in the base.
     """
 
     fork: str
@@ -73,6 +71,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
+        targets: The CMake targets that were compiled.
         plan, base, tools, compiler, counts, transplant: Only where something was compiled.
         isolation: The same; what kept the build from the network (`isolation.Room.kind`), ``none`` where nothing did.
     """
@@ -82,6 +81,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     arch: str
     source: SourceTree
     inputs: dict[str, str]
+    targets: tuple[str, ...] = ()
     plan: str = ""
     base: str = ""
     tools: str = ""
@@ -97,20 +97,21 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
     concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
     locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
     series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned}
-    whole = session.kind(fork) == "full"
-    settings = toolchain.spec(project).forks[fork].deciding(full=whole)
+    settings = toolchain.settings(session, fork).deciding()
+    # How the targets were asked for, by default or by name, makes no other wheel.
+    spec = msgspec.structs.replace(project.fork(fork), targets=())
     tools = (project.build_folder / "pylock.toml").read_bytes()
     parts: dict[str, object] = {
         **locks,
         **series,
-        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, version_label.LABELS, project.fork(fork)),
+        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, version_label.LABELS, spec),
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
-        f"build/{stack}/environment.yaml": settings,
+        f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
         "--source": session.source,
         "this machine": (platform.machine(), platform.python_version(), cross.compiler(session), host_compiler.identity()),
         "--target": session.machine,
-        "--full": whole,
+        "--targets": settings.targets,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: digest.key("input", part) for name, part in parts.items()}
@@ -118,7 +119,7 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
     """Return those of the inputs *parts* that are the same on every machine; a wheel for all machines is to be the same from each."""
-    return {name: part for name, part in parts.items() if "/" in name or name in ("sparkwright", "--full")}
+    return {name: part for name, part in parts.items() if "/" in name or name in ("sparkwright", "--targets")}
 
 
 def papers(session: Session, source: SourceTree, base: FileLock | None = None, **compiled: Any) -> Papers:
@@ -174,9 +175,7 @@ def reused(session: Session, fork: str, parts: dict[str, str], make: Callable[[s
 
 def called(session: Session, fork: str) -> str:
     """Return the name of what is recorded of the last build of this kind."""
-    # What is compiled ahead of time is a wheel beside a fork's, and no fork.
-    whole = fork in session.project.spec.forks and session.kind(fork) == "full"
-    return session.named(f"{session.project.stack}-{fork}{'-full' if whole else ''}")
+    return session.named(f"{session.project.stack}-{fork}")
 
 
 def known(session: Session, fork: str) -> BuiltWheel | None:
@@ -240,8 +239,8 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
         scratch = stack.enter_context(session.store.building(session.store.root / "work" / session.project.stack / fork / "out"))
         source = source_tree.make(session, fork)
         label = version_label.label(session, source)
-        settings = toolchain.spec(session.project).forks[fork]
-        kind = session.kind(fork)
+        settings = toolchain.settings(session, fork)
+        kind = session.project.fork(fork).build
         preflight.check(session, source)
         counts: dict[str, int] = {}
         done: Transplant | None = None
@@ -251,8 +250,6 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
             path = pep517.build(
                 session, toolchain.obtain(session), settings, fork, source.tree, label, papers(session, source), scratch
             )
-        elif kind == "full":
-            path, counts, done = _full(session, toolchain.obtain(session), source, label, scratch)
         else:
             path, counts, done = _graft(session, toolchain.obtain(session), source, label, scratch)
         built = BuiltWheel(fork, key, path.name, digest.sha256_file(path), path.stat().st_size, source.tree, counts, done)
@@ -268,19 +265,9 @@ def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
         (shelf / path.name).chmod(0o444)
 
 
-def _full(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
-    def told(made: Planned, done: Transplant) -> Papers:
-        return papers(
-            session, source, plan=made.key, tools=tools.key, compiler=host_compiler.identity(), counts=made.after.counts, transplant=done,
-            isolation=isolation.room({}, needed=True).kind,
-        )  # fmt: skip
-
-    return full.build(session, tools, source, label, folder, told)
-
-
 def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
     fork = source.fork
-    settings = toolchain.spec(session.project).forks[fork]
+    settings = toolchain.settings(session, fork)
     locked = session.lock.forks[fork].bases.get(session.machine)
     if locked is None:
         raise SourceError("not-provided", f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.")
@@ -290,15 +277,16 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         plan.show(made.after, made.before)
         plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
+        members = graft.members(base, configure.libraries(workspace.build), settings)
         build_folder = BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.room, workspace.environment()
         )
         ninja.compile_targets(
-            build_folder, tuple(settings.targets), Costs.of(session, fork), ninja.limits(session)
+            build_folder, settings.targets, Costs.of(session, fork), ninja.limits(session)
         )
-        changes, done = graft.transplant(session, source, base, workspace.build, settings)
+        changes, done = graft.transplant(session, source, base, workspace.build, members, settings)
         told = papers(
-            session, source, locked, plan=made.key, tools=tools.key, compiler=cross.compiler(session),
+            session, source, locked, targets=settings.targets, plan=made.key, tools=tools.key, compiler=cross.compiler(session),
             counts=made.after.counts, transplant=done, isolation=workspace.room.kind,
         )  # fmt: skip
         path = graft.write(base, folder, label, changes, done, settings, told)

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from sparkwright.builder import handover, preprocessor, versions
+from sparkwright.builder import preprocessor, vendored, versions
 from sparkwright.builder.compile import resources
-from sparkwright.builder.environment import host_compiler, toolchain
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
@@ -48,7 +48,8 @@ def check(session: Session, source: SourceTree, *, building: bool = True) -> Non
             resources.output,
             resources.disk,
             resources.memory,
-            *([compiler, vendored] if session.kind(source.fork) == "full" else [base]),
+            base,
+            sources,
         ]
     lines: list[str] = []
     errors: list[SparkwrightError] = []
@@ -118,7 +119,7 @@ def base(session: Session, source: SourceTree) -> Iterator[str]:
     """Yield what is wrong with the official wheel that a graft begins with: its hash, its layout, what it would require."""
     settings = toolchain.spec(session.project).forks[source.fork]
     locked = session.lock.forks[source.fork].bases.get(session.machine)
-    if session.kind(source.fork) != "graft" or locked is None:
+    if session.project.fork(source.fork).build != "graft" or locked is None:
         # What has no base, and should have one, is refused where it is asked for.
         return
     path = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=session.offline)
@@ -130,16 +131,10 @@ def base(session: Session, source: SourceTree) -> Iterator[str]:
     yield from versions.forks(session, _required(path, settings), path.name)
 
 
-def compiler(session: Session, source: SourceTree) -> Iterator[str]:
-    """Raise where a full build needs a newer host compiler than this machine has; nothing is yielded."""
-    whole = toolchain.spec(session.project).forks[source.fork].full
-    host_compiler.require(source.fork, whole.compiler if whole else None)
-    yield from ()
-
-
-def vendored(session: Session, source: SourceTree) -> Iterator[str]:
-    """Bring what a full build compiles beside the fork itself, and raise where some of it cannot be had; nothing is yielded."""
-    handover.fetch(session, source.fork)
+def sources(session: Session, source: SourceTree) -> Iterator[str]:
+    """Raise where a vendored source that the targets need cannot be had; nothing is yielded."""
+    if toolchain.settings(session, source.fork).needs_vendored:
+        vendored.fetch(session, source.fork)
     yield from ()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder import pipeline
-from sparkwright.builder.environment import cross, host_compiler
+from sparkwright.builder.environment import cross
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import WheelName, members
@@ -81,14 +81,12 @@ def session_for(session: Session, path: Path, record: BuildRecord) -> Session:
     project.fork(record.source.fork)
     platform = WheelName.of(path.name).tag
     made = dataclasses.replace(
-        session, project=project, forks=(record.source.fork,), source=record.source.source.kind, without=(),
+        session, project=project, forks=(record.source.fork,), source=record.source.source.kind, without=(), targets=record.targets,
         target=next((machine for machine in MACHINES if platform.endswith(machine)), ""),
     )  # fmt: skip
-    tries = {full: _differing(dataclasses.replace(made, full=full), record) for full in (False, True)}
-    full = min(tries, key=lambda full: len(tries[full]))
-    if tries[full]:
-        raise BuildError("inputs-differ", f"{path.name} was made from other inputs than this checkout holds.", details=tries[full])
-    return dataclasses.replace(made, full=full)
+    if differing := _differing(made, record):
+        raise BuildError("inputs-differ", f"{path.name} was made from other inputs than this checkout holds.", details=differing)
+    return made
 
 
 def _differing(session: Session, record: BuildRecord) -> list[str]:
@@ -141,4 +139,4 @@ def compilers(session: Session, record: BuildRecord) -> tuple[str, str]:
     """Return the host compiler of the first build and that of this machine; a wheel of headers or Python has none in either."""
     if not record.compiler:
         return "", ""
-    return record.compiler, host_compiler.identity() if session.kind(record.source.fork) == "full" else cross.compiler(session)
+    return record.compiler, cross.compiler(session)

@@ -12,7 +12,7 @@ from sparkwright.cherry_picks.series import AppliedPatch
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks import fetch, vendored
+from sparkwright.forks import fetch
 from sparkwright.forks.context import Session
 from sparkwright.forks.fetch import FetchedSource
 
@@ -60,15 +60,14 @@ def make(session: Session, fork: str) -> SourceTree:
     Return the source tree of *fork*, made when the store has none.
 
     Raises:
-        patch-conflict, patch-no-effect, rule-mismatch, arch-trap, source-unlocked, and what fetching raises.
+        patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
     source = fetch.fetch(session, fork)
     patched = series.apply(session, source)
     rules = rules_of(session)
     mine = [rule for rule in rules.rules if rule.fork == fork]
     guarded = rules.of(fork).guards
-    spec, locked = session.project.fork(fork), session.lock.forks[fork].vendored
-    key = digest.key("rewrite", {"tree": patched.tree, "rules": mine, "guards": guarded, "vendored": locked, "ignored": spec.ignored})
+    key = digest.key("rewrite", {"tree": patched.tree, "rules": mine, "guards": guarded})
     known = session.store.get("rewrite", key, SourceTree)
     if known and known.source == source and known.steps == patched.steps and session.objects.has(f"{known.tree}^{{tree}}"):
         return known
@@ -78,7 +77,6 @@ def make(session: Session, fork: str) -> SourceTree:
         for site in rewritten.sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
         forbidden_patterns.check(session.objects, source.tree, tree, guarded)
-        vendored.check(fork, vendored.find(session.objects, tree, spec.sources.git.url if spec.sources.git else ""), locked, spec.ignored)
     made = SourceTree(fork, source, patched.tree, tree, patched.steps, rewritten.sites)
     session.store.put("rewrite", key, made)
     return made

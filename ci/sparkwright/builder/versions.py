@@ -50,20 +50,20 @@ def versions(session: Session, source: SourceTree) -> Iterator[str]:
     """Yield what does not fit together: this Python, the locked tools, and the locked forks that the wheel will require."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    wanted, kind = str(_project(session, source).get("requires-python", "")), session.kind(source.fork)
+    wanted, kind = str(_project(session, source).get("requires-python", "")), session.project.fork(source.fork).build
     try:
         if kind != "headers" and platform.python_version() not in SpecifierSet(wanted):
             yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {platform.python_version()}"
     except InvalidSpecifier:
         yield f"pyproject.toml: requires-python {wanted!r} cannot be read"
     if kind != "headers":
-        yield from _tools(session, source, whole=kind == "full")
+        yield from _tools(session, source)
     requires = toolchain.spec(session.project).forks[source.fork].requires
     yield from forks(session, [text for text in requires.values() if text], "environment.yaml (requires)")
 
 
-def _tools(session: Session, source: SourceTree, *, whole: bool) -> Iterator[str]:
-    """Yield the build requirements that the locked tools do not meet; those that they lack count in a whole build alone."""
+def _tools(session: Session, source: SourceTree) -> Iterator[str]:
+    """Yield the build requirements that the locked tools do not meet; a graft needs only those that it has."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
     from packaging.version import Version
@@ -79,9 +79,7 @@ def _tools(session: Session, source: SourceTree, *, whole: bool) -> Iterator[str
         if one.marker and not one.marker.evaluate():
             continue
         version = locked.get(canonicalize_name(one.name))
-        if version is None and whole:
-            yield f"pyproject.toml: building {source.fork} requires {text}, and pylock.toml has no {one.name}"
-        elif version is not None and not one.specifier.contains(Version(version), prereleases=True):
+        if version is not None and not one.specifier.contains(Version(version), prereleases=True):
             yield f"pyproject.toml: building {source.fork} requires {text}, and pylock.toml has {version}"
 
 

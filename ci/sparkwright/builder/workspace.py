@@ -1,26 +1,30 @@
-"""
-Where a fork is compiled: a folder in the store whose files change only where the tree does, so that ninja compiles no more.
-"""
+"""The folder in which a fork is compiled; its files change only where the tree does, so that ninja compiles no more."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from sparkwright.builder import configure, source_tree
-from sparkwright.builder.configure import Configured
+import msgspec
+
+from sparkwright.builder import configure, source_tree, vendored
+from sparkwright.builder.configure import Call, Configured
 from sparkwright.builder.environment import cross as target
-from sparkwright.builder.environment import sandbox, toolchain
+from sparkwright.builder.environment import host_compiler, sandbox, toolchain
 from sparkwright.builder.environment.cross import Target
 from sparkwright.builder.environment.sandbox import Room
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import version_label
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
+from sparkwright.forks import lock
 from sparkwright.forks.context import Session
+from sparkwright.forks.errors import SourceError
 
 
 class Workspace:
@@ -28,18 +32,16 @@ class Workspace:
     The folder of one fork; callers hold its lock (`Store.lock` of `name`).
 
     Args:
+        settings: Those of the fork for this run (`toolchain.settings`).
         variant: Tells apart the folders of a fork; empty for the one that is built. A run that leaves rules out has one of its own,
-            since CMake writes sources that depend on the arch, and the real build would have to compile those again.
-
-    Attributes:
-        apart: Nothing may be configured or compiled here with a network.
+            since CMake writes sources that depend on the arch, and the real build would have to compile those again. So has a
+            build with the vendored sources.
     """
-
-    apart = False
 
     def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
         self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
-        self.variant = variant or ("trial" if session.without else "build")
+        variant = variant or ("trial" if session.without else "build")
+        self.variant = f"vendored-{variant}" if settings.needs_vendored else variant
         self.folder = session.store.folder("work", session.project.stack, fork, session.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
 
@@ -56,7 +58,17 @@ class Workspace:
     @cached_property
     def room(self) -> Room:
         """Where the fork is configured and compiled: its folder, what it needs and the tools, under the same names everywhere."""
-        return sandbox.room(self._places, needed=self.apart)
+        return sandbox.room(self._places, needed=self._settings.needs_vendored)
+
+    @cached_property
+    def vendored(self) -> dict[str, str]:
+        """
+        The trees of the vendored sources by name, in the object database; none where the targets need none.
+
+        Raises:
+            source-unresolved, source-mismatch: See `vendored.fetch`.
+        """
+        return vendored.fetch(self._session, self._fork) if self._settings.needs_vendored else {}
 
     @cached_property
     def _places(self) -> dict[Path, str]:
@@ -65,8 +77,14 @@ class Workspace:
         return {self.folder: self._fork, self._tools.root: "tools", **against, **needed}
 
     def fill(self, tree: str) -> None:
-        """Make the source folder hold *tree*."""
+        """Make the source folder hold *tree*, and the folder of each vendored source its own."""
+        self._fill_vendored()
         self._session.objects.checkout(tree, self.source, self.folder / "index")
+
+    def _fill_vendored(self) -> None:
+        for name, source in self.vendored.items():
+            folder = self.build / (vendored.FOLDER % name.lower())
+            self._session.objects.checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
 
     def configure(self, launcher: Path | None) -> Configured:
         """
@@ -77,6 +95,8 @@ class Workspace:
 
         Raises:
             configure-failed: CMake ended with an error.
+            compiler-too-old: A source refuses this machine's compiler.
+            source-unlocked: CMake asked for a source that the lock does not pin.
             tool-missing: The headers of this Python, which extension modules are compiled against, are not installed.
         """
         renamed = {} if self.room.places else {folder.absolute(): sandbox.INSIDE / name for folder, name in self._places.items()}
@@ -88,13 +108,28 @@ class Workspace:
             _require_python_headers()
         rules = source_tree.rules_of(self._session)
         log = self._session.store.folder("logs") / f"{self._session.project.stack}-{self._fork}-configure-{self.variant}.log"
-        self._leave_moved()
-        with console.step(f"configure {self._fork}"):
-            return configure.configure(
-                self.source, self.build, defines=self._translated(defines), env=self.environment(), log=log,
-                targets=tuple(self._settings.targets), cmake=self._tools.tool("cmake"), what=f"{self._fork} does not configure.",
-                traced={"CMakeLists.txt", *(rule.file for rule in rules.rules if rule.fork == self._fork)}, room=self.room,
-            )  # fmt: skip
+        traced = {"CMakeLists.txt", *(Path(rule.file).name for rule in rules.rules if rule.fork == self._fork)}
+        self._renew()
+        try:
+            with console.step(f"configure {self._fork}"):
+                configured = configure.configure(
+                    self.source, self.build, defines=self._translated(defines), env=self.environment(), log=log,
+                    targets=self._settings.named_targets, cmake=self._tools.tool("cmake"), what=f"{self._fork} does not configure.",
+                    traced=traced, room=self.room,
+                )  # fmt: skip
+        except BuildError as error:
+            # CMake's own words on a source that it could not reach say less than the name of that source.
+            self._check_downloads(configure.calls(self.source, self.build, room=self.room), complete=False)
+            if error.reference != "configure-failed":
+                raise
+            raise host_compiler.explained(error) from error
+        self._check_downloads(configured.calls, complete="all" in self._settings.targets)
+        return configured
+
+    def _check_downloads(self, calls: Iterable[Call], *, complete: bool) -> None:
+        declared = vendored.declarations(calls)
+        locked, ignored = self._session.lock.forks[self._fork], self._session.project.fork(self._fork).ignored
+        vendored.check(self._fork, declared, locked, ignored, complete=complete)
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile, as the room has them."""
@@ -103,20 +138,30 @@ class Workspace:
     def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
         return {name: self.room.translated(value) for name, value in values.items()}
 
-    def _leave_moved(self) -> None:
-        """Empty a build folder whose files name its sources by another path: CMake refuses it, and its commands would miss."""
-        cache = self.build / "CMakeCache.txt"
-        if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={self.room.inside(self.source)}\n" not in cache.read_text("utf-8"):
+    def _renew(self) -> None:
+        """Empty a build folder that CMake cannot go on with: its sources had another path, or another compiler made it."""
+        cache, known = self.build / "CMakeCache.txt", self.folder / "compiler"
+        moved = f"CMAKE_HOME_DIRECTORY:INTERNAL={self.room.inside(self.source)}\n"
+        compiler = host_compiler.identity()
+        if cache.exists() and moved not in cache.read_text("utf-8"):
             console.note(f"{self._fork}: its build folder was made under another path; it is made anew")
             shutil.rmtree(self.build)
             self.build.mkdir()
+            for index in self.folder.glob("vendored-*.index"):
+                index.unlink()
+            self._fill_vendored()
+        elif known.exists() and known.read_text("utf-8") != compiler:
+            console.note(f"{self._fork}: its build folder was configured with another compiler; it is configured anew")
+            cache.unlink(missing_ok=True)
+            shutil.rmtree(self.build / "CMakeFiles", ignore_errors=True)
+        known.write_text(compiler, "utf-8")
 
     def defines(self) -> dict[str, str]:
         """Return the CMake cache entries, every ``{…}`` replaced by its folder."""
         places = {"{python}": str(self._tools.python), "{cuda}": str(self.target.cuda), "{build}": str(self.build)}
         for need in self._session.project.fork(self._fork).needs:
             places[f"{{source:{need}}}"] = str(self._needed(source_tree.make(self._session, need)))
-        entries = {"CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")), **self.target.defines(), **self._settings.defines}
+        entries = {"CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")), **self.target.defines(), **vendored.defines(self.vendored), **self._settings.defines}
         return {name: _filled(value, places) for name, value in entries.items()}
 
     def _needed(self, source: SourceTree) -> Path:
@@ -142,3 +187,36 @@ def _require_python_headers() -> None:
     if not toolchain.python_header().exists():
         todo = "Install the headers of this Python: sudo apt-get install python3-dev"
         raise CommandError("tool-missing", f"{toolchain.python_header()} is not there.", todo=todo)
+
+
+def lock_vendored(session: Session, fork: str) -> None:
+    """
+    Write the sources that CMake asks for in *fork* to the lock file.
+
+    CMake is configured for all targets with what the lock pins, again for as long as it asks for more: a source that was
+    brought may ask for others.
+
+    Raises:
+        source-unlocked: CMake asks for a download that cannot be pinned.
+        source-unresolved: The host of one does not answer; the lock names it unresolved.
+        And what applying and configuring raise.
+    """
+    tools, settled = toolchain.obtain(session), False
+    while not settled:
+        session = dataclasses.replace(session, targets=("all",))
+        with session.store.lock(Workspace.name(session, fork)):
+            workspace = Workspace(session, tools, toolchain.settings(session, fork), fork, "lock")
+            workspace.fill(source_tree.make(session, fork).tree)
+            try:
+                workspace.configure(None)
+                settled = True
+            except SourceError as error:
+                if error.reference != "source-unlocked":
+                    raise
+                declared = msgspec.convert(error.data["declarations"], tuple[vendored.Declaration, ...])
+                with session.store.lock("objects"):
+                    locked = vendored.pinned(session, fork, declared)
+                if locked == session.lock.forks[fork]:
+                    raise
+                forks = {**session.lock.forks, fork: locked}
+                session.project.lock_file.write_text(lock.render(msgspec.structs.replace(session.lock, forks=forks)), "utf-8")

@@ -11,6 +11,7 @@ from sparkwright.audit import report
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder import container_run, pipeline
 from sparkwright.builder.compile import costs, single_unit
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot, jit_cache
 from sparkwright.cli import audit
@@ -21,8 +22,7 @@ from sparkwright.forks.context import Session
 _HOW = {
     "headers": "pack its headers",
     "backend": "run its build backend",
-    "full": "compile everything from source",
-    "graft": "compile two libraries, graft them onto the official wheel",
+    "graft": "compile libraries, graft them onto the official wheel",
 }
 
 
@@ -53,11 +53,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 def _only(session: Session, unit: str) -> int:
     """Compile one unit; say what it cost and where its object is."""
-    forks = [fork for fork in session.forks if session.kind(fork) == "graft"]
+    forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     if len(forks) != 1:
-        raise UsageError(
-            "usage", "--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork, and leave --full out."
-        )
+        raise UsageError("usage", "--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork.")
     made = single_unit.compile_unit(session, forks[0], unit)
     single_unit.show(made)
     console.document({"unit": made})
@@ -79,7 +77,7 @@ def announce(session: Session, *, ahead: bool = False) -> None:
         if not pipeline.is_built(session, fork):
             expected = estimate(session, fork)
             about = f"about {duration(expected)}" if expected else "for which this machine has no estimate yet"
-            console.note(f"  {fork}: {_HOW[session.kind(fork)]}, {about}")
+            console.note(f"  {fork}: {_HOW[session.project.fork(fork).build]}, {about}")
         if ahead and (spec := flashinfer_aot.load(session.project, fork)) and not jit_cache.known(session, spec):
             last = session.store.get("duration", pipeline.called(session, spec.distribution), float)
             about = f"about {duration(last)}" if last else "for which this machine has no estimate yet"
@@ -90,11 +88,11 @@ def estimate(session: Session, fork: str) -> float:
     """
     Return the seconds that building *fork* should take here.
 
-    This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores. Nobody has measured a full
-    build: 0.
+    This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores. Builds of
+    targets beyond the core were not measured: 0.
     """
     last = session.store.get("duration", pipeline.called(session, fork), float)
-    if not last and session.kind(fork) == "full":
+    if not last and toolchain.settings(session, fork).needs_vendored:
         return 0
     return last or costs.build_seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
 

@@ -131,7 +131,7 @@ def _companions(python: Path | None) -> dict[str, str]:
 def _last(session: Session) -> Path | None:
     """Return the wheel that the last build made of the fork that is compiled, if it is still there."""
     for fork in session.forks:
-        if session.kind(fork) in ("graft", "full") and (built := building.known(session, fork)):
+        if session.project.fork(fork).build == "graft" and (built := building.known(session, fork)):
             path = building.path_of(session, built)
             return path if path.exists() else None
     return None

@@ -134,7 +134,9 @@ def parser() -> argparse.ArgumentParser:
         made[verb].add_argument(
             "--without-rule", action="append", default=[], metavar="RULE", help="leave an arch rule out, to see what it does"
         )
-        made[verb].add_argument("--full", action="store_true", help="from source and nothing else, by the project's own build backend")
+        made[verb].add_argument(
+            "--targets", action="append", default=[], metavar="NAMES", help="the CMake targets to compile, with commas between; all for every one"
+        )
     for verb in ("plan", "build", "audit"):
         made[verb].add_argument("--target", choices=MACHINES, default="", help="the machine that wheels are made for (default: this one)")
     for verb in ("build", "rebuild", "demo"):
@@ -273,7 +275,7 @@ def session_of(arguments: argparse.Namespace) -> Session:
         jobs=getattr(arguments, "jobs", 0),
         memory=getattr(arguments, "memory", 0),
         without=tuple(getattr(arguments, "without_rule", ())),
-        full=getattr(arguments, "full", False),
+        targets=tuple(name for names in getattr(arguments, "targets", ()) for name in names.split(",") if name),
         target=getattr(arguments, "target", ""),
         unit_timeout=60 * getattr(arguments, "unit_timeout", 0),
     )

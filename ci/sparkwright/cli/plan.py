@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparkwright.builder import handover, preflight, source_tree
+from sparkwright.builder import preflight, source_tree
 from sparkwright.builder.arch import plan, planning
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
@@ -22,8 +22,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         with session.store.lock(Workspace.name(session, fork)):
             source = source_tree.make(session, fork)
             preflight.check(session, source, building=False)
-            whole = handover.fetch(session, fork) if session.kind(fork) == "full" else None
-            made.append(planning.planned(session, tools, source, whole=whole))
+            made.append(planning.planned(session, tools, source))
         plan.show(made[-1].after, made[-1].before, result=True)
     for fork in session.forks:
         if fork not in compiled:

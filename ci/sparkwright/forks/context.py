@@ -53,7 +53,7 @@ class Session:
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.
         without: Names of arch rules to leave out, to see what they do.
-        full: Build whole, from source, what is grafted otherwise.
+        targets: CMake targets to compile in place of those of the stack; ``all`` stands for every one.
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
         cached: Take units from the compiler cache, where there is one; a rebuild that is to prove something compiles them.
@@ -71,7 +71,7 @@ class Session:
     jobs: int = 0
     memory: int = 0
     without: tuple[str, ...] = ()
-    full: bool = False
+    targets: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True
     unit_timeout: float = 0
@@ -106,11 +106,6 @@ class Session:
     def named(self, name: str) -> str:
         """Return *name* of a record or folder, with the machine where that is another than this one: the two must not be mixed."""
         return f"{name}-{self.machine}" if self.cross else name
-
-    def kind(self, fork: str) -> Literal["headers", "backend", "graft", "full"]:
-        """Return how *fork* is built: as stack.yaml says, or whole where it would be grafted and that is asked for."""
-        kind = self.project.fork(fork).build
-        return "full" if kind == "graft" and self.full else kind
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached: the longest matching beginning is replaced; a local folder becomes a ``file://`` URL."""

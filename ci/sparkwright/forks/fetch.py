@@ -54,7 +54,10 @@ def fetch(session: Session, fork: str) -> FetchedSource:
 
 def fetch_locked(session: Session, fork: str, locked: ForkLock) -> FetchedSource:
     """Bring what *locked* says, which need not be what the lock file says yet; see `fetch`."""
-    key = digest.key("source", {"lock": locked, "source": _asked(session, fork, locked), "mirrors": dict(session.mirrors)})
+    ignored = sorted(session.project.fork(fork).ignored)
+    key = digest.key(
+        "source", {"lock": locked, "source": _asked(session, fork, locked), "mirrors": dict(session.mirrors), "ignored": ignored}
+    )
     known = session.store.get("source", key, FetchedSource)
     if known and session.objects.whole(known.tree):
         return known
@@ -135,7 +138,10 @@ def import_file(session: Session, file: FileLock) -> str:
 def _fetch_git(session: Session, fork: str, locked: GitLock, vendored: Mapping[str, VendoredLock]) -> FetchedSource:
     commit = full_commit(session, fork, locked)
     tree = verified_tree(session, locked.url, commit, locked.tree)
-    tree = with_submodules(session, fork, _reduced(session, locked.url, tree, locked.without), vendored)
+    tree = _reduced(session, locked.url, tree, locked.without)
+    if ignored := session.objects.submodules(tree).keys() & session.project.fork(fork).ignored.keys():
+        tree = session.objects.without_paths(tree, sorted(ignored))
+    tree = with_submodules(session, fork, tree, vendored)
     return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
 
 
@@ -188,9 +194,9 @@ def vendored_tree(session: Session, fork: str, name: str, vendored: Mapping[str,
     entry = vendored[name]
     commit = full_commit(session, f"{fork}/{name}", entry)
     tree = _reduced(session, entry.url, verified_tree(session, entry.url, commit, entry.tree), entry.without)
-    nested = {inner.removeprefix(f"{name}/"): one for inner, one in vendored.items() if inner.startswith(f"{name}/")}
+    nested = {path.removeprefix(f"{name}/"): lock for path, lock in vendored.items() if path.startswith(f"{name}/")}
     if entry.kind == "fetchcontent" and entry.resolved:
-        # What is not in the lock then was left out of it: the tree says which of its submodules its user takes.
+        # The lock then names every submodule that the build takes.
         tree = session.objects.without_paths(tree, [path for path in session.objects.submodules(tree) if path not in nested])
     return with_submodules(session, f"{fork}/{name}", tree, nested)
 

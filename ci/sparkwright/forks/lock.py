@@ -76,15 +76,13 @@ class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True):
     """
-    A source that the fork's tree names and its build would download; found by reading the tree.
+    A source that the fork's tree names and its build would download.
 
     Attributes:
-        kind: ``submodule``, whose path is its name in the lock, or ``fetchcontent``.
-        variable: What hands a local folder to the build in its place.
+        kind: ``submodule``, whose path is its name in the lock, or ``fetchcontent``, read from the trace of a configure.
     """
 
     kind: Literal["submodule", "fetchcontent"] = "fetchcontent"
-    variable: str = ""
 
 
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,8 +97,13 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def whole(self) -> bool:
         """Does the lock name the git source beyond doubt, submodules and all?"""
-        submodules = (one for one in self.vendored.values() if one.kind == "submodule")
-        return self.git is not None and self.git.resolved and all(one.resolved for one in submodules)
+        submodules = (entry for entry in self.vendored.values() if entry.kind == "submodule")
+        return self.git is not None and self.git.resolved and all(entry.resolved for entry in submodules)
+
+    @property
+    def fetched(self) -> dict[str, VendoredLock]:
+        """The sources that FetchContent would download, by the name that CMake gives them."""
+        return {name: entry for name, entry in self.vendored.items() if entry.kind == "fetchcontent"}
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

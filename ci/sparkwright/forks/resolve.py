@@ -1,8 +1,8 @@
-"""Refs into hashes: what `sparkwright lock` does, by hand and with a network. Nothing is taken from memory."""
+"""Turn refs into hashes: ``sparkwright lock``, which needs the network."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,69 +14,80 @@ from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
-from sparkwright.forks.vendored.declared import Vendored
 
 
-def resolve(session: Session) -> Lock:
+def resolve(session: Session, earlier: Lock | None = None) -> Lock:
     """
     Return the lock of the stack as the upstreams stand now.
 
-    What a host does not answer stays as the intent has it, or ``unresolved``, and a base wheel that nobody offers is left out
-    (`unresolved` lists both).
+    A source whose host does not answer stays as stack.yaml names it, or ``unresolved``, and a base wheel that the index
+    does not offer is left out (`unresolved` lists both).
+
+    Args:
+        earlier: Names the sources that FetchContent downloads, which only a configure can tell
+            (`sparkwright.builder.vendored.lock`); they are pinned again.
 
     Raises:
         source-unreachable: The index does not offer a source that the stack names.
     """
-    spec = session.project.spec
+    spec, forks = session.project.spec, dict(earlier.forks) if earlier else {}
     with session.store.lock("objects"):
-        return Lock(1, spec.stack, {name: resolve_fork(session, name, fork) for name, fork in spec.forks.items()})
+        locked = {name: resolve_fork(session, name, fork, forks.get(name)) for name, fork in spec.forks.items()}
+    return Lock(1, spec.stack, locked)
 
 
-def resolve_fork(session: Session, name: str, fork: ForkSpec) -> ForkLock:
+def resolve_fork(session: Session, name: str, fork: ForkSpec, earlier: ForkLock | None = None) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
         specs = fork.sources
-        made = ForkLock(
+        locked = ForkLock(
             git=_git(session, specs.git) if specs.git else None,
             sdist=_file(session, specs.sdist) if specs.sdist else None,
             wheel=_file(session, specs.wheel) if specs.wheel else None,
-            bases={machine: locked for machine, base in fork.bases.items() if (locked := _base(session, base))},
+            bases={machine: base for machine, wheel in fork.bases.items() if (base := _base(session, wheel))},
         )
-        return msgspec.structs.replace(made, vendored=_vendored(session, fork, made))
+        sources = dict[str, VendoredLock]()
+        if locked.git and locked.git.resolved:
+            for module in submodules(session, locked.git.tree, locked.git.url):
+                if module.path not in fork.ignored:
+                    sources |= pin(session, fork, module.path, VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"))
+        for declared, entry in (earlier.fetched if earlier else {}).items():
+            below = [path.removeprefix(f"{declared}/") for path in earlier.vendored] if earlier and entry.resolved else None
+            sources |= pin(session, fork, declared, entry, below)
+        return msgspec.structs.replace(locked, vendored=dict(sorted(sources.items())))
 
 
-def _vendored(session: Session, fork: ForkSpec, made: ForkLock) -> dict[str, VendoredLock]:
-    """Lock what the trees of the fork name, whichever kind of source they come from."""
-    url, found = fork.sources.git.url if fork.sources.git else "", dict[str, Vendored]()
-    if made.git and made.git.resolved:
-        session.mirror(url).files(set(vendored.files(session.objects, made.git.tree).values()))
-    for tree in (made.git.tree if made.git and made.git.resolved else "", *(file.tree for file in (made.sdist, made.wheel) if file)):
-        if tree:
-            found |= {
-                one.name: one
-                for one in vendored.find(session.objects, tree, url)
-                if not {one.name, f"{one.name}@{one.ref}"} & fork.ignored.keys()
-            }
-    locked: dict[str, VendoredLock] = {}
-    for one in found.values():
-        if one.kind in ("fetchcontent", "submodule") and one.url and one.ref:
-            locked |= _one_vendored(session, fork, one, one.name)
-    return dict(sorted(locked.items()))
+def pin(
+    session: Session, fork: ForkSpec, name: str, source: VendoredLock, modules: Collection[str] | None = None
+) -> dict[str, VendoredLock]:
+    """
+    Return the lock of the vendored source *name*, and of the submodules below it, unresolved where a host does not answer.
 
-
-def _one_vendored(session: Session, fork: ForkSpec, one: Vendored, name: str) -> dict[str, VendoredLock]:
-    """Return the lock of a vendored source and of the submodules below it, unresolved as far as its host is out of reach."""
-    kind: Literal["submodule", "fetchcontent"] = "submodule" if one.kind == "submodule" else "fetchcontent"
+    Args:
+        source: Its kind, address and ref; commit and tree are asked for.
+        modules: The submodules that the build takes; None for all.
+    """
+    if not source.url:
+        console.warn(f"{name}: .gitmodules names no address: not locked")
+        return {}
     without = fork.vendored[name].without if name in fork.vendored else ()
-    pin = _git(session, GitSpec(one.url, one.ref, one.ref if len(one.ref) == 40 else "", without))
-    made = {name: VendoredLock(one.url, one.ref, pin.commit, pin.tree, without, kind=kind, variable=one.variable)}
-    if pin.resolved and (links := session.objects.submodules(pin.tree)):
-        session.mirror(one.url).files(set(vendored.files(session.objects, pin.tree).values()))
-        for inner in vendored.find(session.objects, pin.tree, one.url):
-            path, taken = f"{name}/{inner.name}", one.submodules is None or inner.name in one.submodules
-            if inner.kind == "submodule" and inner.name in links and taken and path not in fork.ignored:
-                made |= _one_vendored(session, fork, inner, path)
-    return made
+    commit = source.ref if len(source.ref) == 40 else ""
+    git = _git(session, GitSpec(source.url, source.ref, commit, without))
+    locked = {name: VendoredLock(git.url, git.ref, git.commit, git.tree, without, kind=source.kind)}
+    for module in submodules(session, git.tree, git.url) if git.resolved else ():
+        path = f"{name}/{module.path}"
+        if path not in fork.ignored and (modules is None or module.path in modules):
+            locked |= pin(session, fork, path, VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"))
+    return locked
+
+
+def submodules(session: Session, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
+    """Return the submodules of *tree*, a tree of the repository *url* whose files need not be in the store."""
+    if not session.objects.submodules(tree):
+        return ()
+    paths = session.objects.paths(tree)
+    session.mirror(url).files({paths[vendored.FILE][1]} if vendored.FILE in paths else set())
+    return vendored.submodules(session.objects, tree, url)
 
 
 def unresolved(session: Session, made: Lock) -> list[str]:
@@ -109,30 +120,28 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
 
 def _git(session: Session, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
-    where = package_index.shown(session.mirrored(spec.url))
-    host = urlsplit(session.mirrored(spec.url)).netloc
-    if host in session.silent:
-        console.warn(f"{spec.ref} of {where}: the host did not answer before: left unresolved")
-        return unresolved
     mirror = session.mirror(spec.url)
+    address, host = package_index.shown(mirror.address), urlsplit(mirror.address).netloc
+    if host in session.silent:
+        console.warn(f"{spec.ref} of {address}: the host did not answer before: left unresolved")
+        return unresolved
     try:
-        # A mirror that was made for a few commits need not have the tags; a whole commit says it all.
-        named = spec.commit if spec.ref == spec.commit else mirror.ref(spec.ref) or (spec.commit if len(spec.commit) == 40 else None)
-        if named is None or not named.startswith(spec.commit):
-            console.warn(f"{spec.ref} of {where} is {named or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
+        # The mirror of a few commits need not have the tags; a full commit needs none.
+        commit = spec.commit if spec.ref == spec.commit else mirror.ref(spec.ref) or (spec.commit if len(spec.commit) == 40 else None)
+        if commit is None or not commit.startswith(spec.commit):
+            console.warn(f"{spec.ref} of {address} is {commit or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
             return unresolved
-        mirror.commit(named)
+        mirror.commit(commit)
     except SourceError as error:
         if error.reference != "source-unreachable":
             raise
         session.silent.update({host} - {""})
-        console.warn(
-            f"{where} does not answer ({package_index.shown(error.details[-1] if error.details else error.what)}): left unresolved"
-        )
+        reason = package_index.shown(error.details[-1] if error.details else error.what)
+        console.warn(f"{address} does not answer ({reason}): left unresolved")
         return unresolved
-    tree = session.objects.resolve(f"{named}^{{tree}}")
-    console.note(f"{spec.ref}: commit {named}, tree {tree}")
-    return GitLock(spec.url, spec.ref, named, tree, spec.without)
+    tree = session.objects.resolve(f"{commit}^{{tree}}")
+    console.note(f"{spec.ref}: commit {commit}, tree {tree}")
+    return GitLock(spec.url, spec.ref, commit, tree, spec.without)
 
 
 def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:

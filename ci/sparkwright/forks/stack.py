@@ -58,10 +58,10 @@ class SourceSpecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class VendoredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    What is to be said of a source that the tree names itself.
+    A remark on a source that the fork's own tree names.
 
     Attributes:
-        ignored: Why no build of ours reaches it; it is not locked then.
+        ignored: Why no build of ours needs it; it is not locked then.
         without: As in `GitSpec`.
     """
 
@@ -78,19 +78,21 @@ class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             backend, ``graft`` compiles libraries into the official wheel.
         bases: For a graft: the official wheel by machine (``x86_64``, ``aarch64``).
         needs: Forks whose source trees the build reads.
-        vendored: Remarks on sources that its tree names, by name, or by ``name@ref`` where the tree has several of that name.
+        targets: For a graft: the CMake targets to compile, or ``all``; empty for ``core_targets`` of environment.yaml.
+        vendored: Remarks on sources that its tree names, by the name that CMake or ``.gitmodules`` gives them.
     """
 
     build: Literal["headers", "backend", "graft"]
     sources: SourceSpecs
     bases: dict[str, WheelSpec] = {}
     needs: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     vendored: dict[str, VendoredSpec] = {}
 
     @property
     def ignored(self) -> dict[str, str]:
-        """The vendored sources that no build of ours reaches, each with the reason."""
-        return {name: one.ignored for name, one in self.vendored.items() if one.ignored.strip()}
+        """The vendored sources that no build of ours needs, each with the reason."""
+        return {name: spec.ignored for name, spec in self.vendored.items() if spec.ignored.strip()}
 
 
 class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.builder import handover, source_tree
+from sparkwright.builder import source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.arch.plan import Plan
 from sparkwright.builder.compile import ninja
+from sparkwright.builder.configure import DEPS
 from sparkwright.builder.environment import cross, host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.builder.handover import FullWorkspace, Whole
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
@@ -30,63 +30,63 @@ class Planned(msgspec.Struct, frozen=True):
     before: Plan
 
 
-def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False, whole: Whole | None = None) -> Planned:
+def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False) -> Planned:
     """
     Return the plan of *source*, made when the store has none; it is not checked yet (`plan.check`).
 
     Args:
         configured: The build folder must stand ready to compile, even if the plan is known.
-        whole: Plan a full build with these settings: every target, the vendored sources' units among them.
 
     Raises:
         configure-failed, tool-missing: See there.
     """
-    key = digest.key("plan", _inputs(session, tools, source, whole))
+    key = digest.key("plan", _inputs(session, tools, source))
     known = session.store.get("plan", key, Planned)
     if known and not configured:
         return known
     if known:
-        _examine(session, tools, source, whole=whole)
+        _examine(session, tools, source)
         return known
-    after, before = examine_both(session, tools, source, whole)
+    after, before = examine_both(session, tools, source)
     made = Planned(key, after, before)
     session.store.put("plan", key, made)
     return made
 
 
-def examine_both(session: Session, tools: Toolchain, source: SourceTree, whole: Whole | None = None) -> tuple[Plan, Plan]:
+def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
     """Configure *source* and return its plan, and that of the same tree without the rules; callers hold the workspace's lock."""
-    after = _examine(session, tools, source, whole=whole)
+    after = _examine(session, tools, source)
     bare = msgspec.structs.replace(source, tree=source.patched, sites=())
-    return after, _examine(session, tools, bare, "before", whole=whole) if source.sites else after
+    return after, _examine(session, tools, bare, "before") if source.sites else after
 
 
-def _inputs(session: Session, tools: Toolchain, source: SourceTree, whole: Whole | None) -> dict[str, object]:
+def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str, object]:
     needs = {need: source_tree.make(session, need).tree for need in session.project.fork(source.fork).needs}
-    settings = whole.settings if whole else toolchain.spec(session.project).forks[source.fork]
+    settings, fork = toolchain.settings(session, source.fork), session.project.fork(source.fork)
     return {
         "tree": source.tree,
         "patched": source.patched,
         "needs": needs,
         "tools": tools.key,
         "rules": source_tree.rules_of(session).of(source.fork),
-        "settings": msgspec.structs.replace(settings.deciding(full=whole is not None), requires={}),
-        "vendored": whole.trees if whole else {},
+        "settings": msgspec.structs.replace(settings.deciding(), requires={}),
+        "vendored": (session.lock.forks[source.fork].vendored, fork.ignored),
         "arch": session.project.spec.arch,
         "target": cross.key(session, tools),
         "compiler": (cross.compiler(session), host_compiler.identity()),
     }
 
 
-def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "", whole: Whole | None = None) -> Plan:
-    settings = toolchain.spec(session.project).forks[source.fork]
-    workspace = (
-        FullWorkspace(session, tools, whole, source.fork, variant) if whole else Workspace(session, tools, settings, source.fork, variant)
-    )
+def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "") -> Plan:
+    settings, rules = toolchain.settings(session, source.fork), source_tree.all_rules(session)
+    workspace = Workspace(session, tools, settings, source.fork, variant)
+    if not settings.needs_vendored:
+        # A build without the vendored sources has none of their units, and no use for what is said of them.
+        rules = rules.without_units(f"<build>/{DEPS}/")
     with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
         configured = workspace.configure(ninja.install_launcher(workspace.folder))
     return plan.examine(
-        configured, arch=session.project.spec.arch, rules=handover.judging(source_tree.all_rules(session), whole), fork=source.fork,
+        configured, arch=session.project.spec.arch, rules=rules, fork=source.fork,
         read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,
     )  # fmt: skip

@@ -117,6 +117,12 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the rules less those *names*: what upstream would give, or what one rule is good for."""
         return msgspec.structs.replace(self, rules=tuple(rule for rule in self.rules if rule.name not in names))
 
+    def without_units(self, prefix: str) -> ArchRules:
+        """Return the rules less the exceptions for units whose path begins with *prefix*."""
+        kept = tuple(entry for entry in self.kept if not entry.unit.startswith(prefix))
+        dropped = tuple(entry for entry in self.dropped if not entry.unit.startswith(prefix))
+        return msgspec.structs.replace(self, kept=kept, dropped=dropped)
+
 
 class Site(msgspec.Struct, frozen=True):
     """A place that a rule changed: the list *before* and *after*, and the line of its command."""

@@ -32,7 +32,7 @@ def output(session: Session, _source: SourceTree) -> Iterator[str]:
 def disk(session: Session, source: SourceTree) -> Iterator[str]:
     """Yield for which folder the file system has less room than the build will take."""
     settings = toolchain.spec(session.project).forks[source.fork]
-    need = settings.disk.get(session.kind(source.fork), 0) * 1_000_000
+    need = settings.disk.get(session.project.fork(source.fork).build, 0) * 1_000_000
     free, work = shutil.disk_usage(session.store.root).free, session.store.root / "work" / session.project.stack / source.fork
     # Walking through a build folder takes a while, and is needed only where room is short.
     if need > free and need - _size(work) > free:
@@ -49,7 +49,7 @@ def memory(session: Session, source: SourceTree) -> Iterator[str]:
     A build folder that has compiled before, or a compiler cache, may have their objects: then it is a warning, and the build decides.
     """
     fork, budget = source.fork, ninja.memory_budget(session.memory)
-    if session.kind(fork) not in ("graft", "full"):
+    if session.project.fork(fork).build != "graft":
         return
     costs = Costs.of(session, fork)
     paths = [path for path in session.objects.paths(source.tree) if PurePosixPath(path).suffix in SUFFIXES]

@@ -44,7 +44,7 @@ def compile_unit(session: Session, fork: str, name: str) -> SingleUnit:
         UsageError: No unit has this name, or several have.
         compile-failed: And what a build raises before and while it compiles.
     """
-    tools, settings = toolchain.obtain(session), toolchain.spec(session.project).forks[fork]
+    tools, settings = toolchain.obtain(session), toolchain.settings(session, fork)
     with session.store.lock(Workspace.name(session, fork)):
         planning.planned(session, tools, source_tree.make(session, fork), configured=True)
         workspace = Workspace(session, tools, settings, fork)

@@ -1,4 +1,4 @@
-"""Is this machine's C++ compiler new enough for what a build compiles? Known from the stack's data, and from CMake's own words."""
+"""The C++ compiler of this machine: its identity, and whether a source refuses it as too old."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 
-from sparkwright.builder.environment.toolchain import CompilerNeed
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
@@ -35,30 +34,6 @@ def _asked(command: list[str], *options: str) -> str:
         return " ".join(process.output([*command, *options]).split())
     except CommandError:
         return ""
-
-
-def require(fork: str, need: CompilerNeed | None) -> None:
-    """
-    Require that the compiler here is the GCC that *need* asks for, or a newer one.
-
-    Raises:
-        compiler-too-old: It is older. Of a compiler that is no GCC nothing is known, so CMake decides.
-    """
-    from packaging.version import InvalidVersion, Version
-
-    here = _asked(program(), "-dumpfullversion")
-    try:
-        old = need is not None and Version(here) < Version(need.version)
-    except InvalidVersion:
-        return
-    if need is not None and old:
-        raise BuildError(
-            "compiler-too-old",
-            f"A full build of {fork} needs GCC {need.version} or newer; {' '.join(program())} is GCC {here}.",
-            details=[f"{', '.join(need.sources)}: {need.reason}"],
-            todo=_todo(need.version),
-            data={"needed": need.version, "found": here, "sources": list(need.sources)},
-        )
 
 
 def explained(error: BuildError) -> BuildError:
@@ -93,6 +68,6 @@ def _todo(version: str) -> str:
     major = version.partition(".")[0]
     return (
         f"Install a newer one beside it (sudo apt-get install g++-{major}, or a later one that your system has) and name it: "
-        f"CC=gcc-{major} CXX=g++-{major} CUDAHOSTCXX=g++-{major} sparkwright build --full. "
-        "A graft compiles none of these sources: leave --full out."
+        f"CC=gcc-{major} CXX=g++-{major} CUDAHOSTCXX=g++-{major} sparkwright build …. "
+        "The default targets need none of the vendored sources: leave --targets out."
     )

@@ -35,35 +35,6 @@ if TYPE_CHECKING:
 ADDITIONS = 2
 
 
-class CompilerNeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The oldest GCC, as *version*, with which *sources* compile, and why."""
-
-    version: str
-    sources: tuple[str, ...]
-    reason: str
-
-
-class FullEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    What is otherwise where a fork is built whole, by its own build backend (`sparkwright.builder.full`).
-
-    Attributes:
-        variables, defines: Beside or in place of those of the fork; an empty value takes one away. ``{version}`` is upstream's version and
-            ``{jobs}`` how many compilers may wait at once.
-        config: Sections of the configuration file that setuptools reads beside ``setup.cfg``.
-        folders: Vendored source → the folder of it that its variable asks for, where that is not all of it.
-        extensions: Patterns of members, each of which the wheel must have, whatever upstream calls optional.
-        compiler: The host compiler that vendored sources need; nothing where the fork's own does.
-    """
-
-    variables: dict[str, str] = {}
-    defines: dict[str, str] = {}
-    config: dict[str, dict[str, str]] = {}
-    folders: dict[str, str] = {}
-    extensions: tuple[str, ...] = ()
-    compiler: CompilerNeed | None = None
-
-
 class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     How one fork is built.
@@ -71,7 +42,10 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         variables: Environment variables of its configure and build; they reach nothing else.
         defines: CMake cache entries. ``{python}``, ``{cuda}``, ``{build}`` and ``{source:FORK}`` stand for folders.
-        targets: For a graft: CMake target → path in the wheel of the library it makes.
+        core_targets: For a graft: the CMake targets that need no vendored source; they are compiled unless stack.yaml or ``--targets``
+            names others.
+        core_defines: Cache entries that leave all other targets out; set where only core targets are compiled.
+        targets: The targets to compile, as `settings` chooses them; not read from environment.yaml.
         package: For a graft: the folder of the tree whose files lie in the wheel at the same path.
         version_files: Python files of the wheel that state its version.
         requires: For a graft: normalised name of a project that the official wheel requires → the requirement to put in place of that, or
@@ -80,12 +54,13 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine has no record of it yet.
         disk: Kind of build → megabytes that it takes in the cache directory, tools and downloads left aside.
         seconds, longest: Work of a whole build on one core and of its longest unit, as measured; for the first estimate.
-        full: What is otherwise in a full build; there is none without it.
     """
 
     variables: dict[str, str] = {}
     defines: dict[str, str] = {}
-    targets: dict[str, str] = {}
+    core_targets: tuple[str, ...] = ()
+    core_defines: dict[str, str] = {}
+    targets: tuple[str, ...] = ()
     package: str = ""
     version_files: tuple[str, ...] = ()
     requires: dict[str, str] = {}
@@ -94,11 +69,20 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk: dict[str, int] = {}
     seconds: float = 0
     longest: float = 0
-    full: FullEnvironment | None = None
 
-    def deciding(self, *, full: bool) -> ForkEnvironment:
-        """Return what of it decides the bytes of a graft, or of a full build; the rest is about time and room."""
-        return msgspec.structs.replace(self, seconds=0, longest=0, memory={}, disk={}, full=self.full if full else None)
+    @property
+    def named_targets(self) -> tuple[str, ...]:
+        """The targets to compile by name; empty where all are compiled."""
+        return () if "all" in self.targets else self.targets
+
+    @property
+    def needs_vendored(self) -> bool:
+        """Do the targets to compile need the vendored sources?"""
+        return not set(self.targets) <= set(self.core_targets)
+
+    def deciding(self) -> ForkEnvironment:
+        """Return the settings that decide the bytes of a wheel, without those about time, memory and disk."""
+        return msgspec.structs.replace(self, seconds=0, longest=0, memory={}, disk={})
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -195,9 +179,42 @@ def spec(project: Project) -> EnvironmentSpec:
     path = project.build_folder / "environment.yaml"
     read = strict_yaml.load(path, EnvironmentSpec)
     for fork, settings in read.forks.items():
+        if settings.targets:
+            raise FileError("file-invalid", f"{path} names targets of {fork}, which stack.yaml or core_targets names.")
         if settings.requires and project.fork(fork).build != "graft":
             raise FileError("file-invalid", f"{path} changes requirements of {fork}, which is not grafted onto a wheel that has any.")
     return read
+
+
+def settings(session: Session, fork: str) -> ForkEnvironment:
+    """
+    Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen targets.
+
+    Raises:
+        file-invalid: As `spec`.
+    """
+    own = spec(session.project).forks[fork]
+    if session.project.fork(fork).build != "graft":
+        return own
+    targets = session.targets or session.project.fork(fork).targets or own.core_targets or ("all",)
+    chosen = msgspec.structs.replace(own, targets=("all",) if "all" in targets else tuple(sorted(set(targets))))
+    if chosen.needs_vendored:
+        return chosen
+    return msgspec.structs.replace(chosen, defines={**own.defines, **own.core_defines})
+
+
+def installed(session: Session) -> bool:
+    """Are the stack's locked tools installed?"""
+    return (_root(session, _key(pylock.wheels(session.project))) / "complete").exists()
+
+
+def _key(wheels: tuple[tuple[str, str, str], ...]) -> str:
+    inputs = {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine(), "additions": ADDITIONS}
+    return digest.key("environment", inputs)
+
+
+def _root(session: Session, key: str) -> Path:
+    return session.store.root / "environments" / key[:16]
 
 
 def obtain(session: Session) -> Toolchain:
@@ -209,10 +226,8 @@ def obtain(session: Session) -> Toolchain:
         command-failed: The installer failed.
     """
     wheels = pylock.wheels(session.project)
-    key = digest.key(
-        "environment", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine(), "additions": ADDITIONS}
-    )
-    root = session.store.root / "environments" / key[:16]
+    key = _key(wheels)
+    root = _root(session, key)
     if (root / "complete").exists():
         return Toolchain(key, root)
     with session.store.lock(f"environment-{key[:16]}"):

@@ -10,11 +10,12 @@ import hashlib
 import io
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from sparkwright.builder.configure import Library
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
@@ -80,9 +81,6 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )
-    if absent := [f"{target}: {member}" for target, member in settings.targets.items() if member not in found]:
-        todo = "Compare the members of the wheel with `targets` in environment.yaml."
-        raise BuildError("base-mismatch", f"{base.name} has no library for what is compiled here.", details=absent, todo=todo)
     # `write` does this again, after the compiling; an entry without effect should not cost an hour first.
     archive.requiring(metadata, settings.requires)
     console.note(f"{base.name}: its {len(names)} Python files are those of the source")
@@ -93,11 +91,40 @@ def _blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
+def members(base: Path, libraries: Iterable[Library], settings: ForkEnvironment) -> dict[str, str]:
+    """
+    Return the members of the wheel *base* that the compiled *libraries* replace, each with its path in the build folder.
+
+    Raises:
+        base-mismatch: The wheel has no member of a library's file name, or several.
+    """
+    with zip_file(base) as wheel:
+        names = list(archive.members(wheel, base.name))
+    replaced, faults = dict[str, str](), []
+    for library in libraries:
+        name = Path(library.path).name
+        matching = [member for member in names if member.rpartition("/")[2] == name]
+        if settings.named_targets and library.target not in settings.named_targets:
+            continue
+        if len(matching) == 1:
+            replaced[matching[0]] = library.path
+        elif settings.named_targets or library.installed or matching:
+            faults.append(f"{library.target}: {name}: {', '.join(matching) or 'not in the wheel'}")
+    if faults or not replaced:
+        todo = "Compare the members of the wheel with the targets in stack.yaml or --targets."
+        what = f"{base.name} has not exactly one library for each target that is compiled here."
+        raise BuildError("base-mismatch", what, details=faults, todo=todo)
+    return replaced
+
+
 def transplant(
-    session: Session, source: SourceTree, base: Path, build: Path, settings: ForkEnvironment
+    session: Session, source: SourceTree, base: Path, build: Path, members: Mapping[str, str], settings: ForkEnvironment
 ) -> tuple[dict[str, bytes], Transplant]:
     """
     Return the members that change, with their bytes, and the account of it.
+
+    Args:
+        members: The libraries to replace (`members`).
 
     Raises:
         compile-failed: The build folder lacks a library.
@@ -106,7 +133,7 @@ def transplant(
         change for change in session.objects.changes(source.source.tree, source.tree) if change.path.startswith(settings.package + "/")
     ]
     replace = {change.path: session.objects.blob(source.tree, change.path) or b"" for change in changes if change.status != "D"}
-    libraries = {member: _library(build, target, member) for target, member in settings.targets.items()}
+    libraries = {member: _library(build / path) for member, path in members.items()}
     with zip_file(base) as wheel:
         record = archive.records(wheel, WheelName.of(base.name).info, base.name)
     return {**replace, **libraries}, Transplant(
@@ -118,11 +145,11 @@ def transplant(
     )
 
 
-def _library(build: Path, target: str, member: str) -> bytes:
+def _library(path: Path) -> bytes:
     try:
-        return (build / Path(member).name).read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as error:
-        raise BuildError("compile-failed", f"Target {target} made no {Path(member).name}.", details=[f"build folder: {build}"]) from error
+        raise BuildError("compile-failed", f"The build made no {path.name}.", details=[f"library: {path}"]) from error
 
 
 def write(

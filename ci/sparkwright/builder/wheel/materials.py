@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 
-from sparkwright.builder import handover, source_tree
-from sparkwright.builder.environment import pylock
+from sparkwright.builder import source_tree
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import version_label
 from sparkwright.builder.wheel.graft import Transplant
@@ -31,7 +31,7 @@ def bill(
         What `sourcetree.make` raises, for the forks that the build reads.
     """
     project = session.project
-    told = {"stack": project.stack, "fork": source.fork, "built": session.kind(source.fork), "arch": project.spec.arch}
+    told = {"stack": project.stack, "fork": source.fork, "built": project.fork(source.fork).build, "arch": project.spec.arch}
     return Bill(
         source=source,
         needs=tuple(source_tree.make(session, need) for need in project.fork(source.fork).needs),
@@ -51,17 +51,17 @@ def vendored(session: Session, source: SourceTree) -> dict[str, VendoredLock]:
     """
     Return the vendored sources that the build of *source* takes, by name in the lock.
 
-    A full build takes those that it is handed, and what lies below them. Submodules are part of a git source; in an archive of the package
-    index they are covered by its hash.
+    A build of targets beyond the core takes those that FetchContent asks for, and the sources below them. Submodules are part
+    of a git source; in an archive of the package index they are covered by its hash.
     """
-    found = session.lock.forks[source.fork].vendored
-    handed = handover.wanted(session, source.fork) if session.kind(source.fork) == "full" else {}
+    sources = session.lock.forks[source.fork].vendored
+    fetched = toolchain.settings(session, source.fork).needs_vendored
 
     def taken(name: str) -> bool:
-        root = min((other for other in found if f"{name}/".startswith(f"{other}/")), key=len)
-        return root in handed or (found[root].kind == "submodule" and source.source.kind == "git")
+        root = min((other for other in sources if f"{name}/".startswith(f"{other}/")), key=len)
+        return source.source.kind == "git" if sources[root].kind == "submodule" else fetched
 
-    return {name: one for name, one in found.items() if taken(name)}
+    return {name: entry for name, entry in sources.items() if taken(name)}
 
 
 def compilers(session: Session) -> tuple[Archive, ...]:
