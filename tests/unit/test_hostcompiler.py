@@ -6,10 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.refusals import refusal
 
 from sparkwright.builder.environment import host_compiler
-from sparkwright.builder.environment.toolchain import CompilerNeed
 from sparkwright.builder.errors import BuildError
 
 #: As CMake prints them: broken into lines, indented.
@@ -52,18 +50,6 @@ def test_other_failures_stay_what_they_are(words: tuple[str, ...]) -> None:
     assert host_compiler.explained(error) is error
 
 
-def test_the_data_of_the_stack_decides_before_cmake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A need that the compiler here meets is none; one that it does not meet names the sources and the reason."""
-    monkeypatch.delenv("CXX", raising=False)
-    host_compiler.require("widget", None)
-    host_compiler.require("widget", CompilerNeed("4.8", ("alpha",), "old"))
-
-    with refusal("compiler-too-old") as caught:
-        host_compiler.require("widget", CompilerNeed("99", ("alpha", "beta"), "a header of tomorrow"))
-
-    assert caught.value.details == ("alpha, beta: a header of tomorrow",)
-
-
 def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """``CXX`` names it; another compiler is another machine for the keys of builds."""
     monkeypatch.delenv("CXX", raising=False)
@@ -76,4 +62,3 @@ def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatc
 
     assert before
     assert host_compiler.identity() != before
-    host_compiler.require("widget", CompilerNeed("99", ("alpha",), "a header of tomorrow"))

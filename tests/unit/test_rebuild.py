@@ -145,7 +145,7 @@ def test_every_wheel_says_what_it_was_made_of(mini: Mini) -> None:
     record = reproduce.record_of(built(mini))
 
     assert (record.stack, record.source.fork, record.compiler) == ("demo", "cutlass", "")
-    assert all("/" in name or name in ("sparkwright", "--full") for name in record.inputs)
+    assert all("/" in name or name in ("sparkwright", "--targets") for name in record.inputs)
     assert {"forks/demo/lock.yaml (cutlass)", "build/demo/environment.yaml", "sparkwright"} <= record.inputs.keys()
 
 

@@ -214,14 +214,13 @@ def test_the_bill_of_a_graft_names_what_is_under_it(mini: Mini) -> None:
 
 
 def test_vendored_sources_are_those_that_the_build_takes(mini: Mini) -> None:
-    """A graft takes no fetched source; a full build takes what it is handed, less what a fork stands in for."""
+    """The default targets take no fetched source; all targets take each of them."""
     session = mini.session()
     source = source_tree.make(session, "vllm")
 
     assert materials.vendored(session, source) == {}
-    assert set(materials.vendored(dataclasses.replace(session, full=True), source)) == {
-        name for name, one in session.lock.forks["vllm"].vendored.items() if one.variable and name != "cutlass"
-    }
+    everything = dataclasses.replace(session, targets=("all",))
+    assert set(materials.vendored(everything, source)) == set(session.lock.forks["vllm"].fetched)
 
 
 def test_an_sbom_of_upstream_stays_and_ours_is_replaced(tmp_path: Path) -> None:

@@ -91,14 +91,14 @@ def _env(name: str, value: str, variables: dict[str, str]) -> dict[str, str]:
     return {value: workflows.text(MADE["pipeline"]["jobs"][name]["env"][value], {"vars": variables})}
 
 
-@pytest.mark.parametrize(("variables", "full"), [({}, ""), ({"FULL": "yes"}, "yes"), ({"FULL": "no"}, "")])
-def test_the_default_build_is_the_graft_that_the_locks_are_for(variables: dict[str, str], full: str) -> None:
-    """Without a word of the lab nothing is asked for that needs vendored sources; a lab that locked them says so."""
-    assert _env("build", "FULL", variables) == {"FULL": full}
+@pytest.mark.parametrize("targets", ["", "all"])
+def test_the_default_build_compiles_the_targets_that_the_locks_are_for(targets: str) -> None:
+    """Targets that need vendored sources are built only where the lab's variable names them."""
+    assert _env("build", "TARGETS", {"TARGETS": targets} if targets else {}) == {"TARGETS": targets}
     [build] = [text for name, job, step, text in RUNS if (name, job, step) == ("pipeline", "build", "Build")]
     words = ["bash", "-c", f"sparkwright() {{ printf '%s\\n' \"$@\"; }}\n{build}"]
-    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin", "FULL": full}, capture_output=True, text=True, check=True)
-    assert ("--full" in done.stdout.splitlines()) == bool(full)
+    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin", "TARGETS": targets}, capture_output=True, text=True, check=True)
+    assert ("--targets" in done.stdout.splitlines()) == bool(targets)
 
 
 def test_a_plan_for_another_machine_has_its_compiler() -> None:
@@ -164,7 +164,7 @@ def test_no_text_of_others_becomes_part_of_a_script(name: str, job: str, step: s
 def test_a_job_calls_verbs_that_exist(name: str, job: str, step: str, text: str) -> None:
     """Each line of a step that calls sparkwright is one that the program takes, options and all."""
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        plain = line.replace("${FULL:+--full}", "--full")
+        plain = line.replace('${TARGETS:+--targets "$TARGETS"}', "--targets all")
         plain = re.sub(r'\$\{KEY:\+"(--[a-z]+)=\$KEY"\}', r"\1=key", plain)
         found = re.match(r"\s*(?:user/bin/)?sparkwright (.*)", plain)
         if found:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -106,4 +107,4 @@ def absolute(address: str, base: str) -> str:
         raise SourceError(
             "declaration-unsafe", f"{FILE} has an address that leaves its host.", details=[f"{address!r}"]
         )
-    return urljoin(f"{base.rstrip('/')}/", address).rstrip("/")
+    return parts._replace(path=posixpath.normpath(posixpath.join(parts.path, address))).geturl()

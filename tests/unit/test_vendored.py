@@ -1,0 +1,172 @@
+"""Vendored sources: submodules from ``.gitmodules``, declarations from traced CMake calls, and both against the lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.refusals import refusal
+
+from sparkwright.builder import vendored
+from sparkwright.builder.configure import Call
+from sparkwright.builder.vendored import Declaration
+from sparkwright.core.git_store import Objects
+from sparkwright.forks import vendored as gitmodules
+from sparkwright.forks.errors import SourceError
+from sparkwright.forks.lock import ForkLock, VendoredLock
+from sparkwright.forks.vendored import Submodule
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Repository
+
+COMMIT = "1" * 40
+URL = "https://host.example/part.git"
+BASE = "https://host.example/group/fork.git"
+
+
+def superproject(repository: Repository, modules: str | None, *paths: str) -> str:
+    """Commit *modules* as .gitmodules and a link to `COMMIT` at each path; return the tree."""
+    repository.commit({".gitmodules": modules.encode()} if modules is not None else {"file": b""})
+    for path in paths:
+        repository.git("update-index", "--add", "--cacheinfo", f"160000,{COMMIT},{path}")
+    return repository.git("write-tree")
+
+
+def section(path: str, url: str, name: str = "") -> str:
+    return f'[submodule "{name or path}"]\n\tpath = {path}\n\turl = {url}\n'
+
+
+def submodules(repository: Repository, tree: str) -> tuple[Submodule, ...]:
+    return gitmodules.submodules(Objects(repository.path / ".git"), tree, BASE)
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        (section("a", URL, "x") + section("b/c", "../part.git"), [("a", URL), ("b/c", "https://host.example/group/part.git")]),
+        (section("gone", "ext::x"), [("a", ""), ("b/c", "")]),
+        (None, [("a", ""), ("b/c", "")]),
+        ("[include]\n\tpath = /etc/passwd\n", [("a", ""), ("b/c", "")]),
+    ],
+)
+def test_submodules_are_links_with_the_address_of_gitmodules(
+    repository: Repository, modules: str | None, expected: list[tuple[str, str]]
+) -> None:
+    """A section without a link counts for nothing, and an include reads no file of this machine."""
+    tree = superproject(repository, modules, "a", "b/c")
+    assert submodules(repository, tree) == tuple(Submodule(path, url, COMMIT) for path, url in expected)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        *(section("a", url) for url in ("ext::sh -c x", "fd::17", "-u./run", "https://a.example/\a", "../../../../b.example/x", "x" * 3000)),
+        "[submodule",
+        '[submodule "a"]\n\tpath = a\n\turl = https://a.example\n\turl = https://b.example\n',
+        section("a", "https://a.example", "x") + section("a", "https://b.example", "y"),
+    ],
+)
+def test_unsafe_or_contradictory_gitmodules_is_refused(repository: Repository, modules: str) -> None:
+    with refusal("declaration-unsafe"):
+        submodules(repository, superproject(repository, modules, "a"))
+
+
+@pytest.mark.parametrize("base", [BASE, "https://host.example/g/f/", "ssh://git@host.example/g/f", "file:///srv/g/f"])
+@pytest.mark.parametrize("address", ["../x.git", "./x", "../../x", "https://other.example/x", "./../x"])
+def test_relative_addresses_are_those_of_git(repository: Repository, base: str, address: str) -> None:
+    superproject(repository, section("a", address), "a")
+    repository.git("remote", "add", "origin", base)
+    repository.git("submodule", "init")
+    assert gitmodules.absolute(address, base) == repository.git("config", "submodule.a.url")
+
+
+@given(st.text(max_size=60), st.sampled_from(["", BASE, "git@host.example:a/b"]))
+def test_any_address_is_refused_or_plain(address: str, base: str) -> None:
+    try:
+        result = gitmodules.absolute(address, base)
+    except SourceError as error:
+        assert error.reference == "declaration-unsafe"
+        return
+    assert result.isprintable()
+    assert not result.startswith(("-", "ext::", "fd::"))
+
+
+def call(command: str, *arguments: str) -> Call:
+    return Call("CMakeLists.txt", 7, command, arguments)
+
+
+def declared(*calls: Call) -> list[tuple[str, str, str, bool]]:
+    return [(found.name, found.url, found.ref, found.pinnable) for found in vendored.declarations(calls)]
+
+
+@pytest.mark.parametrize(
+    ("traced", "expected"),
+    [
+        (call("fetchcontent_declare", "Part", "GIT_REPOSITORY", URL, "GIT_TAG", "v1", "GIT_SHALLOW", "TRUE"), [("Part", URL, "v1", True)]),
+        (call("fetchcontent_declare", "part", f"GIT_REPOSITORY;{URL};GIT_TAG;V1"), [("part", URL, "V1", True)]),
+        (call("fetchcontent_declare", "part", "GIT_REPOSITORY", URL), [("part", URL, "master", True)]),
+        (call("fetchcontent_declare", "part", "SOURCE_DIR", "/here"), []),
+        (call("fetchcontent_declare", "part", "DOWNLOAD_COMMAND", ""), []),
+        (call("fetchcontent_populate", "part"), []),
+        (call("fetchcontent_populate", "part", "GIT_REPOSITORY", URL, "GIT_TAG", "v1"), [("part", URL, "v1", False)]),
+        (call("externalproject_add", "part", "URL", URL, "URL_HASH", "SHA256=0"), [("part", URL, "", False)]),
+        (call("file", "DOWNLOAD", URL, "here"), [(URL, URL, "", False)]),
+        (call("file", "WRITE", "here", "text"), []),
+    ],
+)  # fmt: skip
+def test_traced_calls_declare_sources(traced: Call, expected: list[tuple[str, str, str, bool]]) -> None:
+    assert declared(traced) == expected
+
+
+def test_first_declaration_of_a_name_counts() -> None:
+    """FetchContent ignores a later one, whatever the case of its name."""
+    first = call("fetchcontent_declare", "part", "GIT_REPOSITORY", URL, "GIT_TAG", "v1")
+    later = call("fetchcontent_declare", "Part", "GIT_REPOSITORY", URL, "GIT_TAG", "v2")
+
+    assert declared(first, later) == [("part", URL, "v1", True)]
+
+
+@pytest.mark.parametrize("option", ["GIT_REPOSITORY", "GIT_TAG", "URL"])
+@pytest.mark.parametrize("value", ["ext::sh -c x", "--upload-pack=x", "https://a.example/\x1b"])
+def test_unsafe_declaration_is_refused(option: str, value: str) -> None:
+    repository = ("GIT_REPOSITORY", URL) if option == "GIT_TAG" else ()
+    with refusal("declaration-unsafe"):
+        declared(call("fetchcontent_declare", "part", *repository, option, value))
+
+
+PART = VendoredLock(URL, COMMIT, COMMIT, "2" * 40)
+DECLARED = Declaration("part", URL, COMMIT, "CMakeLists.txt:7")
+
+
+def faults(*sources: Declaration, ignored: dict[str, str] | None = None, complete: bool = True) -> tuple[str, ...]:
+    locked = ForkLock(vendored={"part": PART, "third/party": VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="submodule")})
+    try:
+        vendored.check("mini", sources, locked, ignored or {}, complete=complete)
+    except SourceError as error:
+        assert error.reference == "source-unlocked"
+        return error.details
+    return ()
+
+
+def test_locked_and_ignored_sources_pass() -> None:
+    assert faults(DECLARED) == ()
+    assert faults(complete=False) == ()
+    assert faults(DECLARED, Declaration("other", URL, "v1", "x:1"), ignored={"other": "only CPUs", "a/b": "a submodule"}) == ()
+
+
+def test_source_that_the_lock_pins_otherwise_is_refused() -> None:
+    """Another address, another ref, a source of no entry, a kind that cannot be pinned; a password is not shown."""
+    secret = "https://user:secret@host.example/other.git"
+    assert "in the lock" not in faults(Declaration("part", secret, COMMIT, "x:1"))[0]
+    assert "secret" not in faults(Declaration("part", secret, COMMIT, "x:1"))[0]
+    assert faults(Declaration("part", URL, "3" * 40, "x:1")) != ()
+    assert faults(DECLARED, Declaration("more", URL, "v1", "x:1")) == (f"x:1: more: {URL} at v1 is not in the lock",)
+    assert "cannot pin" in faults(DECLARED, Declaration("more", URL, "", "x:1", pinnable=False))[0]
+
+
+def test_entry_without_effect_is_refused() -> None:
+    """Only a configure of every target can show that."""
+    assert faults() == ("lock: part: CMake asks for no such source",)
+    assert faults(DECLARED, ignored={"gone": "once"}) == ("ignored: gone: CMake asks for no such source",)
