@@ -194,7 +194,7 @@ class Parts:
     def _base(self) -> FileLock:
         """Put an official wheel with three libraries into the store, and return its lock."""
         library = self.folder / "library.so"
-        words = ["-shared", "-Wl,--no-as-needed", "-x", "c++", "-o", library, "/dev/null"]
+        words = ["-shared", "-Wl,--no-as-needed", "-x", "c++", "-o", str(library), "/dev/null"]
         subprocess.run(["c++", *words], check=True)
         name = WheelName("widget", "1.5", f"cp39-abi3-linux_{platform.machine()}")
         files = {f"widget/{target}.abi3.so": library.read_bytes() for target in ("_core", "_extra", "_other")}

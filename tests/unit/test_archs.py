@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
+from sparkwright.builder.arch import cmake_file
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Rule
-from sparkwright.core import cmake_file, strict_yaml
+from sparkwright.core import strict_yaml
 
 REVIEWED = Path(__file__).parents[2] / "build"
 

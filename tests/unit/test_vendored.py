@@ -87,7 +87,8 @@ def test_any_address_is_refused_or_plain(address: str, base: str) -> None:
     try:
         result = gitmodules.absolute(address, base)
     except SourceError as error:
-        assert error.reference == "declaration-unsafe"
+        if error.reference != "declaration-unsafe":
+            raise
         return
     assert result.isprintable()
     assert not result.startswith(("-", "ext::", "fd::"))
@@ -145,7 +146,8 @@ def faults(*sources: Declaration, ignored: dict[str, str] | None = None, complet
     try:
         vendored.check("mini", sources, locked, ignored or {}, complete=complete)
     except SourceError as error:
-        assert error.reference == "source-unlocked"
+        if error.reference != "source-unlocked":
+            raise
         return error.details
     return ()
 

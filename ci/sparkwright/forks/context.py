@@ -17,7 +17,7 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
-from sparkwright.forks.mirror import Mirror
+from sparkwright.forks.mirror import Mirror, mirrored
 from sparkwright.forks.stack import Project, SourceKind
 
 
@@ -86,7 +86,7 @@ class Session:
 
     def mirror(self, url: str) -> Mirror:
         """Return the mirror of the upstream repository *url*."""
-        return Mirror(self, url)
+        return Mirror(self.store, self.objects, url, self.mirrored(url), offline=self.offline)
 
     @cached_property
     def lock(self) -> lock.Lock:
@@ -108,17 +108,8 @@ class Session:
         return f"{name}-{self.machine}" if self.cross else name
 
     def mirrored(self, url: str) -> str:
-        """Return where *url* is reached: the longest matching beginning is replaced; a local folder becomes a ``file://`` URL."""
+        """Return where *url* is reached (`mirror.mirrored`)."""
         return mirrored(self.mirrors, url)
-
-
-def mirrored(mirrors: Mapping[str, str], url: str) -> str:
-    """Return *url* with its longest beginning that is in *mirrors* replaced; a local folder becomes a ``file://`` URL."""
-    for prefix in sorted(mirrors, key=len, reverse=True):
-        if url.startswith(prefix):
-            url = mirrors[prefix] + url[len(prefix) :]
-            break
-    return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
 
 
 class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from sparkwright.core import git
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import GitError
+from sparkwright.core.git_store import Objects
+from sparkwright.core.store import Store
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.package_index import shown
-
-if TYPE_CHECKING:
-    from sparkwright.forks.context import Session
 
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
@@ -45,18 +45,15 @@ class Mirror:
     The copy of one upstream repository.
 
     Args:
-        url: What the lock or the ledger calls it; the mirror map says where it is reached.
+        objects: Borrows from the mirrors of *store*.
+        url: The repository's address in the lock or the ledger.
+        address: Where the mirror map says that it is reached.
     """
 
-    def __init__(self, session: Session, url: str) -> None:
-        self._session, self.url = session, url
-        self._objects = session.objects
-        self.path = session.store.root / "mirrors" / _folder(url)
-
-    @property
-    def address(self) -> str:
-        """Where the repository is reached."""
-        return self._session.mirrored(self.url)
+    def __init__(self, store: Store, objects: Objects, url: str, address: str, *, offline: bool = False) -> None:
+        self._store, self._objects, self._offline = store, objects, offline
+        self.url, self.address = url, address
+        self.path = store.root / "mirrors" / _folder(url)
 
     def ref(self, name: str) -> str | None:
         """
@@ -152,11 +149,11 @@ class Mirror:
     def _held(self) -> Iterator[bool]:
         """Hold the mirror's lock, make the mirror when it is not there, clear up after a killed git; yield whether it has histories."""
         self._online(f"a part of {shown(self.url)}")
-        with self._session.store.lock(f"mirror-{self.path.name}"):
+        with self._store.lock(f"mirror-{self.path.name}"):
             if self.path.is_file():
                 raise self._damaged(["a file lies where its folder should be"])
             if not (self.path / "HEAD").exists():
-                with self._session.store.building(self.path) as folder:
+                with self._store.building(self.path) as folder:
                     git.run(["init", "-q", "--bare", "."], cwd=folder)
                 self._objects.borrow(self.path.parent.glob("*.git"))
             for left in (*self.path.glob("*.lock"), *self.path.glob("refs/**/*.lock"), *self.path.glob("objects/pack/*tmp*")):
@@ -175,7 +172,7 @@ class Mirror:
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")
         try:
-            with console.step(f"mirror {shown(self.url)}"), console.progress("objects", 0) as progress:
+            with console.progress(f"mirror {shown(self.url)}: objects", 0) as progress:
 
                 def on_progress(phase: str, done: int, total: int) -> None:
                     progress.total = total
@@ -195,7 +192,7 @@ class Mirror:
         return said.splitlines()[:20] if status else ()
 
     def _online(self, what: str) -> None:
-        if self._session.offline:
+        if self._offline:
             raise SourceError("offline", f"{what} is not in the store.")
 
     def _damaged(self, words: Sequence[str]) -> SourceError:
@@ -207,7 +204,25 @@ class Mirror:
 
 
 def _folder(url: str) -> str:
-    """Return the name of the mirror's folder: readable, and never two for one url or one for two."""
-    place = url.removesuffix(".git").rsplit("://", maxsplit=1)[-1].rsplit("@", maxsplit=1)[-1]
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "+", place)[-80:].strip("+.")
-    return f"{plain}-{sha256_bytes(url.encode())[:8]}.git"
+    """Return the name of the mirror's folder: readable, and different for different repositories."""
+    address = url.removesuffix(".git").rsplit("://", maxsplit=1)[-1].rsplit("@", maxsplit=1)[-1]
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "+", address)[-80:].strip("+.")
+    return f"{readable}-{sha256_bytes(url.encode())[:8]}.git"
+
+
+def mirrored(mirrors: Mapping[str, str], url: str) -> str:
+    """
+    Return the address at which the repository *url* is reached.
+
+    The longest beginning of *url* that is in *mirrors* is replaced. GitHub's addresses are compared without regard to case, as
+    GitHub does. A local folder becomes a ``file://`` URL.
+    """
+    for prefix in sorted(mirrors, key=len, reverse=True):
+        if _comparable(url).startswith(_comparable(prefix)):
+            url = mirrors[prefix] + url[len(prefix) :]
+            break
+    return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
+
+
+def _comparable(url: str) -> str:
+    return url.lower() if url.lower().startswith("https://github.com/") else url

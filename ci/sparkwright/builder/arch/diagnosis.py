@@ -14,10 +14,10 @@ from pathlib import PurePosixPath
 
 import msgspec
 
+from sparkwright.builder.arch import cmake_file
+from sparkwright.builder.arch.cmake_file import Command
 from sparkwright.builder.arch.rules import Rule
 from sparkwright.builder.configure import Call, Unit
-from sparkwright.core import cmake_file
-from sparkwright.core.cmake_file import Command
 from sparkwright.core.errors import FileError
 
 #: An arch in any of the spellings of CMake, of torch and of nvcc: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.

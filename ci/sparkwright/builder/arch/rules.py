@@ -14,9 +14,10 @@ from typing import Annotated
 
 import msgspec
 
+from sparkwright.builder.arch import cmake_file
+from sparkwright.builder.arch.cmake_file import Argument, Command, Edit
 from sparkwright.builder.arch.forbidden_patterns import Guard
-from sparkwright.core import cmake_file, strict_yaml
-from sparkwright.core.cmake_file import Argument, Command, Edit
+from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 
 #: Text that a person wrote: a reason of one blank is none.

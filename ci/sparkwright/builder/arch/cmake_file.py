@@ -48,16 +48,12 @@ class Scope(msgspec.Struct, frozen=True):
     An enclosing branch or body.
 
     Attributes:
-        text: The arguments of what opens it, with single spaces between them and their parentheses (``else`` has none).
-        start: Offset of what opens it: no other scope of the file has the same.
-        chain: Offset of what opens the chain that the branch is one of; of two branches of a chain, CMake enters one at most.
+        text: The arguments of the command that opens it, with single spaces between them and their parentheses (``else``
+            has none).
     """
 
     kind: str
     text: str
-    line: int
-    start: int
-    chain: int
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -66,17 +62,14 @@ class Command(msgspec.Struct, frozen=True):
 
     Attributes:
         name: In lower case.
-        line: The first line that it covers, from 1.
+        line: Its first line, from 1.
         scopes: The scopes around it, outermost first.
-        opens: The scope that begins with it.
     """
 
     name: str
     line: int
-    last_line: int
     arguments: tuple[Argument, ...]
     scopes: tuple[Scope, ...]
-    opens: Scope | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -130,9 +123,8 @@ def _children(node: Node, scopes: tuple[Scope, ...]) -> list[tuple[Node, tuple[S
     for child in node.children:
         if child.type in _OPENERS:
             result.append((child, scopes))
-            command = _command(child, scopes)
-            assert command.opens is not None
-            inner = (*scopes, command.opens)
+            words = _words(found for found in child.children if found.type == "argument_list")
+            inner = (*scopes, Scope(_OPENERS[child.type], " ".join(words)))
         else:
             result.append((child, inner))
     return result
@@ -143,11 +135,7 @@ def _command(node: Node, scopes: tuple[Scope, ...]) -> Command:
     lists = [child for child in node.children if child.type == "argument_list"]
     nodes = (child.children[0] for found in lists for child in found.children if child.type == "argument" and child.children)
     arguments = tuple(_argument(child) for child in nodes)
-    line, opens = node.start_point[0] + 1, None
-    if node.type in _OPENERS:
-        chain = node.parent.start_byte if node.parent else node.start_byte
-        opens = Scope(_OPENERS[node.type], " ".join(_words(lists)), line, node.start_byte, chain)
-    return Command(_text(name).lower(), line, node.end_point[0] + 1, arguments, scopes, opens)
+    return Command(_text(name).lower(), node.start_point[0] + 1, arguments, scopes)
 
 
 def _words(lists: Iterable[Node]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.core import cmake_file
-from sparkwright.core.cmake_file import Edit
+from sparkwright.builder.arch import cmake_file
+from sparkwright.builder.arch.cmake_file import Edit
 
 BRANCHES = b"""\
 # set(LIST "0") in a comment is no command
