@@ -64,8 +64,8 @@ def scales(tree: Path) -> ModuleType:
 
 
 def settings(tree: Path) -> dict[str, str]:
-    defines = toolchain.spec(PROJECT).forks["vllm"].defines
-    return {**defines, "VLLM_CUTLASS_SRC_DIR": str(SOURCES / "cutlass")}
+    fork = toolchain.spec(PROJECT).forks["vllm"]
+    return {**fork.defines, **fork.core_defines, "FETCHCONTENT_FULLY_DISCONNECTED": "ON", "VLLM_CUTLASS_SRC_DIR": str(SOURCES / "cutlass")}
 
 
 def test_ids_depend_on_nothing_of_this_machine(made: Upstreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

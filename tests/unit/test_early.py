@@ -14,16 +14,17 @@ from tests.refusals import refusal
 
 from sparkwright.builder import preflight
 from sparkwright.builder.compile.costs import Costs
+from sparkwright.builder.configure import Library
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import EnvironmentSpec
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel import archive, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
-from sparkwright.forks import lock
+from sparkwright.forks import download, lock
 from sparkwright.forks.context import Session
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
@@ -198,15 +199,21 @@ def failure(session: Session, changed: Mapping[str, str | bytes | None]) -> Spar
     return caught.value
 
 
-def test_a_base_of_another_layout_is_refused_before_anything_is_compiled(mini: Mini) -> None:
-    """Libraries that are to be replaced and are not in the official wheel are named, with the target that makes each."""
+def test_library_without_one_member_in_the_base_is_refused(mini: Mini) -> None:
+    """A library takes the place of the member of its file name; without one, or with two, its target is named."""
     sound = with_base(mini, *LIBRARIES)
     assert findings(sound, source_of(sound, {}), building=True) == []
+    locked = sound.lock.forks["vllm"].bases[platform.machine()]
+    base = download.path_of(sound.store, locked.sha256, locked.filename)
+    settings = toolchain.settings(sound, "vllm")
+    core = [Library(Path(member).name.partition(".")[0], Path(member).name, True) for member in LIBRARIES]
 
-    error = failure(with_base(mini, LIBRARIES[0], "mini_vllm/_moe_C.abi3.so"), {})
-
-    assert error.reference == "base-mismatch"
-    assert error.details == ("_moe_C_stable_libtorch: mini_vllm/_moe_C_stable_libtorch.abi3.so",)
+    assert graft.members(base, core, settings) == {member: Path(member).name for member in LIBRARIES}
+    assert graft.members(base, [*core, Library("tests", "tests.so", False)], settings) == graft.members(base, core, settings)
+    other = with_base(mini, LIBRARIES[0], f"elsewhere/{Path(LIBRARIES[0]).name}").lock.forks["vllm"].bases[platform.machine()]
+    with refusal("base-mismatch") as caught:
+        graft.members(download.path_of(sound.store, other.sha256, other.filename), core, settings)
+    assert [line.partition(":")[0] for line in caught.value.details] == [library.target for library in core]
 
 
 def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:
@@ -219,14 +226,14 @@ def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:
 
 def test_several_failures_of_the_base_and_the_source_come_together(mini: Mini) -> None:
     """A failure with a class of its own stands in one list with the findings that have none."""
-    error = failure(with_base(mini), {"csrc/a.cu": "#if A\n"})
+    error = failure(with_base(mini, damage=True), {"csrc/a.cu": "#if A\n"})
 
     assert error.reference == "early-check-failed"
     assert [line.partition(" ")[0] for line in error.details if not line.startswith(" ")] == [
         "csrc/a.cu:1:",
         "mini_vllm-0.33.0-cp38-abi3-linux_" + platform.machine() + ".whl",
     ]
-    assert "(base-mismatch)" in error.details[1]
+    assert "(source-mismatch)" in error.details[1]
 
 
 def test_what_the_official_wheel_requires_of_the_stack_must_be_there(mini: Mini) -> None:
