@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import measure
-from sparkwright.builder import probes
+from sparkwright.builder import host_info
 from sparkwright.builder.compile.costs import Costs, Expected, Shipped, ShippedFile
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import strict_yaml
@@ -29,7 +29,7 @@ if not costs:
     sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")
 nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")
 shipped = Shipped(
-    host=f"{os.cpu_count()} cores, {probes.processor()}",
+    host=f"{os.cpu_count()} cores, {host_info.processor()}",
     toolchain=f"CUDA {nvcc}, {toolchain.host_compiler()}",
     arch=session.project.spec.arch,
     date=datetime.datetime.now(datetime.UTC).date().isoformat(),

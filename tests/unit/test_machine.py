@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright.builder import probes
-from sparkwright.builder.host_info import Machine, facts
-from sparkwright.builder.probes import Gpu, Place
+from sparkwright.builder import host_info
+from sparkwright.builder.host_info import Endpoint, Gpu, Machine, facts
 from sparkwright.cli import doctor
-from sparkwright.cli.doctor import Advice, advice
+from sparkwright.cli.doctor import Advice, CacheContents
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
@@ -40,9 +39,18 @@ SPARK = Machine(
     tools={"git": "2.43.0", "gcc": "13.3.0", "g++": "13.3.0"},
     docker="28.2.2",
     container="",
-    index=Place("https://index.example/simple/", reachable=True),
-    upstream=Place("https://git.example/vllm.git", reachable=True),
+    index=Endpoint("https://index.example/simple/", reachable=True),
+    upstream=Endpoint("https://git.example/vllm.git", reachable=True),
 )
+
+
+FULL = CacheContents(sources=True, tools=True, bases=True, demo_tools=True)
+EMPTY = CacheContents(sources=False, tools=False, bases=False, demo_tools=False)
+
+
+def advice(machine: Machine, project: Project, cache: CacheContents = EMPTY) -> tuple[Advice, ...]:
+    """Return the advice for *machine*, with an empty cache directory unless *cache* is given."""
+    return doctor.advice(machine, project, cache)
 
 
 @pytest.fixture(name="project")
@@ -172,12 +180,33 @@ def test_gates_run_only_on_the_right_gpu(project: Project, gpus: tuple[Gpu, ...]
 
 def test_unreachable_hosts_change_what_lock_and_fetch_do(project: Project) -> None:
     """Without the upstream host the index is used; without the index only the cache directory is left."""
-    no_git = msgspec.structs.replace(SPARK, upstream=Place("https://git.example/vllm.git", reachable=False, note="no route"))
-    alone = msgspec.structs.replace(no_git, index=Place("https://index.example/", reachable=False, note="no route"))
+    no_git = msgspec.structs.replace(SPARK, upstream=Endpoint("https://git.example/vllm.git", reachable=False, note="no route"))
+    alone = msgspec.structs.replace(no_git, index=Endpoint("https://index.example/", reachable=False, note="no route"))
 
     assert {"look"} == states(advice(no_git, project))["lock"] == states(advice(no_git, project))["fetch"]
     assert {"missing"} == states(advice(alone, project))["lock"]
     assert "no route" in of(advice(alone, project), "fetch")[0].says
+
+
+def test_without_a_network_only_cached_downloads_make_a_verb_ready(project: Project) -> None:
+    """With an empty cache every verb that downloads is missing; a filled one makes it ready again."""
+    unreachable = Endpoint("https://index.example/", reachable=False, note="no route")
+    alone = msgspec.structs.replace(SPARK, index=unreachable, upstream=unreachable)
+
+    for verb in ("apply", "plan", "build", "audit", "demo"):
+        (item,) = of(advice(alone, project), verb)
+        assert (item.state, "cache directory lacks" in item.says) == ("missing", True)
+        assert "ready" in states(advice(alone, project, FULL))[verb]
+    no_bases = msgspec.structs.replace(FULL, bases=False)
+    assert states(advice(alone, project, no_bases))["plan"] == {"ready"}
+    assert of(advice(alone, project, no_bases), "build")[0].says.endswith("lacks official wheels")
+
+
+def test_the_contents_of_an_empty_cache_are_nothing(project: Project, tmp_path: Path) -> None:
+    """Each content is looked for in the store; an empty store has none."""
+    session = Session(project, Store(tmp_path), (), tmp_path, offline=True)
+
+    assert doctor.cache_contents(session) == EMPTY
 
 
 def test_facts_of_this_machine_are_plausible(tmp_path: Path, index: str) -> None:
@@ -188,21 +217,21 @@ def test_facts_of_this_machine_are_plausible(tmp_path: Path, index: str) -> None
     assert machine.memory >= machine.memory_available > 0
     assert machine.disk_free > 0
     assert machine.tools["git"][0].isdigit()
-    assert Place(index, reachable=True) == machine.index
+    assert Endpoint(index, reachable=True) == machine.index
     assert not machine.upstream.reachable
     assert machine.upstream.note
 
 
 def test_an_index_that_refuses_is_not_reached(index: str) -> None:
     """An answer other than the page is not an index."""
-    assert probes.reach_index(f"{index}nothing-here").note == "HTTP status 404"
+    assert host_info.reach_index(f"{index}nothing-here").note == "HTTP status 404"
 
 
 def test_credentials_of_the_index_are_not_shown(tmp_path: Path) -> None:
     """A user's name and password stay out of the facts, whether the index answers or not."""
     address = "http://anna:geheim@127.0.0.1:9/simple/"
 
-    assert "geheim" not in repr(facts(tmp_path, address, "", offline=True)) + repr(probes.reach_index(address))
+    assert "geheim" not in repr(facts(tmp_path, address, "", offline=True)) + repr(host_info.reach_index(address))
 
 
 def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:
@@ -212,7 +241,7 @@ def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:
         began = time.monotonic()
         machine = facts(tmp_path, address, f"{address}vllm.git")
 
-        assert time.monotonic() - began < probes.PATIENCE + 1
+        assert time.monotonic() - began < host_info.PATIENCE + 1
     assert not machine.index.reachable
     assert not machine.upstream.reachable
 
@@ -221,7 +250,7 @@ def test_a_probe_that_hangs_leaves_the_other_answers() -> None:
     """Only the answers that came in time are returned."""
     forever = threading.Event()
 
-    assert probes.answers({"slow": forever.wait, "quick": lambda: 1}, 0.2) == {"quick": 1}
+    assert host_info.run_probes({"slow": forever.wait, "quick": lambda: 1}, 0.2) == {"quick": 1}
     forever.set()
 
 
@@ -243,5 +272,5 @@ def test_doctor_prints_one_document_as_json(
     console.finish()
 
     document = msgspec.json.decode(capsys.readouterr().out)
-    assert {"machine", "stack", "advice"} == document.keys()
+    assert document.keys() == {"schema", "machine", "stack", "advice"}
     assert msgspec.convert(document["machine"], Machine).cores >= 1

@@ -1,22 +1,28 @@
 """
 ``sparkwright doctor``: what this machine has, what each verb would do with it, and what to install.
 
-The advice is a pure function of a machine and a stack, so that it can be read, and tested, for machines that are not here.
+The advice is a pure function of a machine, a cache and a stack, so that tests can ask for machines that are not here.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from sparkwright.builder.compile import costs
-from sparkwright.builder.environment import cross, toolchain
+from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.host_info import Machine, facts
 from sparkwright.core.console import console, duration, size
+from sparkwright.core.errors import FileError
+from sparkwright.core.git_store import Objects
+from sparkwright.core.store import Store
+from sparkwright.forks import download
 from sparkwright.forks.context import Session
+from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import Project
 
 #: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``: ends with an error here.
@@ -41,6 +47,60 @@ class Advice(msgspec.Struct, frozen=True):
     install: str = ""
 
 
+class CacheContents(msgspec.Struct, frozen=True):
+    """
+    What the cache directory holds, so that it can be used without a network.
+
+    Attributes:
+        sources: A locked source of every fork of the stack.
+        tools: Every wheel of the stack's ``pylock.toml``.
+        bases: The official wheel of every fork that is grafted.
+        demo_tools: Every wheel of the demo's ``pylock.toml``.
+    """
+
+    sources: bool
+    tools: bool
+    bases: bool
+    demo_tools: bool
+
+
+def cache_contents(session: Session) -> CacheContents:
+    """Return what the store of *session* holds of the stack's and the demo's downloads."""
+    from sparkwright import demo
+
+    store, forks = session.store, session.project.spec.forks
+    try:
+        locks = session.lock.forks
+    except FileError:
+        locks = {}
+    grafted = [name for name, fork in forks.items() if fork.build == "graft"]
+    bases = [locks[name].bases.get(session.machine) if name in locks else None for name in grafted]
+    demo_project = Project(Path(demo.__file__).parent / "project", "demo")
+    return CacheContents(
+        sources=all(name in locks and _holds_source(store, locks[name]) for name in forks),
+        tools=_holds_tools(store, session.project),
+        bases=all(base and download.path_of(store, base.sha256, base.filename).exists() for base in bases),
+        demo_tools=_holds_tools(store, demo_project),
+    )
+
+
+def _holds_source(store: Store, lock: ForkLock) -> bool:
+    files = [file for file in (lock.sdist, lock.wheel) if file]
+    if any(download.path_of(store, file.sha256, file.filename).exists() for file in files):
+        return True
+    if lock.git is None or not lock.whole or not (store.root / "objects.git").is_dir():
+        return False
+    return Objects(store.root / "objects.git").has(lock.git.tree)
+
+
+def _holds_tools(store: Store, project: Project) -> bool:
+    try:
+        wheels = pylock.wheels(project)
+    except FileError:
+        return False
+    return all(download.path_of(store, sha256, filename).exists() for _, filename, sha256 in wheels)
+
+
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Print the facts and the advice; missing things are not an error of this verb. With ``--into``, see `environments.doctor`."""
     if arguments.into is not None:
@@ -50,11 +110,11 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     from sparkwright.forks.package_index import index_url
 
     machine = facts(session.store.root, index_url(), session.mirrored(upstream_url(session.project)), offline=session.offline)
-    found = advice(machine, session.project)
+    items = advice(machine, session.project, cache_contents(session))
     console.table("This machine", ("fact", "value"), rows(machine), result=True)
-    table = [(item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else "")) for item in found]
+    table = [(item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else "")) for item in items]
     console.table(f"What the verbs would do here with stack {session.project.stack}", ("verb", "state", ""), table, result=True)
-    console.document({"machine": machine, "stack": session.project.stack, "advice": found})
+    console.document({"machine": machine, "stack": session.project.stack, "advice": items})
     return 0
 
 
@@ -77,8 +137,8 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
         ("Docker daemon", machine.docker or "none answers"),
     ]
     lines += [(name, machine.tools.get(name, "not installed")) for name in TOOLS_SHOWN]
-    for title, place in (("package index", machine.index), ("upstream host", machine.upstream)):
-        lines.append((title, f"{place.url} answers" if place.reachable else f"{place.url} not reached: {place.note}"))
+    for title, host in (("package index", machine.index), ("upstream host", machine.upstream)):
+        lines.append((title, f"{host.url} answers" if host.reachable else f"{host.url} not reached: {host.note}"))
     return lines
 
 
@@ -93,15 +153,48 @@ def jobs(machine: Machine, project: Project) -> int:
     return costs.parallel_units(toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory)
 
 
-def advice(machine: Machine, project: Project) -> tuple[Advice, ...]:
+def advice(machine: Machine, project: Project, cache: CacheContents) -> tuple[Advice, ...]:
     """Return what each verb would do on *machine* with the stack of *project*, in the order of the verbs."""
-    return (
+    audit = "reads wheels with cuobjdump and nvdisasm, which come from the package index"
+    items = (
         *_sources(machine),
         *_compiling(machine, project),
-        Advice("audit", "ready", "reads wheels with cuobjdump and nvdisasm, which come from the package index"),
+        Advice("audit", "ready", audit),
         _demo(machine),
         *_gates(machine, project),
     )
+    if machine.index.reachable:
+        return items
+    sources = cache.sources or machine.upstream.reachable
+    lacking = {
+        "apply": _lacking(sources=sources),
+        "plan": _lacking(sources=sources, tools=cache.tools),
+        "build": _lacking(sources=sources, tools=cache.tools, bases=cache.bases),
+        "audit": _lacking(tools=cache.tools),
+        "demo": _lacking(tools=cache.demo_tools),
+    }
+    return tuple(_without_index(machine, items, lacking))
+
+
+def _lacking(*, sources: bool = True, tools: bool = True, bases: bool = True) -> list[str]:
+    held = {"sources": sources, "tools": tools, "official wheels": bases}
+    return [name for name, present in held.items() if not present]
+
+
+def _without_index(
+    machine: Machine, items: tuple[Advice, ...], lacking: dict[str, list[str]]
+) -> Iterator[Advice]:
+    """Yield *items*, but one ``missing`` for each verb whose downloads are not in the cache."""
+    reported = set()
+    for item in items:
+        names = lacking.get(item.verb)
+        if not names or item.state == "missing":
+            yield item
+        elif item.verb not in reported:
+            reported.add(item.verb)
+            reason = f"the package index was not reached ({machine.index.note})"
+            says = f"{reason}, and the cache directory lacks {' and '.join(names)}"
+            yield Advice(item.verb, "missing", says)
 
 
 def _sources(machine: Machine) -> Iterator[Advice]:

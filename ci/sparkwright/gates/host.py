@@ -9,14 +9,14 @@ import platform
 
 import psutil
 
-from sparkwright.builder import probes
+from sparkwright.builder import host_info
 
 
 def facts() -> dict[str, str]:
     """Return processor, cores, memory, kernel and GPUs with their driver, by name; a machine without a GPU says so."""
-    gpus = probes.gpus()
+    gpus = host_info.gpus()
     return {
-        "processor": probes.processor() or platform.machine(),
+        "processor": host_info.processor() or platform.machine(),
         "architecture": platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",

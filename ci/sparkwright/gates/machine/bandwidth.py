@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkwright.builder import probes
+from sparkwright.builder import host_info
 from sparkwright.core.store import Store
 from sparkwright.gates.machine.sentinel import Sentinel
 from sparkwright.gates.model import roofline
@@ -19,7 +19,7 @@ def measure(sentinel: Sentinel, store: Store) -> Bandwidth:
         sparkwright.gates.machine.sentinel.Silent: The child gave no answer.
     """
     device = sentinel.hello()
-    name = str(device) if device.kind == "cuda" else f"{probes.processor()} by {device.by}"
+    name = str(device) if device.kind == "cuda" else f"{host_info.processor()} by {device.by}"
     found = Bandwidth(round(sentinel.stream().read / 1e9, 2), "measured", name)
     roofline.keep(store, found)
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from sparkwright.builder import probes
+from sparkwright.builder import host_info
 from sparkwright.core import procfs
 from sparkwright.gates.machine.nvml import GpuState, Nvml
 
@@ -50,7 +50,7 @@ class Telemetry:
     """
 
     def __init__(self, uuid: str = "") -> None:
-        self._nvml: Nvml | None = probes.answers({"open": lambda: Nvml(uuid)}, OPENING).get("open")
+        self._nvml: Nvml | None = host_info.run_probes({"open": lambda: Nvml(uuid)}, OPENING).get("open")
 
     def close(self) -> None:
         if self._nvml:
@@ -68,7 +68,7 @@ class Telemetry:
         if self._nvml is None:
             return GpuState(unknown=("GPU: the driver does not answer",))
         late = GpuState(unknown=(f"GPU: the driver does not answer within {PATIENCE:g} s",))
-        found = probes.answers({"state": self._nvml.state}, PATIENCE).get("state", late)
+        found = host_info.run_probes({"state": self._nvml.state}, PATIENCE).get("state", late)
         assert isinstance(found, GpuState)
         return found
 
@@ -93,7 +93,7 @@ def _host() -> dict[str, str]:
         "kernel": platform.release(),
         "architecture": platform.machine(),
         # A busy machine may answer too late once; another name would be taken for another machine.
-        "processor": next(filter(None, (probes.processor() for _ in range(5))), platform.machine()),
+        "processor": next(filter(None, (host_info.processor() for _ in range(5))), platform.machine()),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
     }

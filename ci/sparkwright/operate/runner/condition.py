@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import probes
+from sparkwright.builder import host_info
 from sparkwright.core import procfs
 from sparkwright.core.console import console, size
 from sparkwright.operate.errors import LabError
@@ -58,7 +58,8 @@ def unready(ground: Ground) -> Iterator[str]:
         yield f"others than root can write to {ground.models}"
     if (free := procfs.available_megabytes()) < room.memory_start:
         yield f"{free} MB of memory are available, and {room.memory_start} are asked for"
-    for line in probes.ask("nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader").splitlines():
+    query = ("--query-compute-apps=pid,process_name", "--format=csv,noheader")
+    for line in host_info.command_output("nvidia-smi", *query).splitlines():
         yield f"the GPU is used by {line.strip()}"
 
 

@@ -200,9 +200,9 @@ def _labels(ground: Ground) -> Iterator[Finding]:
 
 
 def _machine(place: Place) -> Iterator[Finding]:
-    from sparkwright.builder import probes
+    from sparkwright.builder import host_info
 
-    gpus = probes.gpus()
+    gpus = host_info.gpus()
     said = ", ".join(f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}" for gpu in gpus)
     yield Finding("GPU", "ok" if gpus else "not-run", said or "no driver answers")
     status, told = place.ask(["timedatectl", "show", "--property=NTPSynchronized", "--value"])

@@ -20,9 +20,9 @@ class Machine(msgspec.Struct, frozen=True):
     def here(cls) -> Machine:
         import psutil
 
-        from sparkwright.builder import probes
+        from sparkwright.builder import host_info
 
-        return cls(tuple(gpu.capability for gpu in probes.gpus()), psutil.virtual_memory().total // 1_000_000)
+        return cls(tuple(gpu.capability for gpu in host_info.gpus()), psutil.virtual_memory().total // 1_000_000)
 
 
 def untrue(capability: Capability, machine: Machine) -> str:
