@@ -26,8 +26,8 @@ import docker
 import pytest
 from tests.conftest import running
 
+from sparkwright.builder.container import Builder, obtain
 from sparkwright.builder.container_engine import Engine, connect
-from sparkwright.builder.container_image import Builder, obtain
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams

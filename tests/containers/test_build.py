@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright.builder import container_image, container_run
-from sparkwright.builder.container import OWNER
+from sparkwright.builder import container, container_run
+from sparkwright.builder.container import OWNER, Builder
 from sparkwright.builder.container_engine import Engine
-from sparkwright.builder.container_image import Builder
 from sparkwright.cli import demo, main
 from sparkwright.core import digest
 from sparkwright.demo import upstreams
@@ -178,12 +177,12 @@ def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, b
 
 def test_the_other_processor_under_emulation(contained_demo: Session, engine: Engine, other_base: str, other: str) -> None:
     """In a container of the other architecture the program runs, its plan is native, and its own nvcc compiles a unit for 12.1."""
-    builder = container_image.obtain(contained_demo, engine, other_base, other)
-    inside = container_run.Inside(contained_demo, engine, builder)
+    builder = container.builder_image(contained_demo, engine, other_base, other)
+    inside = container_run.ContainerRun(contained_demo, engine, builder)
     words = ["--stack", "demo", "--fork", "vllm", "--source", "git", "--json"]
     container_run.download_needed(contained_demo, inside, ["build", *words])
-    _, facts = inside.run(["-m", "sparkwright", "doctor", *words, *inside.places()], quiet=True)
-    _, planned = inside.run(["-m", "sparkwright", "plan", *words, *inside.places()], quiet=True)
+    _, facts = inside.run(["-m", "sparkwright", "doctor", *words, *inside.paths()], quiet=True)
+    _, planned = inside.run(["-m", "sparkwright", "plan", *words, *inside.paths()], quiet=True)
     status, units = inside.run(["-c", COMPILE, str(inside.store.root)], quiet=True)
 
     assert facts["machine"]["architecture"] == builder.python.machine != platform.machine()

@@ -65,7 +65,7 @@ def test_streams_and_status_come_through(engine: Engine, base: str) -> None:
 
     assert out == ["out 1", "out 2", "out 3", "end"]
     assert err == ["Fehlermeldung ü 1", "Fehlermeldung ü 2", "Fehlermeldung ü 3"]
-    assert ended == container.Ended(7, False)
+    assert ended == container.ExitStatus(7, False)
 
 
 def test_a_program_that_takes_too_much_memory_is_ended(engine: Engine, base: str) -> None:
@@ -102,10 +102,10 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(engine: Engine, base
         for run in runs:
             assert run.stdout is not None
             assert run.stdout.readline() == "here\n"
-        assert container.sweep(engine) == []
+        assert container.remove_stale(engine) == []
         runs[0].kill()
         runs[0].wait()
-        (removed,) = container.sweep(engine)
+        (removed,) = container.remove_stale(engine)
         left = engine.client.containers.list(all=True)
 
         assert removed not in [one.name for one in left]
@@ -116,4 +116,4 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(engine: Engine, base
             run.kill()
             run.communicate()
         foreign.remove(force=True)
-        container.sweep(engine)
+        container.remove_stale(engine)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder import container, container_image
+from sparkwright.builder import container
+from sparkwright.builder.container import PROGRAM, Builder
 from sparkwright.builder.container_engine import Engine
-from sparkwright.builder.container_image import PROGRAM, Builder
 from sparkwright.forks.context import Session
 
 pytestmark = pytest.mark.containers
@@ -23,13 +23,13 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 def test_a_complete_base_needs_no_network(contained_demo: Session, engine: Engine, base: str) -> None:
     """With the files of the package index in the store, the image is made offline; the same inputs give the same image, at once."""
-    container_image.obtain(contained_demo, engine, base, "")
+    container.builder_image(contained_demo, engine, base, "")
     engine.client.images.remove("sparkwright-builder:" + tag_of(engine, "builder"), force=True)
     offline = dataclasses.replace(contained_demo, offline=True)
-    made = container_image.obtain(offline, engine, base, "")
+    made = container.builder_image(offline, engine, base, "")
 
     assert made.platform == engine.platform
-    assert made == container_image.obtain(offline, engine, base, engine.platform)
+    assert made == container.builder_image(offline, engine, base, engine.platform)
 
 
 def tag_of(engine: Engine, stage: str) -> str:
@@ -51,26 +51,26 @@ def test_the_image_holds_this_very_program(engine: Engine, builder: Builder) -> 
 def test_what_a_base_lacks_is_installed(contained_demo: Session, engine: Engine, plain_base: str) -> None:
     """A bare base gets compilers and Python from its own archive; offline it is refused, with what it lacks."""
     with refusal("image-build-failed") as caught:
-        container_image.obtain(dataclasses.replace(contained_demo, offline=True), engine, plain_base, "")
+        container.builder_image(dataclasses.replace(contained_demo, offline=True), engine, plain_base, "")
 
     assert any("the base lacks" in line and "python3-venv" in line for line in caught.value.details)
-    assert container_image.obtain(contained_demo, engine, plain_base, "").python.machine
+    assert container.builder_image(contained_demo, engine, plain_base, "").python.machine
 
 
 def test_a_base_that_the_engine_lacks(contained_demo: Session, engine: Engine) -> None:
     """An id that the engine does not have is unresolved; a digest is pulled, unless there is no network or nobody who has it."""
     with refusal("base-unresolved"):
-        container_image.obtain(contained_demo, engine, DIGEST, "")
+        container.builder_image(contained_demo, engine, DIGEST, "")
     with refusal("offline"):
-        container_image.obtain(dataclasses.replace(contained_demo, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}", "")
+        container.builder_image(dataclasses.replace(contained_demo, offline=True), engine, f"127.0.0.1:9/debian@{DIGEST}", "")
     with refusal("source-unreachable"):
-        container_image.obtain(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}", "")
+        container.builder_image(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}", "")
 
 
 def test_a_base_of_another_platform_is_refused(contained_demo: Session, engine: Engine, base: str, other: str) -> None:
     """An id names one image; asking for another platform of it is a contradiction."""
     with refusal("image-mismatch"):
-        container_image.obtain(contained_demo, engine, base, other)
+        container.builder_image(contained_demo, engine, base, other)
 
 
 def test_programs_that_nothing_runs_want_an_emulator(
@@ -85,7 +85,7 @@ def test_programs_that_nothing_runs_want_an_emulator(
         archive.addfile(info, io.BytesIO(shell))
     alien = take(tmp_path / "alien.tar", other)
     with refusal("emulation-missing") as caught:
-        container_image.obtain(contained_demo, engine, alien, other)
+        container.builder_image(contained_demo, engine, alien, other)
 
     assert "qemu-user-static" in caught.value.todo
 
@@ -95,7 +95,7 @@ def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: Session, engin
     recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
     recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN echo before; echo why >&2; exit 3\n")
     with refusal("image-build-failed") as caught:
-        container_image.obtain(contained_demo, engine, base, "")
+        container.builder_image(contained_demo, engine, base, "")
 
     assert "why" in " ".join(caught.value.details)
     log = Path(caught.value.details[-1].removeprefix("full log: "))
@@ -108,6 +108,6 @@ def test_a_full_disk_of_the_engine_is_told_apart(contained_demo: Session, small_
     recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
     recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN dd if=/dev/zero of=/fill bs=1M count=2000\n")
     with refusal("disk-full") as caught:
-        container_image.obtain(contained_demo, reached, base, "")
+        container.builder_image(contained_demo, reached, base, "")
 
     assert reached.root in caught.value.what

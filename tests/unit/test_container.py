@@ -27,8 +27,7 @@ from tests import endings
 from tests.refusals import refusal
 
 import sparkwright
-from sparkwright.builder import container, container_engine, container_image, container_run, self_wheel
-from sparkwright.builder.container import _Lines
+from sparkwright.builder import container, container_engine, container_run, self_wheel
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import ContainerError
@@ -118,7 +117,7 @@ def test_a_socket_of_somebody_else_is_forbidden(address: Path) -> None:
                 os.setgid(65534)
                 os.setuid(65534)
             try:
-                container_engine._knock(str(address))
+                container_engine._check_socket(str(address))
                 os.write(writing, b"opened")
             except SparkwrightError as error:
                 os.write(writing, f"{error.reference}: {error.details}".encode())
@@ -149,7 +148,7 @@ def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_words_of_an_engine_are_understood(words: str, kind: str) -> None:
     """An error that the engine puts into words becomes the failure that a person can act on, its words kept."""
     asked: Any = SimpleNamespace(info=lambda: {"DockerRootDir": "/var/lib/engine"})
-    found = Engine(asked).meaning(words)
+    found = Engine(asked).translate_error(words)
 
     assert found.reference == kind
     assert words in found.details
@@ -157,21 +156,21 @@ def test_the_words_of_an_engine_are_understood(words: str, kind: str) -> None:
 
 def test_a_living_run_keeps_its_containers() -> None:
     """This process is not gone, and neither is one in a process namespace that cannot be seen from here."""
-    boot, _, *rest = container.owner().split("/")
+    boot, _, *rest = container.owner_id().split("/")
 
-    assert not container.is_gone(container.owner())
-    assert not container.is_gone("/".join([boot, "1", *rest]))
+    assert not container.has_exited(container.owner_id())
+    assert not container.has_exited("/".join([boot, "1", *rest]))
 
 
 def test_a_dead_run_is_gone() -> None:
     """A process that ended, another one with its number, and every process before the last boot own nothing any more."""
-    script = "from sparkwright.builder import container; print(container.owner())"
+    script = "from sparkwright.builder import container; print(container.owner_id())"
     dead = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    mine = container.owner()
+    mine = container.owner_id()
 
-    assert container.is_gone(dead)
-    assert container.is_gone(mine + "1")
-    assert container.is_gone("another-boot" + mine[mine.index("/") :])
+    assert container.has_exited(dead)
+    assert container.has_exited(mine + "1")
+    assert container.has_exited("another-boot" + mine[mine.index("/") :])
 
 
 @given(text=st.text(), cuts=st.lists(st.integers(0, 200), max_size=8))
@@ -180,10 +179,8 @@ def test_lines_do_not_depend_on_how_they_arrive(text: str, cuts: list[int]) -> N
     data = text.encode()
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     found: list[str] = []
-    lines = _Lines(found.append)
-    for start, end in itertools.pairwise(places):
-        lines.take(data[start:end])
-    lines.end()
+    chunks = ((data[start:end], None) for start, end in itertools.pairwise(places))
+    container._forward_lines(chunks, found.append, found.append)
 
     assert found == (text.removesuffix("\n").split("\n") if text else [])
 
@@ -191,7 +188,7 @@ def test_lines_do_not_depend_on_how_they_arrive(text: str, cuts: list[int]) -> N
 @pytest.mark.parametrize("named", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
 def test_a_base_without_its_digest_is_refused(demo: Session, named: str) -> None:
     """A tag means another image tomorrow, so it never becomes the base of a build."""
-    assert failure(lambda: container_image.pinned(demo, named)).reference == "base-unresolved"
+    assert failure(lambda: container.pinned_base(demo, named)).reference == "base-unresolved"
 
 
 @pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("forks/*/stack.yaml")))
@@ -200,9 +197,9 @@ def test_every_stack_names_a_base_by_digest_or_says_that_it_cannot(store: Store,
     session = Session(Project(ROOT, stack), store, (), store.root)
     named = toolchain.spec(session.project).image
 
-    assert container_image.PINNED.fullmatch(named) or named.endswith("@unresolved")
-    assert container_image.pinned(session, f"mirror.example/debian@{ID}") == f"mirror.example/debian@{ID}"
-    assert container_image.pinned(session, ID) == ID
+    assert container.PINNED.fullmatch(named) or named.endswith("@unresolved")
+    assert container.pinned_base(session, f"mirror.example/debian@{ID}") == f"mirror.example/debian@{ID}"
+    assert container.pinned_base(session, ID) == ID
 
 
 def test_the_program_is_packed_whole_and_always_alike(tmp_path: Path) -> None:
@@ -210,7 +207,7 @@ def test_the_program_is_packed_whole_and_always_alike(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
-    first, second = map(self_wheel.wheel, folders)
+    first, second = map(self_wheel.write, folders)
     package = Path(sparkwright.__file__).parent
     files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
 
@@ -255,7 +252,7 @@ def test_the_same_command_runs_inside_less_what_is_of_outside() -> None:
     words = ["build", "--container", "--stack", "2026.11", "--platform=linux/arm64", "--base", ID, "--cache-dir", "c", "--jobs", "3"]
     words += ["--mirror", "a=b", "--json", "--memory", "4", "--without-rule", "r", "--output=o", "-v", "--root", "x", "--offline"]
 
-    assert container_run.repeated(words) == ["build", "--stack", "2026.11", "--jobs", "3", "--json", "--without-rule", "r", "-v"]
+    assert container_run.inner_arguments(words) == ["build", "--stack", "2026.11", "--jobs", "3", "--json", "--without-rule", "r", "-v"]
 
 
 @pytest.mark.parametrize("words", [["--base", ID], ["--platform", "linux/arm64"]])
@@ -267,17 +264,18 @@ def test_what_is_said_of_a_container_needs_one(words: list[str], tmp_path: Path)
 
 def test_an_end_without_a_word_says_why() -> None:
     """A container that the kernel ended for want of memory is told from one that was removed."""
-    assert "memory" in container_run._killed(container.Ended(137, True), ["last"]).details[-1]
-    assert "137" in container_run._killed(container.Ended(137, False), []).details[-1]
-    assert container_run._killed(container.Ended(137, False), []).reference == "container-killed"
+    assert "memory" in container_run._killed(container.ExitStatus(137, True), ["last"]).details[-1]
+    assert "137" in container_run._killed(container.ExitStatus(137, False), []).details[-1]
+    assert container_run._killed(container.ExitStatus(137, False), []).reference == "container-killed"
 
 
 def test_a_failure_inside_is_the_same_failure_out_here() -> None:
     """What the program inside could not do before its build is told by its own class and words, and anything else as a failed command."""
-    told = container_run._same({"error": ContainerError("image-mismatch", "This one.", details=["a"], todo="Do that.").document()}, [])
+    error = ContainerError("image-mismatch", "This one.", details=["a"], todo="Do that.")
+    told = container_run._inner_error({"error": error.document()}, [])
 
     assert (told.reference, told.what, told.details, told.todo) == ("image-mismatch", "This one.", ("a",), "Do that.")
-    assert container_run._same({}, ["Traceback", "why"]).details == ("Traceback", "why")
+    assert container_run._inner_error({}, ["Traceback", "why"]).details == ("Traceback", "why")
 
 
 @pytest.mark.parametrize(
@@ -286,9 +284,9 @@ def test_a_failure_inside_is_the_same_failure_out_here() -> None:
 def test_an_interruption_is_held_back_unless_it_is_ignored(number: str, ignored: str, heeded: bool) -> None:
     """It comes after the block, and not at all where whoever started the program wants it ignored."""
     code = (
-        "import os, signal\nfrom sparkwright.builder import container_engine as engine\n"
+        "import os, signal\nfrom sparkwright.builder import container_engine\n"
         f"for name in {ignored.split()}: signal.signal(signal.Signals['SIG' + name], signal.SIG_IGN)\n"
-        "try:\n    with engine.undisturbed():\n"
+        "try:\n    with container_engine.defer_signals():\n"
         f"        os.kill(os.getpid(), signal.SIG{number}); print('after', flush=True)\n    print('not heeded')\n"
         "except KeyboardInterrupt: print('heeded')\n"
     )

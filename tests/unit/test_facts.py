@@ -79,7 +79,7 @@ def test_each_kind_of_wheel(tmp_path: Path) -> None:
     assert modules.fork == kernels.fork
     assert (modules.record, modules.stack, modules.wheel.machine) == (None, "2026.11", wheels.MACHINE)
     assert [one.origin for one in modules.wheel.libraries] == ["compiled"]
-    installer = facts.inspect(self_wheel.wheel(tmp_path, extra="", label="7"))
+    installer = facts.inspect(self_wheel.write(tmp_path, extra="", label="7"))
     assert (installer.wheel.fork, installer.wheel.machine, installer.record, installer.stack) == ("sparkwright", "any", None, "")
 
 

@@ -238,7 +238,7 @@ def test_an_sbom_of_upstream_stays_and_ours_is_replaced(tmp_path: Path) -> None:
 
 def test_the_program_itself_holds_one(tmp_path: Path) -> None:
     """The installer is a wheel of ours like the others, and the same code gives the same bytes."""
-    first, second = (self_wheel.wheel(tmp_path, extra="", label="7") for _ in range(2))
+    first, second = (self_wheel.write(tmp_path, extra="", label="7") for _ in range(2))
 
     assert in_wheel(first)["metadata"]["component"]["version"].endswith("+7")
     assert first.read_bytes() == second.read_bytes()

@@ -41,7 +41,7 @@ sys.exit(main())
 def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the program as its wheel lays it down."""
     folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(self_wheel.wheel(folder, extra="")) as archive:
+    with zipfile.ZipFile(self_wheel.write(folder, extra="")) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
 

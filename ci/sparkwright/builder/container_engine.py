@@ -1,8 +1,8 @@
 """
-The container engine of this machine: found, or why it cannot be used.
+Connection to the container engine of this machine, through the docker SDK, and translation of its errors.
 
-It is spoken to through the docker SDK. The engine lays folders of ours into containers, so it has to be on this machine: its
-address is a socket in the file system.
+Folders of this machine are mounted into containers, so the engine must be on it: its address is a socket in the
+file system.
 """
 
 from __future__ import annotations
@@ -31,29 +31,24 @@ SOCKET = "/var/run/docker.sock"
 
 
 class Engine:
-    """
-    An engine that answers.
-
-    Args:
-        client: The SDK's client, connected.
-    """
+    """A container engine, reached by the SDK's connected *client*."""
 
     def __init__(self, client: DockerClient) -> None:
         self.client = client
 
     @cached_property
     def platform(self) -> str:
-        """What the engine runs without emulation: ``linux/amd64`` or ``linux/arm64``."""
+        """Platform that runs without emulation: ``linux/amd64`` or ``linux/arm64``."""
         return f"linux/{self.client.version()['Arch']}"
 
     @cached_property
     def root(self) -> str:
-        """Where the engine keeps images and containers."""
+        """Folder of the engine's images and containers."""
         return str(self.client.info().get("DockerRootDir", ""))
 
     @cached_property
     def user(self) -> tuple[str, str]:
-        """The user that stands for the caller inside a container, as ``uid:gid``, and the user namespace mode that it needs."""
+        """User inside a container that is the caller outside (``uid:gid``), and its user namespace mode."""
         options = " ".join(self.client.info().get("SecurityOptions") or ())
         if "name=rootless" in options:
             # A rootless engine's root is the caller; every other user inside would be nobody outside.
@@ -61,12 +56,12 @@ class Engine:
         return f"{os.getuid()}:{os.getgid()}", "host" if "name=userns" in options else ""
 
     @contextlib.contextmanager
-    def answering(self) -> Iterator[None]:
+    def errors_translated(self) -> Iterator[None]:
         """
-        Say in our words what the SDK raises inside the block.
+        Translate the errors that the SDK raises inside the block.
 
         Raises:
-            engine-unreachable: The engine went away.
+            engine-unreachable: The connection broke.
             disk-full, emulation-missing, engine-refused: The engine answered with an error.
         """
         import requests
@@ -76,19 +71,22 @@ class Engine:
         try:
             yield
         except BrokenPipeError:
-            # Of our own output, when its reader has gone; the SDK never lets its own come out bare.
+            # The reader of our own output has gone; the SDK wraps its own errors.
             raise
         except APIError as error:
-            raise self.meaning(str(error.explanation or error)) from error
+            raise self.translate_error(str(error.explanation or error)) from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError) as error:
             raise ContainerError("engine-unreachable", "The container engine went away.", details=[str(error)]) from error
 
-    def meaning(self, text: str, otherwise: Failure = partial(ContainerError, "engine-refused"), what: str = "") -> SparkwrightError:
-        """Return the failure that the engine's words *text* tell of; what *otherwise* makes, where they tell of none that we know."""
+    def translate_error(
+        self, text: str, otherwise: Failure = partial(ContainerError, "engine-refused"), what: str = ""
+    ) -> SparkwrightError:
+        """Return the error that the engine's message *text* means; unless it is a common one, `otherwise(what)`."""
         lines = text.strip().splitlines()[-25:]
         if "no space left on device" in text.lower():
-            todo = "Make room there: docker system df says what is kept, docker system prune removes what nothing uses."
-            return StoreError("disk-full", f"The container engine has no room left under {self.root}.", details=lines[-3:], todo=todo)
+            what = f"The container engine has no room left under {self.root}."
+            todo = "Make room there: docker system df lists what is stored, docker system prune removes what is unused."
+            return StoreError("disk-full", what, details=lines[-3:], todo=todo)
         if "exec format error" in text.lower():
             return ContainerError("emulation-missing", "This machine cannot run the programs of the image.", details=lines[-3:])
         return otherwise(what or "The container engine refused.", details=lines)
@@ -96,17 +94,19 @@ class Engine:
 
 def connect() -> Engine:
     """
-    Return the engine of this machine: that of ``DOCKER_HOST``, else the system's, else the user's own.
+    Connect to the engine of this machine: that of ``DOCKER_HOST``, else the system's, else the user's own.
 
     Raises:
-        engine-missing, engine-forbidden, engine-unreachable: See there.
+        engine-missing: No engine listens.
+        engine-forbidden: The user may not open its socket.
+        engine-unreachable: It does not answer, or is on another machine.
     """
     import docker
     import requests
     from docker.errors import DockerException
 
     address = _address()
-    _knock(address)
+    _check_socket(address)
     try:
         return Engine(docker.DockerClient(base_url=f"unix://{address}", version="auto", timeout=PATIENCE))
     except (DockerException, requests.RequestException) as error:
@@ -114,23 +114,22 @@ def connect() -> Engine:
 
 
 def _address() -> str:
-    if named := os.environ.get("DOCKER_HOST"):
-        if not named.startswith("unix://"):
-            what = f"DOCKER_HOST names an engine that is not on this machine: {named}."
-            raise ContainerError(
-                "engine-unreachable", what, todo="Unset it, or name a socket: unix:///var/run/docker.sock. Builds lend the engine folders."
-            )
-        return named.removeprefix("unix://")
+    if host := os.environ.get("DOCKER_HOST"):
+        if not host.startswith("unix://"):
+            what = f"DOCKER_HOST names an engine that is not on this machine: {host}."
+            todo = "Unset it, or name a socket: unix:///var/run/docker.sock. Builds mount folders of this machine."
+            raise ContainerError("engine-unreachable", what, todo=todo)
+        return host.removeprefix("unix://")
     own = Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"), "docker.sock")
     return str(own) if own.exists() and not Path(SOCKET).exists() else SOCKET
 
 
-def _knock(address: str) -> None:
-    """Open the socket at *address* once: the kernel says why it cannot be opened, the SDK only that."""
+def _check_socket(address: str) -> None:
+    """Open the socket at *address* once, because the SDK does not report why it cannot be opened."""
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.settimeout(PATIENCE)
-            one.connect(address)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(address)
     except (FileNotFoundError, NotADirectoryError) as error:
         installed = shutil.which("dockerd")
         todo = "Start the engine: sudo systemctl start docker." if installed else ""
@@ -144,15 +143,15 @@ def _knock(address: str) -> None:
 
 def _owner(address: str) -> str:
     try:
-        place = Path(address)
-        return f"it belongs to {place.owner()}, group {place.group()}"
+        path = Path(address)
+        return f"it belongs to {path.owner()}, group {path.group()}"
     except (OSError, KeyError) as error:
         return str(error)
 
 
 @contextlib.contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that what it has to remove is removed."""
+    """Let SIGTERM end the block as Ctrl-C does, so that its cleanup runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -168,19 +167,19 @@ def termination_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back while the block runs: between the engine's answer and our knowing of it nothing may come."""
+def defer_signals() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM to the end of the block, so that no container is created and lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen: list[int] = []
-    # What whoever started us wants ignored (nohup, a job in the background of a script) stays ignored.
-    heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _frame: seen.append(number)) for number in heeded}
+    received: list[int] = []
+    # Signals that are ignored (nohup, a background job of a script) stay ignored.
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _frame: received.append(number)) for number in handled}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if seen:
+    if received:
         raise KeyboardInterrupt

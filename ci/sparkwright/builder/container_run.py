@@ -1,8 +1,9 @@
 """
-A build in a container: what needs the network happens out here, then the same command runs inside without one.
+A build in a container: fetch outside, then run the same command inside without a network.
 
-The container has a store of its own for what depends on its Python and compilers, at the same path inside and outside, so that every
-path it prints can be opened. What was fetched is shared with it: files and mirrors to be read, objects, locks and costs to be added to.
+The container has a store of its own for what depends on its Python and compilers, at the same path inside and
+outside, so that every path it prints can be opened. Downloads and mirrors are shared read-only; objects, locks, cost
+records and the compiler cache are shared for writing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.builder import container, container_engine, container_image, vendored
+from sparkwright.builder import container, container_engine, vendored
 from sparkwright.builder.compile import ninja
-from sparkwright.builder.container import Ended, Folder
+from sparkwright.builder.container import PROGRAM, Builder, ExitStatus, Folder
 from sparkwright.builder.container_engine import Engine
-from sparkwright.builder.container_image import PROGRAM, Builder
 from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import LockedFile
@@ -30,8 +30,8 @@ from sparkwright.core.store import Store
 from sparkwright.forks import download, fetch
 from sparkwright.forks.context import Session
 
-#: What the container's limit has above the compilers' budget: sparkwright, ninja, the linker and the pages of files, in bytes.
-ROOM = 10**9
+#: Bytes of the container's limit above the compilers' budget: for sparkwright, ninja, the linker and file pages.
+OVERHEAD = 10**9
 READ = ("downloads", "mirrors")
 WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
 
@@ -49,29 +49,33 @@ def needed(session: Session) -> tuple[LockedFile, ...]:
 
 def build(session: Session, words: Sequence[str], *, base: str = "", platform: str = "") -> tuple[int, dict[str, Any]]:
     """
-    Run the command line *words* in the builder image, and return its exit status and the document that it printed.
+    Run the command line *words* in the builder image; return its exit status and the document that it printed.
 
     Args:
-        base: The base image in place of the one of ``environment.yaml``.
-        platform: What the image is for; empty for what the engine runs by itself.
+        base: Base image instead of the one of ``environment.yaml``.
+        platform: Platform of the image; empty for the engine's own.
 
     Raises:
-        engine-missing, engine-forbidden, engine-unreachable, base-unresolved, container-killed, and what `image.obtain` and fetching raise.
+        engine-missing, engine-forbidden, engine-unreachable: As `container_engine.connect`.
+        base-unresolved: As `container.pinned_base`.
+        container-killed: The container ended without a result.
     """
     with container_engine.termination_interrupts():
-        reached = container_engine.connect()
-        container.sweep(reached)
-        named = container_image.pinned(session, base)
+        engine = container_engine.connect()
+        container.remove_stale(engine)
+        base = container.pinned_base(session, base)
         _fetch(session)
-        builder = container_image.obtain(session, reached, named, platform)
-        inside = Inside(session, reached, builder)
-        download_needed(session, inside, words)
-        with console.step(f"build in a container of {builder.base}, {builder.platform}, Python {builder.python.version}"):
-            return inside.run(["-m", "sparkwright", *repeated(words), *inside.places(), *inside.limits()])
+        builder = container.builder_image(session, engine, base, platform)
+        build_run = ContainerRun(session, engine, builder)
+        download_needed(session, build_run, words)
+        image = f"{builder.base}, {builder.platform}, Python {builder.python.version}"
+        with console.step(f"build in a container of {image}"):
+            command = ["-m", "sparkwright", *inner_arguments(words), *build_run.paths(), *build_run.limits()]
+            return build_run.run(command)
 
 
 def _fetch(session: Session) -> None:
-    """Bring every source that the build reads; what the container asks for is then there."""
+    """Fetch every source that the build reads."""
     needs = {need for fork in session.forks for need in session.project.fork(fork).needs}
     for fork in dict.fromkeys([*session.forks, *sorted(needs)]):
         fetch.fetch(session, fork)
@@ -80,9 +84,10 @@ def _fetch(session: Session) -> None:
             vendored.fetch(session, fork)
 
 
-def download_needed(session: Session, inside: Inside, words: Sequence[str]) -> None:
-    """Bring the tools and bases that the program inside names: which ones depends on its Python and machine."""
-    _, answer = inside.run(["-m", "sparkwright.cli.needed", *repeated(words), *inside.places()], quiet=True)
+def download_needed(session: Session, build_run: ContainerRun, words: Sequence[str]) -> None:
+    """Download the tools and bases that the program inside names, which depend on its Python and machine."""
+    command = ["-m", "sparkwright.cli.needed", *inner_arguments(words), *build_run.paths()]
+    _, answer = build_run.run(command, quiet=True)
     files = msgspec.convert(answer["files"], tuple[LockedFile, ...])
     missing = [file for file in files if not download.path_of(session.store, file.sha256, file.filename).exists()]
     if missing:
@@ -91,8 +96,8 @@ def download_needed(session: Session, inside: Inside, words: Sequence[str]) -> N
                 download.obtain(session.store, file.project, file.filename, file.sha256, offline=session.offline)
 
 
-def repeated(words: Sequence[str]) -> list[str]:
-    """Return *words* less the options that say how things are out here; `Inside` knows how they are in there."""
+def inner_arguments(words: Sequence[str]) -> list[str]:
+    """Return *words* without the options that `ContainerRun` replaces by those of the container."""
     outer = argparse.ArgumentParser(add_help=False)
     for option in ("--container", "--offline"):
         outer.add_argument(option, action="store_true")
@@ -101,60 +106,61 @@ def repeated(words: Sequence[str]) -> list[str]:
     return outer.parse_known_args(list(words))[1]
 
 
-class Inside:
+class ContainerRun:
     """
-    The folders and limits that the containers of one run have.
+    Folders, limits and command line options of the containers of one build.
 
     Attributes:
         store: The store of the programs inside.
     """
 
-    def __init__(self, session: Session, reached: Engine, builder: Builder) -> None:
-        self._session, self._engine, self._builder = session, reached, builder
-        # Environments and build folders belong to the compilers and the Python of this image, and to no other.
+    def __init__(self, session: Session, engine: Engine, builder: Builder) -> None:
+        self._session, self._engine, self._builder = session, engine, builder
+        # Environments and build folders depend on the compilers and the Python of this image.
         self.store = Store(session.store.root / "containers" / builder.system.removeprefix("sha256:")[:16])
         self._memory = ninja.memory_budget(session.memory) * 10**6
 
     def run(self, command: Sequence[str], *, quiet: bool = False) -> tuple[int, dict[str, Any]]:
         """
-        Run the image's Python with *command*, and return its status and the JSON document that it printed, if any.
+        Run the image's Python with *command*; return its status and the JSON document that it printed, if any.
 
         Args:
-            quiet: Nothing of what it says is shown, and it must end well.
+            quiet: Show nothing, and raise if it fails.
         """
-        printed: list[str] = []
-        heard: list[str] = []
+        out: list[str] = []
+        err: list[str] = []
         json = quiet or console.json
         with self._scratch() as scratch:
-            ended = container.run(
+            result = container.run(
                 self._engine, self._builder.image, [PROGRAM, *command], folders=self._folders(),
-                variables={"TMPDIR": str(scratch), **({"GITHUB_ACTIONS": "true"} if console.github else {})}, memory=self._memory + ROOM,
-                on_out=printed.append if json else console.result, on_err=heard.append if quiet else console.note,
+                variables={"TMPDIR": str(scratch), **({"GITHUB_ACTIONS": "true"} if console.github else {})}, memory=self._memory + OVERHEAD,
+                on_out=out.append if json else console.result,
+                on_err=err.append if quiet else console.note,
             )  # fmt: skip
-            if ended.status != 3:
-                # A fault's log is there, and its path has been printed.
+            if result.status != 3:
+                # The log of an internal error stays, because its path has been printed.
                 shutil.rmtree(scratch, ignore_errors=True)
-        document = _document(printed) if json else {}
-        if ended.status > 130 or document is None:
-            raise _killed(ended, [*heard, *printed])
-        if quiet and ended.status:
-            raise _same(document, [*heard, *printed])
-        return ended.status, document
+        document = _document(out) if json else {}
+        if result.status > 130 or document is None:
+            raise _killed(result, [*err, *out])
+        if quiet and result.status:
+            raise _inner_error(document, [*err, *out])
+        return result.status, document
 
-    def places(self) -> list[str]:
-        """Return the options of any verb that say where things are inside, and that nothing can be fetched there."""
-        mirrors = [word for url, place in self._session.mirrors.items() for word in ("--mirror", f"{url}={place}")]
+    def paths(self) -> list[str]:
+        """Return the options of any verb for the paths inside, offline."""
+        mirrors = [word for url, path in self._session.mirrors.items() for word in ("--mirror", f"{url}={path}")]
         return ["--root", str(self._session.project.root), "--cache-dir", str(self.store.root), "--offline", *mirrors]
 
     def limits(self) -> list[str]:
-        """Return the options of a verb that compiles: where wheels go, and what compilers may hold."""
+        """Return the options of a verb that compiles: output folder and memory."""
         return ["--output", str(self._session.output), "--memory", f"{self._memory / 1e9:.3f}"]
 
     def _folders(self) -> list[Folder]:
         self._session.output.mkdir(parents=True, exist_ok=True)
         shared = [(name, name in WRITTEN) for name in (*READ, *WRITTEN)]
         for name, _ in shared:
-            # The engine would make a missing place inside as root.
+            # The engine would create a missing mount point as root.
             self.store.folder(name)
         return [
             Folder(self._session.project.root, self._session.project.root),
@@ -165,29 +171,30 @@ class Inside:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
-        """Yield a folder for temporary files, on the disk because /tmp inside is memory; those of killed runs are removed."""
+        """Yield a folder for temporary files on the disk (/tmp inside is memory); remove those of killed runs."""
         for left in self.store.folder("tmp").iterdir():
-            if container.is_gone(left.name.replace("+", "/")):
+            if container.has_exited(left.name.replace("+", "/")):
                 shutil.rmtree(left, ignore_errors=True)
-        yield self.store.folder("tmp", container.owner().replace("/", "+"))
+        yield self.store.folder("tmp", container.owner_id().replace("/", "+"))
 
 
-def _document(printed: Sequence[str]) -> dict[str, Any] | None:
+def _document(lines: Sequence[str]) -> dict[str, Any] | None:
     try:
-        return msgspec.json.decode("\n".join(printed), type=dict[str, Any])
+        return msgspec.json.decode("\n".join(lines), type=dict[str, Any])
     except msgspec.DecodeError:
         return None
 
 
-def _same(document: Mapping[str, Any], said: Sequence[str]) -> SparkwrightError:
-    """Return the failure of the program inside as one of ours."""
+def _inner_error(document: Mapping[str, Any], lines: Sequence[str]) -> SparkwrightError:
+    """Return the error in the *document* of the program inside, else a general one with its output *lines*."""
     error = document.get("error", {})
     kind = by_reference(str(error.get("reference")))
     if kind is None:
-        return CommandError("command-failed", "The program in the container failed before the build.", details=said[-20:])
+        return CommandError("command-failed", "The program in the container failed before the build.", details=lines[-20:])
     return kind(error["what"], details=error["details"], todo=error["todo"])
 
 
-def _killed(ended: Ended, said: Sequence[str]) -> ContainerError:
-    why = "the kernel ended a program for want of memory" if ended.out_of_memory else f"status {ended.status}"
-    return ContainerError("container-killed", "The program in the container did not come to its end.", details=[*said[-10:], why])
+def _killed(result: ExitStatus, lines: Sequence[str]) -> ContainerError:
+    reason = "the kernel killed a process for want of memory" if result.out_of_memory else f"status {result.status}"
+    what = "The program in the container was killed."
+    return ContainerError("container-killed", what, details=[*lines[-10:], reason])

@@ -1,7 +1,8 @@
 """
-sparkwright itself, for the builder image: this very program as a wheel, and what it requires, for the Python of the image.
+This program as a wheel, and the files that it requires for the Python of an image.
 
-The requirements are resolved once per program and Python, and kept by hash: after that the image can be made without a network.
+The requirements are resolved once per program and Python and stored by hash, so that the image can be built again
+without a network.
 """
 
 from __future__ import annotations
@@ -58,24 +59,26 @@ class LockedFile(msgspec.Struct, frozen=True, order=True):
 
 
 def requirements(extra: str = "full") -> list[str]:
-    """Return what the running program requires with *extra* (with none: to install, check and go back), as its own metadata says."""
+    """Return the requirements in the running program's metadata, with those of *extra* (empty: the client alone)."""
     from importlib.metadata import requires
 
     from packaging.requirements import Requirement
 
-    found = [Requirement(line) for line in requires("sparkwright") or ()]
-    wanted = [one for one in found if one.marker is None or (extra and one.marker.evaluate({"extra": extra}))]
-    return sorted(f"{one.name}{one.specifier}" for one in wanted)
+    return sorted(
+        f"{requirement.name}{requirement.specifier}"
+        for requirement in map(Requirement, requires("sparkwright") or ())
+        if requirement.marker is None or (extra and requirement.marker.evaluate({"extra": extra}))
+    )
 
 
-def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mapping[str, bytes] | None = None) -> Path:
+def write(folder: Path, *, extra: str = "full", label: str = "", further: Mapping[str, bytes] | None = None) -> Path:
     """
-    Write the running program as a wheel to *folder*: equal code gives equal bytes.
+    Write the running program as a wheel to *folder*, reproducibly, and return its path.
 
     Args:
-        extra: Which of its optional parts it requires from the start.
-        label: Local version label (PEP 440), where builds are to be told apart.
-        further: More files, by their names in the wheel.
+        extra: Its optional requirements that become unconditional.
+        label: Local version label (PEP 440).
+        further: More files, by name in the wheel.
     """
     package = Path(sparkwright.__file__).parent
     files = {
@@ -90,20 +93,21 @@ def wheel(folder: Path, *, extra: str = "full", label: str = "", further: Mappin
     wanted = "".join(f"Requires-Dist: {line}\n" for line in requirements(extra))
     metadata = f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: >=3.11\n{wanted}"
     files[f"{name.info}/{SBOM}"] = sbom.document(Bill(facts={"built": "program"}), name)
-    made = folder / name.filename
-    archive.write(made, name, files, metadata, pure=True)
-    return made
+    path = folder / name.filename
+    archive.write(path, name, files, metadata, pure=True)
+    return path
 
 
 def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) -> list[Path]:
     """
-    Return the files that the program needs beside itself on *python*, downloaded and verified.
+    Return the files that the program requires on *python*, downloaded and verified.
 
     Args:
-        wanted: Its requirements (default: those of the running program with all its parts, and what their source distributions need).
+        wanted: Its requirements (default: those of the running program with all extras, and the build backends of
+            source distributions among them).
 
     Raises:
-        offline: They are not known or not here, and the run may not ask.
+        offline: They are not resolved or not downloaded, and the run is offline.
         source-unreachable, source-mismatch, disk-full: See there.
         not-provided: A requirement has neither a wheel for that Python nor a source distribution.
     """
@@ -150,8 +154,8 @@ def _best(package: dict[str, Any], ranks: dict[str, int]) -> LockedFile:
     rated = []
     for file in package.get("wheels", []):
         tags = map(str, parse_wheel_filename(_name(file))[3])
-        if fitting := [ranks[tag] for tag in tags if tag in ranks]:
-            rated.append((min(fitting), _name(file), file))
+        if matches := [ranks[tag] for tag in tags if tag in ranks]:
+            rated.append((min(matches), _name(file), file))
     file = min(rated)[2] if rated else package.get("sdist")
     if file is None:
         raise SourceError("not-provided", f"{package['name']} {package['version']} has no file for the Python of the image.")

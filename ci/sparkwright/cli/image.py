@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sparkwright.builder import container_image
+from sparkwright.builder import container
 from sparkwright.cli import publishing
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
@@ -24,7 +24,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     asked, publisher = _asked(arguments), _publisher(session, arguments)
     repository = registry.checked(arguments.push) if arguments.push else ""
     tag = registry.split(arguments.tag) if arguments.tag else None
-    base = container_image.pinned(session, asked.base)
+    base = container.pinned_base(session, asked.base)
     found = picked.pick(session, asked.wish, PLATFORMS[asked.platform])
     if publisher:
         recorded.check(publisher, found.entry.release)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.builder import container, container_image
-from sparkwright.builder.container import Ended
+from sparkwright.builder import container
+from sparkwright.builder.container import ExitStatus
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.errors import ContainerError
 from sparkwright.core.console import console
@@ -64,7 +64,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
         image-build-failed, container-killed, emulation-missing, disk-full: See there. Others: what `install` inside refused.
     """
     tag = f"{REPOSITORY}:{key[:16]}"
-    if found := container_image.known(engine, tag):
+    if found := container.find_image(engine, tag):
         return found.id
     said: list[str] = []
     heard: list[str] = []
@@ -72,7 +72,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
     def keep(made: Container, status: int) -> None:
         if status == 0:
             with console.step("write the layer"), patient(engine):
-                made.commit(REPOSITORY, key[:16], changes=[f"LABEL {container_image.LABEL}={key}"])
+                made.commit(REPOSITORY, key[:16], changes=[f"LABEL {container.IMAGE_LABEL}={key}"])
 
     with console.step(f"install {picked.entry.name} in a container"), lent.folders(session, picked, installer) as folders:
         words = ["-c", SCRIPT, "sh", picked.index.manifest.url, picked.entry.channel, picked.entry.name]
@@ -82,7 +82,7 @@ def obtain(session: Session, engine: Engine, system: str, key: str, picked: Pick
         )  # fmt: skip
     if ended.status:
         raise _failure(engine, ended, said, heard)
-    made = container_image.known(engine, tag)
+    made = container.find_image(engine, tag)
     if made is None:
         raise ContainerError("image-build-failed", "The engine did not keep what was installed.", details=[tag])
     return made.id
@@ -97,7 +97,7 @@ def _hear(heard: list[str], line: str) -> None:
 def _options(engine: Engine) -> dict[str, Any]:
     """Return what is otherwise than in other containers: root writes to the image, and nothing of the container is kept beside that."""
     return {
-        "name": NAME + container.owner().replace("/", "."),
+        "name": NAME + container.owner_id().replace("/", "."),
         "labels": {},
         "environment": {},
         "user": "0:0",
@@ -113,9 +113,9 @@ def sweep(engine: Engine) -> None:
     """Remove the containers of runs that were killed while they installed."""
     from docker.errors import APIError
 
-    with engine.answering():
+    with engine.errors_translated():
         for left in engine.client.containers.list(all=True, filters={"name": NAME}, ignore_removed=True):
-            if container.is_gone(str(left.name).removeprefix(NAME).replace(".", "/")):
+            if container.has_exited(str(left.name).removeprefix(NAME).replace(".", "/")):
                 with contextlib.suppress(APIError):
                     left.remove(force=True)
                 console.note(f"removed the container of a run that was killed: {left.name}")
@@ -134,7 +134,7 @@ def patient(engine: Engine) -> Iterator[None]:
         api.timeout = before
 
 
-def _failure(engine: Engine, ended: Ended, said: Sequence[str], heard: Sequence[str]) -> SparkwrightError:
+def _failure(engine: Engine, ended: ExitStatus, said: Sequence[str], heard: Sequence[str]) -> SparkwrightError:
     """Return what ended the container: the words of the program inside, where it had any."""
     with contextlib.suppress(msgspec.DecodeError):
         told = msgspec.json.decode("\n".join(said), type=dict[str, Any]).get("error") or {}
@@ -144,4 +144,4 @@ def _failure(engine: Engine, ended: Ended, said: Sequence[str], heard: Sequence[
         why = "the kernel ended a program for want of memory" if ended.out_of_memory else f"status {ended.status}"
         return ContainerError("container-killed", "The installation in the container did not come to its end.", details=[*heard[-10:], why])
     lines = "\n".join([*heard[-25:], f"status: {ended.status}"])
-    return engine.meaning(lines, partial(ContainerError, "image-build-failed"), "The release could not be installed in the image.")
+    return engine.translate_error(lines, partial(ContainerError, "image-build-failed"), "The release could not be installed in the image.")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright.builder import container, container_engine, container_image
+from sparkwright.builder import container, container_engine
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import Interpreter
@@ -81,17 +81,17 @@ def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
     with container_engine.termination_interrupts():
         reached = container_engine.connect()
         installed.sweep(reached)
-        container.sweep(reached)
-        with reached.answering(), console.step(f"serving image of {found.entry.name} for {asked.platform}"):
+        container.remove_stale(reached)
+        with reached.errors_translated(), console.step(f"serving image of {found.entry.name} for {asked.platform}"):
             return _make(session, reached, asked.platform, found, base)
 
 
 def _make(session: Session, reached: Engine, platform: str, found: Picked, base: str) -> Made:
-    brought = container_image.bring(session, reached, base, platform)
+    brought = container.prepare_base(session, reached, base, platform)
     stages = _stages(session, brought, platform)
     files_of = {"Dockerfile": stages.dockerfile, ENTRYPOINT: stages.entrypoint}
-    system = container_image.make(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
-    python = container_image.python_of(session, reached, system)
+    system = container.build_image(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
+    python = container.image_python(session, reached, system)
     if python.machine != PLATFORMS[platform]:
         raise ContainerError("image-mismatch", f"{base} says that it is for {platform}, but its programs are for {python.machine}.")
     program = selected.installer(session, found, python)
@@ -99,23 +99,23 @@ def _make(session: Session, reached: Engine, platform: str, found: Picked, base:
     labelled = labels(found, base)
     key = stages.key(set_key, labelled)
     name = f"sparkwright-serve:{key[:16]}"
-    already = container_image.known(reached, name)
+    already = container.find_image(reached, name)
     if already is None:
         _bring_set(session, reached, set_key, found, python)
         held = installed.obtain(session, reached, system, set_key, found, program)
-        container_image.make(session, reached, "serve", key, {"BASE": base, "SET": held}, platform, files_of, labelled)
+        container.build_image(session, reached, "serve", key, {"BASE": base, "SET": held}, platform, files_of, labelled)
     return _read(reached, name, platform, base, already=already is not None)
 
 
 def _stages(session: Session, base: str, platform: str) -> _Stages:
-    text, entrypoint = container_image.recipe(session, DOCKERFILE), container_image.recipe(session, ENTRYPOINT)
+    text, entrypoint = container.read_dockerfile(session, DOCKERFILE), container.read_dockerfile(session, ENTRYPOINT)
     key = digest.key("image", {"base": base, "dockerfile": digest.sha256_bytes(text), "platform": platform})
     return _Stages(text, entrypoint, platform, key)
 
 
 def _bring_set(session: Session, reached: Engine, set_key: str, found: Picked, python: Interpreter) -> None:
     """Bring the files of the set into the store, where the engine does not have them installed."""
-    if container_image.known(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
+    if container.find_image(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
         packages = selected.packages(found, python, installed.VENV).packages
         selected.check_room(session, reached, packages)
         files.obtain(picked.outside(session), packages)

@@ -47,7 +47,7 @@ def split(name: str) -> tuple[str, str]:
 def tagged(made: Made, repository: str, tag: str) -> None:
     """Give *made* a further name in this machine's engine, which takes it from whatever had it."""
     reached = container_engine.connect()
-    with reached.answering():
+    with reached.errors_translated():
         reached.client.images.get(made.id).tag(repository, tag)
 
 
@@ -67,7 +67,7 @@ def push(made: Made, repository: str, tag: str) -> str:
     with container_engine.termination_interrupts():
         reached = container_engine.connect()
         name = f"{repository}:{tag}"
-        with reached.answering(), patient(reached), console.step(f"push {name}"):
+        with reached.errors_translated(), patient(reached), console.step(f"push {name}"):
             image = reached.client.images.get(made.id)
             _check_free(reached, name, repository, made.id)
             image.tag(repository, tag)
@@ -126,4 +126,4 @@ def _count(sizes: dict[str, tuple[int, int]], news: Mapping[str, Any]) -> None:
 def _meaning(reached: Engine, name: str, text: str) -> SparkwrightError:
     if _UNREACHED.search(text):
         return ImageError("registry-unreachable", f"The registry of {name} is not reached.", details=text.splitlines()[-5:])
-    return reached.meaning(text, partial(ImageError, "registry-refused"), f"The registry does not take {name}.")
+    return reached.translate_error(text, partial(ImageError, "registry-refused"), f"The registry does not take {name}.")

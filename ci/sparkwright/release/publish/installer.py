@@ -30,4 +30,4 @@ def wheel(folder: Path, trust: bytes, serial: int, last: Wheel | None) -> Path:
 
 def _made(folder: Path, trust: bytes, label: str) -> Path:
     """Equal code, trust and label give equal bytes, so a label that is used again shows whether the rest changed."""
-    return self_wheel.wheel(folder, extra="", label=label, further={TRUST: trust})
+    return self_wheel.write(folder, extra="", label=label, further={TRUST: trust})
