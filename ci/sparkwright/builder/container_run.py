@@ -130,13 +130,18 @@ class ContainerRun:
         out: list[str] = []
         err: list[str] = []
         json = quiet or console.json
+        github = {"GITHUB_ACTIONS": "true"} if console.github else {}
         with self._scratch() as scratch:
             result = container.run(
-                self._engine, self._builder.image, [PROGRAM, *command], folders=self._folders(),
-                variables={"TMPDIR": str(scratch), **({"GITHUB_ACTIONS": "true"} if console.github else {})}, memory=self._memory + OVERHEAD,
+                self._engine,
+                self._builder.image,
+                [PROGRAM, *command],
+                folders=self._folders(),
+                variables={"TMPDIR": str(scratch), **github},
+                memory=self._memory + OVERHEAD,
                 on_out=out.append if json else console.result,
                 on_err=err.append if quiet else console.note,
-            )  # fmt: skip
+            )
             if result.status != 3:
                 # The log of an internal error stays, because its path has been printed.
                 shutil.rmtree(scratch, ignore_errors=True)
