@@ -26,7 +26,7 @@ import docker
 import pytest
 from tests.conftest import running
 
-from sparkwright.builder.container import Builder, obtain
+from sparkwright.builder.container import BuilderImage, builder_image
 from sparkwright.builder.container_engine import Engine, connect
 from sparkwright.core import digest
 from sparkwright.core.store import Store
@@ -249,9 +249,9 @@ def contained_demo(demo_session: Session, engine: Engine, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def builder(contained_demo: Session, engine: Engine, base: str) -> Builder:
+def builder(contained_demo: Session, engine: Engine, base: str) -> BuilderImage:
     """Return the builder image, made by the first test that asks for it."""
-    return obtain(contained_demo, engine, base, "")
+    return builder_image(contained_demo, engine, base, "")
 
 
 class Run:

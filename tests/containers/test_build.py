@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.builder import container, container_run
-from sparkwright.builder.container import OWNER, Builder
+from sparkwright.builder.container import OWNER, BuilderImage
 from sparkwright.builder.container_engine import Engine
 from sparkwright.cli import demo, main
 from sparkwright.core import digest
@@ -123,7 +123,7 @@ MOMENTS: dict[str, Callable[[Run, Engine], object]] = {
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interruption_leaves_no_container(
-    moment: str, number: signal.Signals, contained_run: Run, engine: Engine, builder: Builder, until: Callable[..., Any]
+    moment: str, number: signal.Signals, contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]
 ) -> None:
     """Whenever it comes, the container is gone when the program has ended, and the next run finishes the work."""
     with contained_run.running() as child:
@@ -149,7 +149,7 @@ def test_an_interruption_ends_an_image_build(contained_run: Run, engine: Engine,
     until(lambda: not engine.client.containers.list(all=True))
 
 
-def test_what_kill_leaves_the_next_run_removes(contained_run: Run, engine: Engine, builder: Builder, until: Callable[..., Any]) -> None:
+def test_what_kill_leaves_the_next_run_removes(contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]) -> None:
     """After kill -9 the container lives on, and the next run ends it before it does anything else, and then finishes the work."""
     with contained_run.running() as child:
         until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))
@@ -162,7 +162,7 @@ def test_what_kill_leaves_the_next_run_removes(contained_run: Run, engine: Engin
     assert wheel_of(contained_run.folder / "dist")
 
 
-def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, builder: Builder, until: Callable[..., Any]) -> None:
+def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]) -> None:
     """A build whose container is taken away fails with its own words and not with half a wheel."""
     with contained_run.running() as child:
         until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))

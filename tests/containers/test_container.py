@@ -13,13 +13,13 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import container
-from sparkwright.builder.container import LABEL, OWNER, Folder
+from sparkwright.builder.container import LABEL, OWNER, BindMount
 from sparkwright.builder.container_engine import Engine
 
 pytestmark = pytest.mark.containers
 
 
-def said(engine: Engine, image: str, script: str, folders: Sequence[Folder] = ()) -> tuple[int, list[str]]:
+def said(engine: Engine, image: str, script: str, folders: Sequence[BindMount] = ()) -> tuple[int, list[str]]:
     """Return the status of a shell script in a container, and the lines that it printed."""
     lines: list[str] = []
     ended = container.run(engine, image, ["/bin/sh", "-c", script], folders=folders, on_out=lines.append, on_err=lines.append)
@@ -48,7 +48,7 @@ def test_a_folder_is_written_only_where_it_may_be(engine: Engine, base: str, tmp
     """A folder is to be read unless it was lent for writing, and files made there belong to the caller."""
     (tmp_path / "read").mkdir()
     (tmp_path / "write").mkdir()
-    folders = [Folder(tmp_path / "read", Path("/one")), Folder(tmp_path / "write", Path("/two"), writable=True)]
+    folders = [BindMount(tmp_path / "read", Path("/one")), BindMount(tmp_path / "write", Path("/two"), writable=True)]
     status, _ = said(engine, base, "touch /two/made && touch /one/made", folders=folders)
 
     assert status != 0

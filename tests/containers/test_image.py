@@ -12,7 +12,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import container
-from sparkwright.builder.container import PROGRAM, Builder
+from sparkwright.builder.container import PROGRAM, BuilderImage
 from sparkwright.builder.container_engine import Engine
 from sparkwright.forks.context import Session
 
@@ -38,7 +38,7 @@ def tag_of(engine: Engine, stage: str) -> str:
     return str(found[0].tags[0]).partition(":")[2]
 
 
-def test_the_image_holds_this_very_program(engine: Engine, builder: Builder) -> None:
+def test_the_image_holds_this_very_program(engine: Engine, builder: BuilderImage) -> None:
     """What runs inside is the program that started it, with all that it requires."""
     said: list[str] = []
     script = "import sparkwright.cli.main, tree_sitter_cmake, sys; print(sparkwright.__version__, sys.prefix)"

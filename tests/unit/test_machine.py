@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from sparkwright.builder import host_info
-from sparkwright.builder.host_info import Endpoint, Gpu, Machine, facts
+from sparkwright.builder.host_info import Endpoint, Gpu, HostInfo, facts
 from sparkwright.cli import doctor
-from sparkwright.cli.doctor import Advice, CacheContents
+from sparkwright.cli.doctor import CacheContents, VerbAdvice
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
@@ -24,7 +24,7 @@ from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
 
-SPARK = Machine(
+SPARK = HostInfo(
     processor="Cortex-X925 + Cortex-A725",
     cores=20,
     architecture="aarch64",
@@ -48,7 +48,7 @@ FULL = CacheContents(sources=True, tools=True, bases=True, demo_tools=True)
 EMPTY = CacheContents(sources=False, tools=False, bases=False, demo_tools=False)
 
 
-def advice(machine: Machine, project: Project, cache: CacheContents = EMPTY) -> tuple[Advice, ...]:
+def advice(machine: HostInfo, project: Project, cache: CacheContents = EMPTY) -> tuple[VerbAdvice, ...]:
     """Return the advice for *machine*, with an empty cache directory unless *cache* is given."""
     return doctor.advice(machine, project, cache)
 
@@ -77,12 +77,12 @@ def _index(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def of(found: tuple[Advice, ...], verb: str) -> list[Advice]:
+def of(found: tuple[VerbAdvice, ...], verb: str) -> list[VerbAdvice]:
     """Return the advice about *verb*."""
     return [item for item in found if item.verb == verb]
 
 
-def states(found: tuple[Advice, ...]) -> dict[str, set[str]]:
+def states(found: tuple[VerbAdvice, ...]) -> dict[str, set[str]]:
     """Return the states by verb."""
     return {item.verb: {other.state for other in of(found, item.verb)} for item in found}
 
@@ -273,4 +273,4 @@ def test_doctor_prints_one_document_as_json(
 
     document = msgspec.json.decode(capsys.readouterr().out)
     assert document.keys() == {"schema", "machine", "stack", "advice"}
-    assert msgspec.convert(document["machine"], Machine).cores >= 1
+    assert msgspec.convert(document["machine"], HostInfo).cores >= 1

@@ -54,7 +54,7 @@ _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-class Folder(msgspec.Struct, frozen=True):
+class BindMount(msgspec.Struct, frozen=True):
     """A folder of this machine, mounted at *target*; read-only unless *writable*."""
 
     source: Path
@@ -76,7 +76,7 @@ class Image(msgspec.Struct, frozen=True):
     platform: str
 
 
-class Builder(msgspec.Struct, frozen=True):
+class BuilderImage(msgspec.Struct, frozen=True):
     """
     A builder image.
 
@@ -131,8 +131,9 @@ def remove_stale(engine: Engine) -> list[str]:
 
     removed = []
     with engine.errors_translated():
-        filters = {"label": OWNER}
-        for container in engine.client.containers.list(all=True, filters=filters, ignore_removed=True):
+        for container in engine.client.containers.list(
+            all=True, filters={"label": OWNER}, ignore_removed=True
+        ):
             if has_exited(container.labels.get(OWNER, "")):
                 # Another run may be removing it at this moment.
                 with contextlib.suppress(APIError):
@@ -148,7 +149,7 @@ def run(
     image: str,
     command: Sequence[str],
     *,
-    folders: Iterable[Folder] = (),
+    folders: Iterable[BindMount] = (),
     variables: Mapping[str, str] | None = None,
     memory: int = 0,
     init: bool = True,
@@ -201,7 +202,7 @@ def run(
 
 
 def _options(
-    engine: Engine, folders: Iterable[Folder], variables: Mapping[str, str], memory: int, init: bool
+    engine: Engine, folders: Iterable[BindMount], variables: Mapping[str, str], memory: int, init: bool
 ) -> dict[str, Any]:
     from docker.types import LogConfig, Mount
 
@@ -265,7 +266,7 @@ def pinned_base(session: Session, name: str) -> str:
     return base
 
 
-def builder_image(session: Session, engine: Engine, base: str, platform: str) -> Builder:
+def builder_image(session: Session, engine: Engine, base: str, platform: str) -> BuilderImage:
     """
     Return the builder image on *base*, built when the engine has none.
 
@@ -289,7 +290,7 @@ def builder_image(session: Session, engine: Engine, base: str, platform: str) ->
             wheels = {f"wheels/{path.name}": path.read_bytes() for path in (own_wheel, *self_wheel.required(session, python))}
         key = digest.key("image", {"system": system, "files": {name: digest.sha256_bytes(data) for name, data in wheels.items()}})
         image = build_image(session, engine, "builder", key, {"BASE": base}, target, {"Dockerfile": text, **wheels})
-    return Builder(base, target, system, image, python)
+    return BuilderImage(base, target, system, image, python)
 
 
 def read_dockerfile(session: Session, name: str) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 
 from sparkwright.builder import container, container_engine, vendored
 from sparkwright.builder.compile import ninja
-from sparkwright.builder.container import PROGRAM, Builder, ExitStatus, Folder
+from sparkwright.builder.container import PROGRAM, BindMount, BuilderImage, ExitStatus
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.errors import ContainerError
@@ -114,7 +114,7 @@ class ContainerRun:
         store: The store of the programs inside.
     """
 
-    def __init__(self, session: Session, engine: Engine, builder: Builder) -> None:
+    def __init__(self, session: Session, engine: Engine, builder: BuilderImage) -> None:
         self._session, self._engine, self._builder = session, engine, builder
         # Environments and build folders depend on the compilers and the Python of this image.
         self.store = Store(session.store.root / "containers" / builder.system.removeprefix("sha256:")[:16])
@@ -161,17 +161,17 @@ class ContainerRun:
         """Return the options of a verb that compiles: output folder and memory."""
         return ["--output", str(self._session.output), "--memory", f"{self._memory / 1e9:.3f}"]
 
-    def _folders(self) -> list[Folder]:
+    def _folders(self) -> list[BindMount]:
         self._session.output.mkdir(parents=True, exist_ok=True)
         shared = [(name, name in WRITTEN) for name in (*READ, *WRITTEN)]
         for name, _ in shared:
             # The engine would create a missing mount point as root.
             self.store.folder(name)
         return [
-            Folder(self._session.project.root, self._session.project.root),
-            Folder(self._session.output, self._session.output, writable=True),
-            Folder(self.store.root, self.store.root, writable=True),
-            *(Folder(self._session.store.folder(name), self.store.root / name, writable) for name, writable in shared),
+            BindMount(self._session.project.root, self._session.project.root),
+            BindMount(self._session.output, self._session.output, writable=True),
+            BindMount(self.store.root, self.store.root, writable=True),
+            *(BindMount(self._session.store.folder(name), self.store.root / name, writable) for name, writable in shared),
         ]
 
     @contextlib.contextmanager

@@ -58,7 +58,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Machine(msgspec.Struct, frozen=True):
+class HostInfo(msgspec.Struct, frozen=True):
     """
     One machine.
 
@@ -88,7 +88,7 @@ class Machine(msgspec.Struct, frozen=True):
     upstream: Endpoint
 
 
-def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> Machine:
+def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> HostInfo:
     """
     Return the facts of this machine, after at most `PATIENCE` seconds and a little.
 
@@ -117,7 +117,7 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> M
     limit = min(_memory_limit() or memory.total, memory.total)
     libc, libc_version = platform.libc_ver()
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
-    return Machine(
+    return HostInfo(
         processor=answers.get("processor") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         architecture=platform.machine(),

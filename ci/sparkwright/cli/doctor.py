@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.builder.compile import costs
 from sparkwright.builder.environment import cross, pylock, toolchain
-from sparkwright.builder.host_info import Machine, facts
+from sparkwright.builder.host_info import HostInfo, facts
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
@@ -38,7 +38,7 @@ CUDA13_DRIVER = 580
 TOOLS_SHOWN = ("git", "gcc", "g++", "nvcc", "cmake", "ninja", "ccache")
 
 
-class Advice(msgspec.Struct, frozen=True):
+class VerbAdvice(msgspec.Struct, frozen=True):
     """What *verb* would do on a machine; *install* is the command that would change that, where there is one."""
 
     verb: str
@@ -123,7 +123,7 @@ def upstream_url(project: Project) -> str:
     return next((fork.sources.git.url for fork in reversed(project.spec.forks.values()) if fork.sources.git), "")
 
 
-def rows(machine: Machine) -> list[tuple[str, str]]:
+def rows(machine: HostInfo) -> list[tuple[str, str]]:
     """Return the facts as lines of a table."""
     gpus = "\n".join(f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}" for gpu in machine.gpus)
     lines = [
@@ -148,18 +148,18 @@ def compiled_fork(project: Project) -> str:
     return max(forks, key=lambda name: forks[name].seconds)
 
 
-def jobs(machine: Machine, project: Project) -> int:
+def jobs(machine: HostInfo, project: Project) -> int:
     """Return how many units compile side by side when each may be the largest."""
     return costs.parallel_units(toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory)
 
 
-def advice(machine: Machine, project: Project, cache: CacheContents) -> tuple[Advice, ...]:
+def advice(machine: HostInfo, project: Project, cache: CacheContents) -> tuple[VerbAdvice, ...]:
     """Return what each verb would do on *machine* with the stack of *project*, in the order of the verbs."""
     audit = "reads wheels with cuobjdump and nvdisasm, which come from the package index"
     items = (
         *_sources(machine),
         *_compiling(machine, project),
-        Advice("audit", "ready", audit),
+        VerbAdvice("audit", "ready", audit),
         _demo(machine),
         *_gates(machine, project),
     )
@@ -182,8 +182,8 @@ def _lacking(*, sources: bool = True, tools: bool = True, bases: bool = True) ->
 
 
 def _without_index(
-    machine: Machine, items: tuple[Advice, ...], lacking: dict[str, list[str]]
-) -> Iterator[Advice]:
+    machine: HostInfo, items: tuple[VerbAdvice, ...], lacking: dict[str, list[str]]
+) -> Iterator[VerbAdvice]:
     """Yield *items*, but one ``missing`` for each verb whose downloads are not in the cache."""
     reported = set()
     for item in items:
@@ -194,106 +194,106 @@ def _without_index(
             reported.add(item.verb)
             reason = f"the package index was not reached ({machine.index.note})"
             says = f"{reason}, and the cache directory lacks {' and '.join(names)}"
-            yield Advice(item.verb, "missing", says)
+            yield VerbAdvice(item.verb, "missing", says)
 
 
-def _sources(machine: Machine) -> Iterator[Advice]:
+def _sources(machine: HostInfo) -> Iterator[VerbAdvice]:
     if not machine.index.reachable:
         note = f"the package index was not reached ({machine.index.note})"
-        yield Advice("lock", "missing", note)
-        yield Advice("fetch", "look", f"{note}: only what is in the cache directory can be used")
+        yield VerbAdvice("lock", "missing", note)
+        yield VerbAdvice("fetch", "look", f"{note}: only what is in the cache directory can be used")
     elif not machine.upstream.reachable:
-        yield Advice("lock", "look", f"would lock the package index; git commits stay unresolved ({machine.upstream.note})")
-        yield Advice("fetch", "look", "would take releases from the package index; git sources only through --mirror")
+        yield VerbAdvice("lock", "look", f"would lock the package index; git commits stay unresolved ({machine.upstream.note})")
+        yield VerbAdvice("fetch", "look", "would take releases from the package index; git sources only through --mirror")
     else:
-        yield Advice("lock", "ready", "would ask the upstream hosts and the package index")
-        yield Advice("fetch", "ready", "would take git sources where their commit is locked, else releases from the package index")
+        yield VerbAdvice("lock", "ready", "would ask the upstream hosts and the package index")
+        yield VerbAdvice("fetch", "ready", "would take git sources where their commit is locked, else releases from the package index")
     if "git" in machine.tools:
-        yield Advice("apply", "ready", "would patch and rewrite in the object database, in seconds")
+        yield VerbAdvice("apply", "ready", "would patch and rewrite in the object database, in seconds")
     else:
-        yield Advice("apply", "missing", "needs git", _apt(machine, "git"))
+        yield VerbAdvice("apply", "missing", "needs git", _apt(machine, "git"))
 
 
-def _compiling(machine: Machine, project: Project) -> Iterator[Advice]:
+def _compiling(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
     if blocker := _blocker(machine, project):
         yield msgspec.structs.replace(blocker, verb="plan")
         yield msgspec.structs.replace(blocker, verb="build")
         return
-    yield Advice("plan", "ready", "would configure vLLM with torch and CUDA from the package index (5.5 GB on first use), in minutes")
+    yield VerbAdvice("plan", "ready", "would configure vLLM with torch and CUDA from the package index (5.5 GB on first use), in minutes")
     names = ", ".join(project.spec.forks)
     count = jobs(machine, project)
     says = f"would make {names} for {machine.architecture} with {count} job{'s' if count > 1 else ''}"
     fork = compiled_fork(project)
     took = duration(costs.build_seconds(project, fork, count))
-    yield Advice("build", "ready", f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores")
+    yield VerbAdvice("build", "ready", f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores")
     yield from _crossing(machine, project)
     if machine.memory < LEAST_MEMORY:
         says = f"{size(machine.memory)} of memory is less than {size(LEAST_MEMORY)}"
-        yield Advice("build", "look", f"{says}, and the largest units alone take more than half of that")
+        yield VerbAdvice("build", "look", f"{says}, and the largest units alone take more than half of that")
     if machine.disk_free < LEAST_DISK:
         says = f"{size(machine.disk_free)} of free disk is less than {size(LEAST_DISK)}"
-        yield Advice("build", "look", f"{says}; --cache-dir chooses another place")
+        yield VerbAdvice("build", "look", f"{says}; --cache-dir chooses another place")
     if glibc(machine) > BASE_GLIBC:
         tag = "_".join(map(str, glibc(machine)))
         says = f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its libraries want what only a newer system has"
-        yield Advice("build", "look", says)
+        yield VerbAdvice("build", "look", says)
 
 
-def _crossing(machine: Machine, project: Project) -> Iterator[Advice]:
+def _crossing(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
     """Say whether the wheels of a Spark can be made on another machine."""
     other = "aarch64"
     if machine.architecture == other or not any(other in fork.bases for fork in project.spec.forks.values()):
         return
     if version := machine.tools.get(f"{cross.triple(other)}-g++"):
         says = f"with --target {other}: the wheels of a Spark, by g++ {version} for {other} (4.5 GB more on first use)"
-        yield Advice("build", "ready", says)
+        yield VerbAdvice("build", "ready", says)
     else:
-        yield Advice("build", "look", f"--target {other} needs a cross compiler", _apt(machine, cross.package(other)))
+        yield VerbAdvice("build", "look", f"--target {other} needs a cross compiler", _apt(machine, cross.package(other)))
 
 
-def _blocker(machine: Machine, project: Project) -> Advice | None:
+def _blocker(machine: HostInfo, project: Project) -> VerbAdvice | None:
     """Return what makes compiling impossible here, if anything does."""
     if machine.libc != "glibc":
-        return Advice("", "missing", f"the official wheels are for glibc, and the C library here is {machine.libc}")
+        return VerbAdvice("", "missing", f"the official wheels are for glibc, and the C library here is {machine.libc}")
     for name, fork in project.spec.forks.items():
         if fork.build == "graft" and machine.architecture not in fork.bases:
             known = ", ".join(fork.bases)
-            return Advice("", "missing", f"the stack has no base wheel of {name} for {machine.architecture}, only for {known}")
+            return VerbAdvice("", "missing", f"the stack has no base wheel of {name} for {machine.architecture}, only for {known}")
     if not machine.python_headers:
-        return Advice("", "missing", "needs the headers of this Python, for the extension modules", _apt(machine, "python3-dev"))
-    return _compiler(machine) or (None if "git" in machine.tools else Advice("", "missing", "needs git", _apt(machine, "git")))
+        return VerbAdvice("", "missing", "needs the headers of this Python, for the extension modules", _apt(machine, "python3-dev"))
+    return _compiler(machine) or (None if "git" in machine.tools else VerbAdvice("", "missing", "needs git", _apt(machine, "git")))
 
 
-def _compiler(machine: Machine) -> Advice | None:
+def _compiler(machine: HostInfo) -> VerbAdvice | None:
     if {"gcc", "g++"} <= machine.tools.keys():
         return None
-    return Advice("", "missing", "needs a C++ compiler; nvcc, cmake and ninja come from the package index", _apt(machine, "g++"))
+    return VerbAdvice("", "missing", "needs a C++ compiler; nvcc, cmake and ninja come from the package index", _apt(machine, "g++"))
 
 
-def _apt(machine: Machine, package: str) -> str:
+def _apt(machine: HostInfo, package: str) -> str:
     """Return how Debian and Ubuntu install *package*; containers run as root and have no sudo."""
     return f"{'' if machine.container else 'sudo '}apt-get install -y {package}"
 
 
-def glibc(machine: Machine) -> tuple[int, ...]:
+def glibc(machine: HostInfo) -> tuple[int, ...]:
     """Return the version of glibc as numbers, nothing where the C library is another one."""
     return tuple(int(part) for part in machine.libc_version.split(".") if part.isdigit()) if machine.libc == "glibc" else ()
 
 
-def _demo(machine: Machine) -> Advice:
+def _demo(machine: HostInfo) -> VerbAdvice:
     if missing := _compiler(machine):
         return msgspec.structs.replace(missing, verb="demo")
-    return Advice("demo", "ready", "would take three miniature upstreams through every stage, in about two minutes")
+    return VerbAdvice("demo", "ready", "would take three miniature upstreams through every stage, in about two minutes")
 
 
-def _gates(machine: Machine, project: Project) -> Iterator[Advice]:
+def _gates(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
     wanted = project.spec.arch.rstrip("af")
     if not machine.gpus:
-        yield Advice("gate", "not-run", f"no GPU here: of the rungs, only G0 and G1 say something of the wheels, which are for SM {wanted}")
+        yield VerbAdvice("gate", "not-run", f"no GPU here: of the rungs, only G0 and G1 say something of the wheels, which are for SM {wanted}")
     for gpu in machine.gpus:
         if gpu.capability != wanted:
-            yield Advice("gate", "not-run", f"{gpu.name} is SM {gpu.capability}; the wheels are for SM {wanted}, so G2 is not whole here")
+            yield VerbAdvice("gate", "not-run", f"{gpu.name} is SM {gpu.capability}; the wheels are for SM {wanted}, so G2 is not whole here")
         elif int(gpu.driver.partition(".")[0] or 0) < CUDA13_DRIVER:
-            yield Advice("gate", "look", f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}", "sudo ubuntu-drivers install")
+            yield VerbAdvice("gate", "look", f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}", "sudo ubuntu-drivers install")
         else:
-            yield Advice("gate", "look", f"{gpu.name} is what the wheels are for; no gate was ever run on one, so look at each row")
+            yield VerbAdvice("gate", "look", f"{gpu.name} is what the wheels are for; no gate was ever run on one, so look at each row")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.container import Folder
+from sparkwright.builder.container import BindMount
 from sparkwright.core.errors import FileError
 from sparkwright.forks.context import Session
 from sparkwright.operate.image import selected
@@ -30,7 +30,7 @@ INDEX = "index"
 
 
 @contextlib.contextmanager
-def folders(session: Session, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[Folder, ...]]:
+def folders(session: Session, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[BindMount, ...]]:
     """Yield the folders that the container reads; raises `file-invalid` where a trusted root cannot be read."""
     with tempfile.TemporaryDirectory(prefix="sparkwright-image-") as name:
         place = Path(name)
@@ -40,8 +40,8 @@ def folders(session: Session, picked: Picked, installer: Sequence[Path]) -> Iter
         _write(place / CONFIG, b"{}\n")
         _write(place / CONFIG.replace("config.yaml", "trust.yaml"), _trust(picked, place / "config"))
         _write(place / PROGRAM, selected.lines(installer, f"{STORE}/downloads").encode())
-        lent = [Folder(session.store.folder(part), STORE / part) for part in ("downloads", "index")]
-        yield (Folder(place, LENT), *lent)
+        lent = [BindMount(session.store.folder(part), STORE / part) for part in ("downloads", "index")]
+        yield (BindMount(place, LENT), *lent)
 
 
 def _write(path: Path, data: bytes) -> None:
