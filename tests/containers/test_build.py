@@ -149,7 +149,9 @@ def test_an_interruption_ends_an_image_build(contained_run: Run, engine: Engine,
     until(lambda: not engine.client.containers.list(all=True))
 
 
-def test_what_kill_leaves_the_next_run_removes(contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]) -> None:
+def test_what_kill_leaves_the_next_run_removes(
+    contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]
+) -> None:
     """After kill -9 the container lives on, and the next run ends it before it does anything else, and then finishes the work."""
     with contained_run.running() as child:
         until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))

@@ -168,7 +168,7 @@ def test_a_machine_without_a_base_wheel_cannot_graft(project: Project, change: d
         ((), "not-run", "no GPU here"),
         ((Gpu("NVIDIA H200", "9.0", "580.65.06"),), "not-run", "is SM 9.0"),
         ((Gpu("NVIDIA GB10", "12.1", "570.10"),), "look", "driver 580 or newer"),
-        ((Gpu("NVIDIA GB10", "12.1", "580.95.05"),), "look", "what the wheels are for"),
+        ((Gpu("NVIDIA GB10", "12.1", "580.95.05"),), "look", "the GPU that the wheels are for"),
     ],
 )
 def test_gates_run_only_on_the_right_gpu(project: Project, gpus: tuple[Gpu, ...], state: str, words: str) -> None:

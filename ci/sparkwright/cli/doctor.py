@@ -287,13 +287,18 @@ def _demo(machine: HostInfo) -> VerbAdvice:
 
 
 def _gates(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
-    wanted = project.spec.arch.rstrip("af")
+    target = project.spec.arch.rstrip("af")
+    wheels = f"the wheels are for SM {target}"
     if not machine.gpus:
-        yield VerbAdvice("gate", "not-run", f"no GPU here: of the rungs, only G0 and G1 say something of the wheels, which are for SM {wanted}")
+        says = f"no GPU here: only G0 and G1 can judge the wheels, and {wheels}"
+        yield VerbAdvice("gate", "not-run", says)
     for gpu in machine.gpus:
-        if gpu.capability != wanted:
-            yield VerbAdvice("gate", "not-run", f"{gpu.name} is SM {gpu.capability}; the wheels are for SM {wanted}, so G2 is not whole here")
+        if gpu.capability != target:
+            says = f"{gpu.name} is SM {gpu.capability}; {wheels}, so G2 is incomplete here"
+            yield VerbAdvice("gate", "not-run", says)
         elif int(gpu.driver.partition(".")[0] or 0) < CUDA13_DRIVER:
-            yield VerbAdvice("gate", "look", f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}", "sudo ubuntu-drivers install")
+            says = f"CUDA 13 needs driver {CUDA13_DRIVER} or newer, not {gpu.driver}"
+            yield VerbAdvice("gate", "look", says, "sudo ubuntu-drivers install")
         else:
-            yield VerbAdvice("gate", "look", f"{gpu.name} is what the wheels are for; no gate was ever run on one, so look at each row")
+            says = f"{gpu.name} is the GPU that the wheels are for; read the note of each check"
+            yield VerbAdvice("gate", "look", says)
