@@ -31,7 +31,7 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.builder.wheel.jit_cache import JitCacheRecord, PackedModule
-from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.digest import sha256_bytes, sha256_file
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceKind

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import measure
-from sparkwright.cherry_picks import diff, patch, series
+from sparkwright.cherry_picks import apply, patch
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
@@ -26,7 +26,7 @@ def made(objects: Objects, tree: str, count: int) -> tuple[list[tuple[bytes, Pat
         lines = (objects.blob(tree, path) or b"").split(b"\n")
         lines.insert(len(lines) // 2, b"# changed by patch %d" % number)
         after = objects.with_files(tree, {path: b"\n".join(lines)})
-        mail = (HEAD.format(number=number) + TRAILERS).encode() + diff.render(objects, tree, after, context=1)
+        mail = (HEAD.format(number=number) + TRAILERS).encode() + patch.render(objects, tree, after, context=1)
         found.append((mail, patch.parse(f"{number:03}.patch", mail)))
         tree = after
     return found, tree
@@ -51,7 +51,7 @@ def git(place: Path, *words: str) -> str:
 
 def ours() -> None:
     """Do the work itself, past the store's records of it."""
-    assert series.apply_to(objects, "vllm", base, [one for _, one in patches]).tree == expected
+    assert apply.apply_patches(objects, "vllm", base, [one for _, one in patches]).tree == expected
 
 
 def am(place: Path) -> None:

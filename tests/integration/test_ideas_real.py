@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.cherry_picks import absorption, patch_probes
-from sparkwright.cherry_picks.absorption import Row
-from sparkwright.cherry_picks.patch_probes import NeededUpTo
+from sparkwright.cherry_picks import ideas
+from sparkwright.cherry_picks.ideas import Absorption
 from sparkwright.core.store import Store
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
@@ -69,31 +68,31 @@ UNDECIDED = {
 
 
 @pytest.fixture(scope="module", name="rows")
-def _rows(user_store: Store) -> list[Row]:
-    return absorption.derive(Session(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
+def _rows(user_store: Store) -> list[Absorption]:
+    return ideas.derive(Session(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
 
 
 @pytest.fixture(scope="module", name="table")
-def _table(rows: list[Row]) -> dict[str, NeededUpTo]:
-    return {row.idea.idea: row.idea for row in rows}
+def _table(rows: list[Absorption]) -> dict[str, Absorption]:
+    return {row.idea: row for row in rows}
 
 
-def test_the_releases_say_which_one_took_each_idea(table: dict[str, NeededUpTo]) -> None:
+def test_the_releases_say_which_one_took_each_idea(table: dict[str, Absorption]) -> None:
     """For each idea: from which release to which it is needed, which one took it, and where it was lost again."""
     derived = {name: (row.first_needed, row.last_needed, row.first_absorbed, row.regressed) for name, row in table.items()}
 
     assert derived == EXPECTED
 
 
-def test_nothing_is_left_open_after_an_idea_was_judged(table: dict[str, NeededUpTo]) -> None:
+def test_nothing_is_left_open_after_an_idea_was_judged(table: dict[str, Absorption]) -> None:
     """No release escapes the probes by a file that moved; those that say neither are older than what the idea is about."""
     assert {name: row.undecided for name, row in table.items() if row.undecided} == UNDECIDED
 
 
-def test_an_idea_without_effect_is_needed_by_no_release(rows: list[Row]) -> None:
+def test_an_idea_without_effect_is_needed_by_no_release(rows: list[Absorption]) -> None:
     """What the data calls without effect, every release confirms; ideas that name who absorbed them were needed once, or lived on main."""
-    found = {row.idea.idea: row.findings for row in rows}
-    for idea in patch_probes.load(ROOT):
+    found = {row.idea: row.findings for row in rows}
+    for idea in ideas.load(ROOT).ideas:
         states = {finding.state for finding in found[idea.name]}
         assert not idea.never or "needed" not in states, idea.name
         assert "needed" in states or idea.never or idea.name == "fix_qwen3_next_prefix", idea.name

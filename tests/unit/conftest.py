@@ -17,7 +17,7 @@ import pytest
 
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.series_git import encoded
+from sparkwright.cherry_picks.rebase import encoded_header as encoded
 from sparkwright.cli.main import parser, session_of
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams

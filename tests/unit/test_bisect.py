@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import bisect, pull_requests
-from sparkwright.cherry_picks.drift import State, Trial
-from sparkwright.cherry_picks.pull_requests import Seen
+from sparkwright.cherry_picks import pull_requests
+from sparkwright.cherry_picks.drift import State
+from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
 from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.forks import fetch
@@ -38,40 +36,6 @@ def edited(*changes: tuple[int, str]) -> bytes:
 
 
 # The search.
-
-
-@given(st.data())
-def test_the_turn_of_every_monotone_answer_is_found(data: st.DataObject) -> None:
-    """Whatever the length and the place of the turn: it is found, with at most 2 + log2 tries, none of them twice."""
-    count = data.draw(st.integers(2, 5000))
-    turn = data.draw(st.integers(1, count - 1))
-    before, after = data.draw(st.permutations([GOOD, BAD]))
-    tried: list[int] = []
-
-    def attempt(number: int) -> Trial:
-        tried.append(number)
-        return Trial("x.patch", "", str(number), data.draw(st.sampled_from(before if number < turn else after)), 0, (0, 0), ())
-
-    last, number, first, count_of_tries = bisect.search(count, attempt)
-
-    assert (last.base, number, first.base) == (str(turn - 1), turn, str(turn))
-    assert count_of_tries == len(tried) == len(set(tried)) <= 2 + math.ceil(math.log2(count))
-
-
-@given(st.integers(1, 50), st.lists(st.sampled_from(GOOD), min_size=2, max_size=2) | st.lists(st.sampled_from(BAD), min_size=2, max_size=2))
-def test_ends_that_agree_decide_nothing(count: int, states: list[State]) -> None:
-    """Where both ends give the same answer, there is an error that names both, after two tries at most."""
-    tried = 0
-
-    def attempt(number: int) -> Trial:
-        nonlocal tried
-        tried += 1
-        return Trial("x.patch", "", str(number), states[number == count - 1], 0, (0, 0), ())
-
-    with refusal("bisect-undecided", match=r"x\.patch is the same at both ends") as caught:
-        bisect.search(count, attempt)
-    assert len(caught.value.details) == 2
-    assert tried <= 2
 
 
 # Over commits.
@@ -128,19 +92,6 @@ def test_the_commit_that_took_a_pick_is_found(made: Host, capsys: pytest.Capture
     assert {one["test"] for one in turn["first"]["evidence"] if one["holds"]} == {"ancestor", "patch-id", "reverse"}
 
 
-@pytest.mark.parametrize("name", ["7", "#7"])
-def test_people_read_who_did_it(made: Host, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """The table shows both sides of the turn; below it stand the commit, its page and the proofs."""
-    merge = merged(made, 7, {"c.txt": b"picked\n"})
-    go_on(made, 2)
-    assert main.run(["bisect", *made.words, name]) == 0
-    told = capsys.readouterr().out
-
-    assert "#7: 4 of 4 bases tried" in told or "#7: 3 of 4 bases tried" in told
-    assert f"{merge[:12]} 2026-11-01 Improve it (#7)\n" in told
-    assert "already upstream by reverse: " in told
-
-
 @pytest.mark.parametrize("name", ["first", "first.patch"])
 def test_the_commit_that_broke_a_patch_of_ours_is_found(made: Host, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """A patch that only moves still fits; the commit that changed its lines is the turn."""
@@ -165,16 +116,6 @@ def test_a_patch_is_tried_on_those_that_it_stands_on(made: Host, capsys: pytest.
 
     with refusal("bisect-undecided"):
         main.run(["bisect", *made.words, "second", "--from", "v1", "--alone"])
-
-
-def test_a_patch_that_began_to_fit_has_a_turn_as_well(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """The search is for a change of the answer, in either direction."""
-    *_, broken = go_on(made, 1, {"a.txt": edited((10, "theirs\n"))})
-    *_, mended = go_on(made, 3, {"a.txt": TEXT})
-    go_on(made, 2)
-    turn = found(made, capsys, "first", "--from", broken)
-
-    assert (turn["first"]["base"], turn["first"]["state"]) == (mended[:12], "applies")
 
 
 def test_ends_may_be_named_by_branch_tag_or_commit(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,14 +169,6 @@ def test_ends_that_agree_are_said(made: Host) -> None:
     assert "--from" in caught.value.todo
 
 
-def test_a_fork_without_a_ledger_has_no_commits_to_search(made: Host) -> None:
-    """Where the upstream is, the ledger says."""
-    (made.root / "cherry_picks" / "widget.yaml").unlink()
-
-    with refusal("file-invalid", match="has no ledger"):
-        main.run(["bisect", *made.words, "first", "--from", "v1"])
-
-
 def test_a_second_search_needs_no_host(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """What the first brought is in the store: with neither host nor index the answer is the same; a new question is an error."""
     go_on(made, 3, {"a.txt": edited((10, "theirs\n"))})
@@ -274,16 +207,6 @@ def test_the_release_that_took_a_patch_is_found(released: Host, capsys: pytest.C
     assert turn["tried"] == [4, 5]
 
 
-def test_releases_may_be_bounded(released: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both ends are part of the search; where they agree, that is said."""
-    assert found(released, capsys, "first", "--releases", "--from", "1.1.0", "--to", "1.2.0")["tried"] == [2, 2]
-    with refusal("bisect-undecided"):
-        main.run(["bisect", *released.words, "first", "--releases", "--from", "1.2.0"])
-
-    with refusal("bisect-undecided"):
-        main.run(["bisect", *released.words, "first", "--releases", "--to", "1.0.0"])
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -299,19 +222,3 @@ def test_releases_that_nobody_knows_are_refused(released: Host, words: list[str]
     """An end that is no final release of the index is an error, and so are ends the wrong way round."""
     with refusal("not-provided", match=r"There is no release widget-kit|is later than"):
         main.run(["bisect", *released.words, "first", "--releases", *words])
-
-
-def test_a_second_search_of_releases_needs_no_index(
-    released: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was downloaded is in the store; the turn among that is the same turn."""
-    turn = found(released, capsys, "first", "--releases")
-    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{NOWHERE}simple/")
-    released.mirrors = {released.url: f"{NOWHERE}widget.git"}
-    again = found(released, capsys, "first", "--releases", "--offline")
-    assert {**again, "tried": []} == {**turn, "tried": []}
-
-    with refusal("not-provided", match=r"no release widget-kit 1\.3\.0 in the store"):
-        main.run(["bisect", *released.words, "first", "--releases", "--offline", "--to", "1.3.0"])
-    with refusal("source-unreachable"):
-        main.run(["bisect", *released.words, "first", "--releases"])

@@ -11,7 +11,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ledger, pull_requests, series
-from sparkwright.cherry_picks.pull_requests import Seen
+from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
 from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.forks import lock, resolve
@@ -161,9 +161,13 @@ def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstre
 
     with refusal("patch-conflict", match=r"#7 of widget cannot go along to 1\.1\.0") as caught:
         upstream.bump("1.1.0")
-    assert "sparkwright pick --stack test --fork widget NUMBER --drop" in caught.value.todo
+    assert "sparkwright bump --stack test --fork widget --to 1.1.0 --drop '#7'" in caught.value.todo
     assert upstream.files() == before
     assert not list(upstream.host.root.glob(".rebase/test/*"))
+    with refusal("not-provided", match="no patch #9 to drop"):
+        upstream.bump("1.1.0", "--drop", "#9")
+    upstream.bump("1.1.0", "--drop", "#7")
+    assert not upstream.host.ledger.carried("test")
 
 
 def test_a_patch_of_ours_that_conflicts_waits_in_a_worktree(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,37 +193,6 @@ def test_a_patch_of_ours_that_conflicts_waits_in_a_worktree(upstream: Upstream, 
     assert upstream.stack.read_text() == STACK.format(version="1.1.0")
     assert main.run(["export", "--check", *upstream.host.words]) == 0
     assert "changed: forks/test/lock.yaml" in capsys.readouterr().out
-
-
-def test_a_bump_that_is_given_up_changes_nothing(upstream: Upstream) -> None:
-    """After a conflict, --abort leaves the stack on its old release."""
-    upstream.release("1.1.0", {"b.txt": edited((30, "theirs\n"))})
-    before = upstream.files()
-    with refusal("patch-conflict"):
-        upstream.bump("1.1.0")
-    main.run(["rebase", "--abort", *upstream.host.words])
-
-    assert upstream.files() == before
-
-
-def test_what_changed_meanwhile_is_not_overwritten(upstream: Upstream) -> None:
-    """While a bump waits for its maintainer, somebody edits stack.yaml: the export does not write over it."""
-    upstream.release("1.1.0", {"b.txt": edited((30, "theirs\n"))})
-    with refusal("patch-conflict"):
-        upstream.bump("1.1.0")
-    folder = upstream.host.root / ".rebase" / "test" / "widget"
-    (folder / "b.txt").write_bytes(edited((30, "ours\n")))
-    for words in (["add", "b.txt"], ["am", "--continue"]):
-        upstream.host.work.git("-C", str(folder), *words)
-    text = upstream.stack.read_text()
-    upstream.stack.write_text(text.replace("stays", "stays for ever"))
-    before = upstream.files()
-    with refusal("export-mismatch", match=r"stack\.yaml of widget changed since the worktree was made"):
-        main.run(["export", *upstream.host.words])
-
-    assert upstream.files() == before
-    upstream.stack.write_text(text)
-    assert main.run(["export", *upstream.host.words]) == 0
 
 
 def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -> None:
@@ -260,21 +233,6 @@ def test_a_bump_to_what_is_locked_says_so(upstream: Upstream) -> None:
     with refusal("not-provided", match=r"widget is at 1\.0\.0 already"):
         upstream.bump("1.0.0")
     assert upstream.files() == before
-
-
-def test_a_release_that_nobody_offers_changes_nothing(upstream: Upstream) -> None:
-    """A version that the index does not have is an error before anything is written."""
-    before = upstream.files()
-
-    with refusal("source-unreachable", match=r"offers no widget-kit 9\.9"):
-        upstream.bump("9.9")
-    assert upstream.files() == before
-
-
-def test_a_bump_needs_a_connection(upstream: Upstream) -> None:
-    """What upstream has can only be asked for, so --offline is refused at once."""
-    with refusal("not-provided", match="--offline forbids"):
-        upstream.bump("1.1.0", "--offline")
 
 
 def test_a_fork_without_releases_is_refused_with_advice(upstream: Upstream) -> None:
@@ -356,27 +314,3 @@ def test_the_official_wheels_tag_may_change(upstream: Upstream) -> None:
 
     assert 'version: "1.1.0", tag: "cp38-abi3-manylinux_2_35_x86_64"' in upstream.stack.read_text()
     assert locked["x86_64"].filename == "widget_kit-1.1.0-cp38-abi3-manylinux_2_35_x86_64.whl"
-
-
-def test_json_says_what_was_done(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """The document holds the trials, what went and why, the lock's difference, and the range-diff."""
-    upstream.release("1.1.0", {"c.txt": b"picked\n"})
-    capsys.readouterr()
-    assert main.main(["bump", *upstream.host.words, "--to", "1.1.0", "--json"]) == 0
-    document = msgspec.json.decode(capsys.readouterr().out)
-
-    assert set(document) == {"bump", "changed", "range_diff", "recompiles", "pull"}
-    assert document["pull"] is None
-    assert list(document["bump"]["gone"]) == ["#7"]
-    assert [one["state"] for one in document["bump"]["trials"]] == ["already-upstream", "applies", "applies"]
-
-
-def test_a_bumped_stack_needs_no_host(upstream: Upstream) -> None:
-    """What a bump brought is in the store; afterwards the series applies with neither host nor index."""
-    upstream.release("1.1.0", {"a.txt": b"new\n" + TEXT})
-    upstream.bump("1.1.0")
-    shutil.rmtree(upstream.host.path)
-    shutil.rmtree(upstream.offered.root)
-
-    assert main.run(["export", "--check", *upstream.host.words, "--offline"]) == 0
-    assert isinstance(lock.read(upstream.host.session().project), lock.Lock)

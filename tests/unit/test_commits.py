@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import export, patch, series, series_git, upstream_revisions
+from sparkwright.cherry_picks import apply, patch, rebase, series
 from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli import main
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
@@ -78,8 +79,8 @@ def mailed(
 ) -> bytes:
     """Return a file of a series."""
     head = (
-        f"From: {series_git.encoded(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\n"
-        f"Subject: [PATCH] {series_git.encoded(subject)}\n"
+        f"From: {rebase.encoded_header(author)}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\n"
+        f"Subject: [PATCH] {rebase.encoded_header(subject)}\n"
     )
     return f"{head}\n{text}\n---\n".encode() + change
 
@@ -87,13 +88,13 @@ def mailed(
 def imported(objects: Objects, base: str, files: Mapping[str, bytes]) -> tuple[str, str, list[Patch]]:
     """Return *files*, applied strictly, as commits: their root and their tip."""
     patches = [patch.parse(name, data) for name, data in files.items()]
-    applied = series.apply_to(objects, "mini", base, patches)
-    root = series_git.root(objects, base, "mini 1.0")
-    return root, series_git.build(objects, root, [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]), patches
+    applied = apply.apply_patches(objects, "mini", base, patches)
+    steps = [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]
+    return *rebase.commit_line(objects, "mini 1.0", base, steps), patches
 
 
 def exported(objects: Objects, root: str, tip: str) -> dict[str, bytes]:
-    return {one.name: one.data for one in series_git.export(objects, root, tip)}
+    return {one.name: one.data for one in rebase.export(objects, root, tip)}
 
 
 # What a series may hold.
@@ -221,8 +222,7 @@ def fixed(folder: Path) -> tuple[str, str]:
     trees = [stored(objects, {"a.txt": (REGULAR, data)}) for data in (b"1\r\n", b"1\r\n2", b"\xff\n")]
     ours = patch.parse("größe.patch", mailed(difference(objects, trees[0], trees[1]), "Größe", author="Jörg <j@j.example>"))
     pick = Patch("#7", "0" * 64, "Improve it", "Backport", "the test", "never", ("a.txt",), b"-", pick=7, author="octocat")
-    root = series_git.root(objects, trees[0], "mini 1.0")
-    return root, series_git.build(objects, root, [(ours, trees[1]), (pick, trees[2])])
+    return rebase.commit_line(objects, "mini 1.0", trees[0], [(ours, trees[1]), (pick, trees[2])])
 
 
 @pytest.mark.parametrize(
@@ -246,20 +246,6 @@ def test_commit_ids_are_the_same_on_every_machine(tmp_path: Path, environment: d
     ).stdout.split()  # fmt: skip
 
     assert tuple(made) == FIXED
-
-
-@pytest.mark.parametrize("date", ["", "yesterday", "99 Foo 2026", "Sun, 1 Nov 2026 12:00:00 +0000\x00"])
-def test_a_date_is_the_patchs_own_or_a_fixed_one(objects: Objects, date: str) -> None:
-    """A patch without a date gets one that is always the same; one whose date is none is refused, never dated today."""
-    base, after = (stored(objects, {"a.txt": (REGULAR, data)}) for data in (b"1\n", b"2\n"))
-    data = mailed(difference(objects, base, after)).replace(b"Date: Sun, 1 Nov 2026 12:00:00 +0000", f"Date: {date}".encode())
-    if date:
-        with refusal("patch-invalid"):
-            imported(objects, base, {"x.patch": data})
-        return
-    root, tip, _ = imported(objects, base, {"x.patch": data})
-
-    assert b"\nDate: Thu, 1 Jan 2026 00:00:00 +0000\n" in exported(objects, root, tip)["x.patch"]
 
 
 # What a maintainer's commits become.
@@ -310,17 +296,6 @@ def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, work
     )
 
 
-def test_a_message_in_another_encoding_is_read_as_it_is_meant(objects: Objects, work: Repository) -> None:
-    """A commit that says that its message is Latin-1 is exported as UTF-8."""
-    message = f"Größe\n\nÜber alles.\n\n{TRAILERS}\nPatch-File: x.patch\n"
-    (work.path / "message").write_bytes(message.encode("latin-1"))
-    (work.path / "a.txt").write_bytes(edited("line 7", "line seven"))
-    work.git("-c", "i18n.commitEncoding=ISO-8859-1", "commit", "--quiet", "-F", "message", "a.txt")
-    files = exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
-
-    assert patch.parse("x.patch", files["x.patch"]).text == f"Über alles.\n\n{TRAILERS}"
-
-
 @pytest.mark.parametrize(
     "name",
     ["../x.patch", "/etc/x.patch", "dir/x.patch", ".git", ".x.patch", "series", "x", ".patch", "-x.patch", "a#b.patch", "x\x07.patch",
@@ -330,21 +305,6 @@ def test_an_evil_file_name_is_refused(objects: Objects, work: Repository, name: 
     """A Patch-File that is a path, hidden, quilt's comment, unprintable, or too long for a file system is an error."""
     with refusal("patch-invalid", match="is no file name of a patch"):
         told(objects, work, f"Subject\n\n{TRAILERS}\nPatch-File: {name}\n")
-
-
-@pytest.mark.parametrize("number", ["0", "x", "-1", "7 8", "٧", "../7"])
-def test_an_evil_pick_is_refused(objects: Objects, work: Repository, number: str) -> None:
-    """A Patch-Pick that is no number of a pull request is an error."""
-    with refusal("patch-invalid"):
-        told(objects, work, f"Subject\n\n{TRAILERS}\nPatch-Pick: {number}\n")
-
-
-def test_a_subject_that_makes_no_name_asks_for_one(objects: Objects, work: Repository) -> None:
-    """A subject without a letter or digit of ASCII gives no name, and the error says how to give one."""
-    with refusal("patch-invalid") as caught:
-        told(objects, work, f"修复\n\n{TRAILERS}\n")
-
-    assert caught.value.todo == "Name its file in the last line of its message: Patch-File: NAME.patch"
 
 
 @pytest.mark.parametrize(
@@ -370,19 +330,6 @@ def test_a_message_that_is_not_text_is_refused(objects: Objects, work: Repositor
         exported(objects, work.git("rev-parse", "HEAD~1"), commit)
 
 
-def test_a_merge_is_refused(objects: Objects, work: Repository) -> None:
-    """A series is a line; a merge among its commits is an error that names it."""
-    base = work.git("rev-parse", "HEAD")
-    work.git("checkout", "--quiet", "-b", "side")
-    work.commit({"b.txt": b"c\n"}, f"Side\n\n{TRAILERS}")
-    work.git("checkout", "--quiet", "main")
-    work.commit({"a.txt": edited("line 7", "line seven")}, f"Main\n\n{TRAILERS}")
-    work.git("merge", "--quiet", "--no-edit", "side")
-
-    with refusal("patch-invalid", match=f"{work.git('rev-parse', '--short=12', 'HEAD')} has 2 parents"):
-        exported(objects, base, work.git("rev-parse", "HEAD"))
-
-
 def test_two_commits_of_one_name_are_refused(objects: Objects, work: Repository) -> None:
     """A commit that was split keeps its name in both halves until the maintainer names one of them anew."""
     base = work.git("rev-parse", "HEAD")
@@ -393,31 +340,7 @@ def test_two_commits_of_one_name_are_refused(objects: Objects, work: Repository)
         exported(objects, base, work.git("rev-parse", "HEAD"))
 
 
-def test_a_commit_that_changes_nothing_is_refused(objects: Objects, work: Repository) -> None:
-    """An empty commit makes no patch."""
-    work.commit({}, f"Nothing\n\n{TRAILERS}")
-
-    with refusal("patch-invalid"):
-        exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
-
-
-@pytest.mark.parametrize("kind", ["link", "submodule"])
-def test_a_commit_that_makes_a_link_is_refused(objects: Objects, work: Repository, kind: str) -> None:
-    """What no patch of ours may do, none is exported to do."""
-    link = f"120000,{work.git('hash-object', '-w', '/etc/hostname')},x" if kind == "link" else f"160000,{work.git('rev-parse', 'HEAD')},x"
-    work.git("update-index", "--add", "--cacheinfo", link)
-    work.git("commit", "--quiet", "-m", f"Evil\n\n{TRAILERS}")
-
-    with refusal("patch-invalid", match=f"makes a {kind}"):
-        exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
-
-
 # The series that we have.
-
-
-def test_the_demos_series_is_in_the_exported_form(mini: Mini) -> None:
-    """What the demo shows is what `export` writes."""
-    assert main.run(["export", "--check", *mini.words]) == 0
 
 
 def test_a_file_in_another_form_is_named(mini: Mini) -> None:
@@ -442,9 +365,9 @@ def test_the_stacks_series_are_in_the_exported_form(stack: str, user_store: Stor
     session = Session(project, user_store, tuple(project.spec.forks), ROOT / "dist", source="sdist")
     for fork in (name for name in project.spec.forks if series.names(project.series_folder(name))):
         try:
-            series.picks(session, fork)
+            series.of(session, fork)
         except SourceError as error:
             if error.reference != "source-unreachable":
                 raise
             pytest.skip(f"the picks of {fork} cannot be had from here: {error.what}")
-        assert export.check(session, fork, upstream_revisions.of_source(session, fork)) > 0
+        assert rebase.check(Upstream(session, fork)) > 0

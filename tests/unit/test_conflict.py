@@ -7,6 +7,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import already_upstream, conflict, diff, series
+from sparkwright.cherry_picks import already_upstream, apply, conflict, patch, series
 from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
-from sparkwright.cherry_picks.diff import Hunk
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.history import Commit
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Hunk, Patch
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
 
@@ -48,8 +50,8 @@ def tree_of(objects: Objects, files: Files) -> str:
 
 def made(objects: Objects, before: Files, after: Files, name: str = "0.patch", *, context: int = 3) -> Patch:
     """Return the patch that makes *after* of *before*."""
-    data = diff.render(objects, tree_of(objects, before), tree_of(objects, after), context=context)
-    paths = tuple(dict.fromkeys(section.path for section in diff.sections(data)))
+    data = patch.render(objects, tree_of(objects, before), tree_of(objects, after), context=context)
+    paths = tuple(dict.fromkeys(section.path for section in patch.sections(data)))
     return Patch(name, "0" * 64, "Change it", "Pending", "why", "then", paths, data)
 
 
@@ -61,18 +63,22 @@ def hunk(before: bytes, after: bytes, *, context: int = 3) -> Hunk:
     return found
 
 
-def explained(objects: Objects, files: Files, one: Patch, **more: Any) -> ConflictReport:
-    return conflict.explain(objects, tree_of(objects, files), one, fork="widget", base="1.1", **more)
+def failure(objects: Objects, files: Files, one: Patch, *earlier: Patch, upstream: Upstream | None = None, origin: str = "") -> PatchError:
+    """Explain a patch on *files*, which came from the tree *origin*, with an upstream of which nothing is known."""
+    nothing: Any = SimpleNamespace(session=SimpleNamespace(objects=objects), fork="widget", book=None, mirror=None, tip="")
+    tree = tree_of(objects, files)
+    return conflict.explain(upstream or nothing, Base("1.1", origin or tree), tree, one, earlier)
+
+
+def explained(objects: Objects, files: Files, one: Patch, *earlier: Patch, **more: Any) -> ConflictReport:
+    report = failure(objects, files, one, *earlier, **more).data["conflict"]
+    assert isinstance(report, ConflictReport)
+    return report
 
 
 # Hunks.
 
 LINE_20 = (TEXT.encode(), edited(("line 20", "line twenty")))
-
-
-def test_a_hunk_that_fits() -> None:
-    """Its lines stand where it says."""
-    assert conflict.hunk_state(LINE_20[0], hunk(*LINE_20)) == HunkState("@@ -17,7 +17,7 @@", "line 16", "fits", 17)
 
 
 @pytest.mark.parametrize("shift", [2, -3])
@@ -107,49 +113,12 @@ def test_a_hunk_whose_lines_are_gone() -> None:
     )
 
 
-def test_a_hunk_at_a_beginning_that_is_gone() -> None:
-    """The likeliest place is never before the first line, and what is shown stands there."""
-    text = "".join(f"line {number}\n" for number in range(4, 41)).encode()
-    state = conflict.hunk_state(text, hunk(TEXT.encode(), edited(("line 3", "line three"))))
-
-    assert (state.state, state.line) == ("gone", 1)
-    assert state.expected == ("line 1", "line 2", "line 3")
-    assert state.found == ()
-
-
-@pytest.mark.parametrize("text", [b"", b"\n", b"other\n", b"no line end", b"\x00\xff"])
-def test_a_hunk_in_a_file_that_has_nothing_of_it(text: bytes) -> None:
-    """The place is a line of the file, or its first."""
-    state = conflict.hunk_state(text, hunk(*LINE_20))
-
-    assert state.state == "gone"
-    assert 1 <= state.line <= max(1, text.count(b"\n") + 1)
-
-
-def test_a_likely_place_is_not_chosen_by_lines_that_stand_everywhere() -> None:
-    """A closing bracket, as often as it comes, outweighs no line that is unique."""
-    before = b"}\n}\n}\nunique\nold\n}\n}\n}\n"
-    text = b"}\n" * 500 + b"unique\nother\n" + b"}\n" * 500
-    state = conflict.hunk_state(text, hunk(before, before.replace(b"old", b"new")))
-
-    assert state.line == 499
-    assert (state.expected, state.found) == (("old",), ("other",))
-
-
 def test_an_empty_file_has_no_lines_to_look_for() -> None:
     """What fills it fits, and what empties it has done so already."""
     assert conflict.hunk_state(b"", hunk(b"", b"a\n")).state == "fits"
     assert conflict.hunk_state(b"", hunk(b"a\n", b"")).state == "already"
     assert conflict.hunk_state(b"b\n", hunk(b"", b"a\n")).state == "gone"
     assert conflict.hunk_state(b"b\n", hunk(b"a\n", b"")).state == "gone"
-
-
-def test_line_ends_are_seen() -> None:
-    """A file that was converted to CRLF looks the same on a terminal; the report shows the difference."""
-    state = conflict.hunk_state(TEXT.replace("\n", "\r\n").encode(), hunk(*LINE_20))
-
-    assert state.state == "gone"
-    assert (state.expected[0], state.found[0]) == ("line 17", "line 17␍")
 
 
 def test_a_missing_line_end_is_seen() -> None:
@@ -165,16 +134,6 @@ def test_bytes_of_files_reach_no_terminal_as_commands() -> None:
     state = conflict.hunk_state(b"a\n\x1b[31m\xff\tb\x7f\xc2\x9b\n", hunk(b"a\nb\n", b"a\nc\n"))
 
     assert state.found == ("␛[31m�\tb��",)
-
-
-def test_the_heading_of_a_hunk_is_bytes_of_a_file_too(objects: Objects) -> None:
-    """git takes it from the file; the text shows it without its commands."""
-    before = b"def f\x1b[2J():\n" + TEXT.replace("line", "  line").encode()
-    one = made(objects, {"a": before}, {"a": before.replace(b"line 20\n", b"line twenty\n")})
-    rows = conflict.lines(explained(objects, {"a": b"other\n"}, one))
-
-    assert any("def f␛[2J():" in row for row in rows)
-    assert all(row.isprintable() for row in rows)
 
 
 def test_huge_hunks_are_told_at_once_and_in_few_lines() -> None:
@@ -197,13 +156,6 @@ def file_of(objects: Objects, base: Files, before: Files, after: Files, **more: 
     return found
 
 
-def test_a_file_that_fits(objects: Objects) -> None:
-    """Hunks that only moved fit, as a pick's may."""
-    found = file_of(objects, {"a": b"added\n" + TEXT.encode()}, {"a": TEXT.encode()}, {"a": LINE_20[1]})
-
-    assert (found.state, found.fits, found.hunks[0].state) == ("there", True, "moved")
-
-
 def test_a_file_that_does_not(objects: Objects) -> None:
     """One hunk that is gone is enough; the others are told, too."""
     after = edited(("line 5", "line five"), ("line 35", "line thirty-five"))
@@ -221,18 +173,6 @@ def test_a_missing_file_is_looked_for_under_its_name(objects: Objects) -> None:
     assert found.candidates == ("new/a.py", "old/a.py", "other/a.py")
 
 
-def test_a_file_to_remove_may_be_missing(objects: Objects) -> None:
-    """A patch that removes what is not there is a conflict, too."""
-    assert file_of(objects, {"b": b""}, {"a": b"1\n", "b": b""}, {"b": b""}).state == "missing"
-
-
-def test_a_new_file_may_be_there_already(objects: Objects) -> None:
-    """Whatever it holds."""
-    found = file_of(objects, {"a": b"other\n", "b": b""}, {"b": b""}, {"a": b"new\n", "b": b""})
-
-    assert (found.state, found.fits) == ("exists", False)
-
-
 def test_a_binary_file_is_compared_by_its_id(objects: Objects) -> None:
     """It fits when it is the very content that the patch is for."""
     before, after = bytes(range(256)), bytes(reversed(range(256)))
@@ -247,7 +187,7 @@ def test_earlier_patches_of_ours_are_named(objects: Objects) -> None:
     first = made(objects, base, {**base, "a": edited(("line 20", "line XX"))}, "first.patch")
     other = made(objects, base, {**base, "b": b"2\n"}, "other.patch")
     one = made(objects, base, {**base, "a": LINE_20[1]})
-    found = explained(objects, {**base, "a": edited(("line 20", "line XX"))}, one, earlier=[first, other])
+    found = explained(objects, {**base, "a": edited(("line 20", "line XX"))}, one, first, other)
 
     assert found.files[0].ours == ("first.patch",)
     assert "  touched by our first.patch before" in conflict.lines(found)
@@ -269,10 +209,9 @@ def _begun(host: Host) -> Host:
 
 def upstream_of(host: Host, base: bytes, before: bytes, after: bytes, **more: Any) -> FileConflict:
     """Explain a patch from *before* to *after* on a tree that has no commit."""
-    session = host.session()
-    mirror = session.mirror(host.url)
-    tip = mirror.history("main", newest=True)
-    return file_of(session.objects, {"a.txt": base}, {"a.txt": before}, {"a.txt": after}, mirror=mirror, tip=tip, **more)
+    upstream = Upstream(host.session(), "widget")
+    upstream.session.mirror(host.url).history("main", newest=True)
+    return file_of(upstream.session.objects, {"a.txt": base}, {"a.txt": before}, {"a.txt": after}, upstream=upstream, **more)
 
 
 STATES = (
@@ -297,21 +236,6 @@ def test_what_the_base_has_is_named(begun: Host) -> None:
     assert ([one.subject for one in found.base_has], found.base_lacks, found.note) == (["State 3"], (), "")
 
 
-def test_where_no_commit_touched_the_lines_all_between_are_named(begun: Host) -> None:
-    """The hunk's context changed beyond what its lines say: rather too many than none."""
-    found = upstream_of(
-        begun,
-        STATES[2],
-        STATES[3],
-        STATES[3].replace(b"line 12\n", b"line twelve\n"),
-    )
-    assert found.fits
-
-    other = edited(("line 12", "else"), text=STATES[0].decode())
-    found = upstream_of(begun, other, STATES[3], STATES[3].replace(b"line 12\n", b"line twelve\n"))
-    assert found.note == "the base's a.txt is no state of upstream's branch"
-
-
 def test_a_file_that_ours_changed_is_placed_by_what_the_base_came_with(begun: Host) -> None:
     """After a patch of ours the file is no state of upstream's; the base's own file is."""
     ours = edited(("line 1", "ours"), text=STATES[0].decode())
@@ -321,13 +245,6 @@ def test_a_file_that_ours_changed_is_placed_by_what_the_base_came_with(begun: Ho
 
     assert upstream_of(begun, ours, STATES[3], patch).note == "the base's a.txt is no state of upstream's branch"
     assert [one.subject for one in upstream_of(begun, ours, STATES[3], patch, origin=origin).base_lacks] == ["State 3"]
-
-
-def test_a_patch_for_a_state_that_upstream_never_had(begun: Host) -> None:
-    """It builds on another patch, perhaps; that is said."""
-    found = upstream_of(begun, STATES[3], edited(("line 20", "line 20.5")), edited(("line 20", "line twenty")))
-
-    assert found.note == "the patch's a.txt is no state of upstream's branch"
 
 
 def test_without_a_history_that_is_said(objects: Objects) -> None:
@@ -341,10 +258,8 @@ def test_offline_it_names_too_much_rather_than_too_little(begun: Host) -> None:
     """The files of the commits between are not in the store: all of these commits are named."""
     begun.session().mirror(begun.url).history("main", newest=True)
     session = begun.session("--offline")
-    mirror = session.mirror(begun.url)
     one = made(session.objects, {"a.txt": STATES[3]}, {"a.txt": STATES[3].replace(b"line XX\n", b"line XX and more\n")})
-    tree = tree_of(session.objects, {"a.txt": STATES[0]})
-    report = conflict.explain(session.objects, tree, one, fork="widget", base="1.1", mirror=mirror, tip=mirror.known("main") or "")
+    report = explained(session.objects, {"a.txt": STATES[0]}, one, upstream=Upstream(session, "widget"))
 
     assert [commit.subject for commit in report.files[0].base_lacks] == ["Last", "State 3", "State 1"]
 
@@ -359,7 +274,7 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
     session = begun.session()
     session.mirror(begun.url).history("main", newest=True)
     with refusal("patch-conflict", match=r"ours\.patch does not apply to widget: a\.txt") as caught:
-        series.apply(session, fetch.fetch(session, "widget"))
+        series.apply_series(session, fetch.fetch(session, "widget"))
     text = "\n".join(caught.value.details)
     report = msgspec.convert(msgspec.to_builtins(caught.value.document()["conflict"]), ConflictReport)
 
@@ -405,25 +320,6 @@ def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
     assert all(re.search(r"\S", row) for row in rows)
 
 
-def test_a_name_that_is_too_long_stays_whole(objects: Objects) -> None:
-    """A path that people copy is not broken."""
-    path = "/".join(["folder"] * 30)
-    rows = conflict.lines(explained(objects, {"b": b""}, made(objects, {path: b"1\n"}, {path: b"2\n"})))
-
-    assert any(path in row for row in rows)
-
-
-def test_files_that_fit_are_told_in_a_line(objects: Objects) -> None:
-    """What is wrong is not hidden among what is right."""
-    base = {"a": TEXT.encode(), "b": b"1\n"}
-    one = made(objects, base, {"a": LINE_20[1], "b": b"2\n"})
-    report = explained(objects, {**base, "b": b"other\n"}, one)
-
-    assert [row for row in conflict.lines(report) if row.startswith("a")] == ["a: fits"]
-    assert conflict.error(report, ["git's words"]).what == "0.patch does not apply to widget: b."
-    assert conflict.error(report, ["git's words"]).details[0] == "git's words"
-
-
 # Whatever comes.
 
 SCRATCH = tempfile.TemporaryDirectory()
@@ -438,11 +334,13 @@ def test_explaining_never_fails(before: Files, after: Files, base: Files, contex
     """Any patch on any tree gives a report with a row for each file, and its text and its data are made."""
     objects = Objects(Path(SCRATCH.name) / "objects.git")
     one = made(objects, before, after, context=context)
-    report = explained(objects, base, one, earlier=[one])
-    done = series.evaluate(objects, report.tree, [one])[0]
+    error = failure(objects, base, one, one)
+    report = error.data["conflict"]
+    assert isinstance(report, ConflictReport)
+    done = apply.evaluate(objects, report.tree, [one])[0]
 
     assert [file.path for file in report.files] == [section.old or section.new for section in one.sections()]
     assert all(row.isprintable() or "\t" in row for row in conflict.lines(report))
-    assert msgspec.json.decode(msgspec.json.encode(conflict.error(report).document()))
+    assert msgspec.json.decode(msgspec.json.encode(error.document()))
     if done.status == "applied" and context:
         assert all(file.fits for file in report.files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,9 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import diff
-from sparkwright.cherry_picks.diff import Hunk, Section
+from sparkwright.cherry_picks import patch
 from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks.patch import Hunk, Section
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
 
@@ -86,7 +85,7 @@ def pairs(draw: st.DrawFn) -> tuple[Files, Files]:
 
 def replayed(before: bytes, section: Section) -> bytes:
     """Return what the hunks of *section* make of *before*, by their line numbers alone."""
-    have, made, at = diff.lines_of(before), list[bytes](), 0
+    have, made, at = patch.lines_of(before), list[bytes](), 0
     for hunk in section.hunks:
         start = hunk.start - 1 if hunk.before else hunk.start
         assert tuple(have[start : start + len(hunk.before)]) == hunk.before
@@ -102,8 +101,8 @@ def replayed(before: bytes, section: Section) -> bytes:
 def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files, Files], context: int) -> None:
     """The sections are the diff, byte for byte; their paths are git's own; their hunks turn the old files into the new ones."""
     trees = [stored(objects, files) for files in pair]
-    rendered = diff.render(objects, *trees, context=context)
-    found = diff.sections(rendered)
+    rendered = patch.render(objects, *trees, context=context)
+    found = patch.sections(rendered)
     named = objects.run(["diff-tree", "-r", "-z", "--no-renames", "--name-only", *trees])[1].decode().split("\0")[:-1]
     before, after = pair
 
@@ -122,44 +121,21 @@ def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files,
 def test_leaving_files_out_leaves_exactly_the_rest(objects: Objects, pair: tuple[Files, Files], data: st.DataObject) -> None:
     """What is left of the diff applies, and changes every file but those."""
     before, after = pair
-    rendered = diff.render(objects, stored(objects, before), stored(objects, after))
-    paths = [section.path for section in diff.sections(rendered)]
+    rendered = patch.render(objects, stored(objects, before), stored(objects, after))
+    paths = [section.path for section in patch.sections(rendered)]
     # A folder in the place of a file comes and goes with it.
     assume(not any(other.startswith(f"{path}/") for path in paths for other in paths))
     gone = set(data.draw(st.lists(st.sampled_from(paths), unique=True))) if paths else set()
-    rest = diff.without(rendered, gone)
+    rest = patch.without(rendered, gone)
     expected = {path: one for path, one in {**before, **after}.items() if path in (before if path in gone or path not in paths else after)}
     expected |= {path: before[path] for path in gone if path in before}
 
-    assert [section.path for section in diff.sections(rest)] == [path for path in paths if path not in gone]
+    assert [section.path for section in patch.sections(rest)] == [path for path in paths if path not in gone]
     with objects.index(stored(objects, before)) as index:
         fits, said = index.apply(rest) if rest else (True, "")
         assert fits, said
         assert index.tree() == stored(objects, expected)
-    assert diff.without(rendered, []) == rendered
-
-
-@FEW
-@given(pairs())
-def test_the_patch_id_is_gits_own(objects: Objects, pair: tuple[Files, Files]) -> None:
-    """A patch-id is what `git patch-id --stable` says, and nothing for nothing."""
-    rendered = diff.render(objects, *(stored(objects, files) for files in pair))
-    said = subprocess.run(["git", "patch-id", "--stable"], input=rendered, capture_output=True, check=True).stdout.decode()
-
-    assert diff.patch_id(objects, rendered) == said.split(" ")[0].strip()
-    assert diff.patch_id(objects, b"") == ""
-
-
-@FEW
-@given(pairs())
-def test_the_files_that_a_diff_reads_are_enough(objects: Objects, pair: tuple[Files, Files]) -> None:
-    """Rendering reads those contents that `blobs` names, and each of them is of one of both trees."""
-    trees = [stored(objects, files) for files in pair]
-    named = diff.blobs(objects, *trees)
-    entries = [objects.paths(tree) for tree in trees]
-    changed = {path for path in entries[0].keys() | entries[1].keys() if entries[0].get(path) != entries[1].get(path)}
-
-    assert named == {blob for tree in entries for path, (_, blob) in tree.items() if path in changed}
+    assert patch.without(rendered, []) == rendered
 
 
 def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> None:
@@ -172,7 +148,7 @@ def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> No
     }
     own = Objects(tmp_path / "own.git")
     trees = [stored(own, files) for files in (before, after)]
-    expected = diff.render(own, *trees)
+    expected = patch.render(own, *trees)
     settings = (
         "[diff]\n\tnoprefix = true\n\tmnemonicPrefix = true\n\talgorithm = patience\n\tcontext = 9\n\tinterHunkContext = 9\n"
         "\texternal = false\n\trenames = copies\n\torderFile = /nowhere\n\tignoreSubmodules = all\n\tsubmodule = log\n\n"
@@ -189,10 +165,10 @@ def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patched:
         for name, value in leaking.items():
             patched.setenv(name, value)
-        assert diff.render(own, *trees) == expected
+        assert patch.render(own, *trees) == expected
         with (own.path / "config").open("a") as stream:
             stream.write(settings)
-        assert diff.render(own, *trees) == expected
+        assert patch.render(own, *trees) == expected
     assert b"\n@@ " in expected
     assert b"Binary" not in expected
 
@@ -200,15 +176,6 @@ def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> No
 # What is refused.
 
 EDIT = b"diff --git a/x b/x\nindex 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
-
-
-def test_a_whole_diff_is_accepted() -> None:
-    """The example that the following tests damage is fine as it is, with a mail's signature after it, and twice."""
-    (section,) = diff.sections(EDIT)
-
-    assert section == Section("x", "x", EDIT, (Hunk(1, 1, "", (b"a\n", b"c\n"), (b"b\n", b"c\n")),), blob="1111111")
-    assert len(diff.sections(EDIT + b"-- \n2.39.5\n\n")) == 1
-    assert [one.data for one in diff.sections(EDIT * 2)] == [EDIT, EDIT]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +204,7 @@ def test_a_damaged_diff_is_refused(old: bytes, new: bytes, words: str) -> None:
     """Hunks and headers that are cut off, or that hold more or less than they announce, are no diff; git would apply some of them."""
     assert EDIT.count(old) == 1
     with refusal("patch-invalid", match=words):
-        diff.sections(EDIT.replace(old, new))
+        patch.sections(EDIT.replace(old, new))
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/hooks/x", ".", "./x", "a/./x"])
@@ -247,7 +214,7 @@ def test_a_path_outside_of_the_tree_is_refused(name: str, place: bytes) -> None:
     side = place[:2]
     for written in (side + name.encode(), b'"' + side + name.encode().replace(b".", b"\\056") + b'"'):
         with refusal("patch-invalid", match="outside the tree"):
-            diff.sections(EDIT.replace(place, written))
+            patch.sections(EDIT.replace(place, written))
 
 
 @pytest.mark.parametrize("verb", ["rename", "copy"])
@@ -256,18 +223,9 @@ def test_a_rename_cannot_leave_the_tree(verb: str, end: str) -> None:
     """Neither side of a rename or a copy may lie outside."""
     text = f"diff --git a/x b/y\nsimilarity index 100%\n{verb} from x\n{verb} to y\n"
 
-    assert [(one.old, one.new) for one in diff.sections(text.encode())] == [("x", "y")]
+    assert [(one.old, one.new) for one in patch.sections(text.encode())] == [("x", "y")]
     with refusal("patch-invalid", match="outside the tree"):
-        diff.sections(re.sub(f"{verb} {end} .", f"{verb} {end} ../z", text).encode())
-
-
-@pytest.mark.parametrize("name", [b'"a/\\033[2J"', b'"a/na\\357ve"', b'"a/x\\177"', b'"a/\\000x"', b"a/gr\xfc\xdfe"])
-def test_a_path_that_no_terminal_should_see_is_refused(name: bytes) -> None:
-    """Control characters, and bytes that are no UTF-8, are no path of an upstream; a tab is one."""
-    with refusal("patch-invalid", match="not plain UTF-8 text"):
-        diff.sections(EDIT.replace(b"a/x", name).replace(b"b/x", name.replace(b"a/", b"b/")))
-
-    assert diff.sections(EDIT.replace(b"a/x", b'"a/\\tx"').replace(b"b/x", b'"b/\\tx"'))[0].path == "\tx"
+        patch.sections(re.sub(f"{verb} {end} .", f"{verb} {end} ../z", text).encode())
 
 
 LINK_HEADS = [
@@ -280,13 +238,6 @@ LINK_HEADS = [
     b"new file mode 120000\r\nindex 0000000..1111111\r\n",
     b"index 1111111..2222222 120000\r\n",
 ]
-
-
-@pytest.mark.parametrize("head", LINK_HEADS)
-def test_links_and_submodules_are_not_made_and_not_moved(head: bytes) -> None:
-    """A patch neither makes a link nor lets one that is there point elsewhere; the same for submodules."""
-    with refusal("patch-invalid", match=r"makes a (link|submodule), or changes one"):
-        diff.sections(b"diff --git a/x b/x\n" + head + b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+/etc/passwd\n")
 
 
 def test_real_links_and_submodules_are_refused(repository: Repository) -> None:
@@ -306,23 +257,9 @@ def test_real_links_and_submodules_are_refused(repository: Repository) -> None:
     repository.git("commit", "--quiet", "-m", "submodule")
     for commit in (added, changed, instead, repository.git("rev-parse", "HEAD")):
         with refusal("patch-invalid", match="or changes one"):
-            diff.sections(repository.output("diff-tree", "-p", "--no-commit-id", "--full-index", commit))
+            patch.sections(repository.output("diff-tree", "-p", "--no-commit-id", "--full-index", commit))
 
-    assert len(diff.sections(repository.output("diff-tree", "-p", "--no-commit-id", "--full-index", removed))) == 1
-
-
-def test_what_has_no_body_is_understood(repository: Repository) -> None:
-    """Empty files that come and go, modes and pure renames are changes of their own."""
-    repository.commit({"empty": b"", "a b": b"text\n", "gone": b""})
-    repository.git("tag", "before")
-    repository.commit({"gone": None, "new ü": b""})
-    (repository.path / "empty").chmod(0o755)
-    repository.git("mv", "a b", "c d")
-    repository.commit({})
-    found = diff.sections(repository.output("diff-tree", "-r", "-p", "--find-renames", "--no-rename-empty", "before", "HEAD"))
-
-    assert [(one.old, one.new) for one in found] == [("a b", "c d"), ("empty", "empty"), ("gone", ""), ("", "new ü")]
-    assert not any(one.hunks or one.binary for one in found)
+    assert len(patch.sections(repository.output("diff-tree", "-p", "--no-commit-id", "--full-index", removed))) == 1
 
 
 # Garbage.
@@ -333,7 +270,7 @@ def test_any_bytes_are_a_diff_or_refused(noise: bytes, place: int) -> None:
     """Whatever stands in a diff, taking it apart gives sections or `PatchInvalid`."""
     for data in (noise, EDIT[:place] + noise + EDIT[place:], EDIT[:place] + noise, b"diff --git " + noise):
         try:
-            found = diff.sections(data)
+            found = patch.sections(data)
         except PatchError as error:
             if error.reference != "patch-invalid":
                 raise
@@ -352,15 +289,15 @@ def test_a_diff_that_was_cut_does_not_crash(objects: Objects, pair: tuple[Files,
 
     Before the mark of a last line without an end, what is left is a diff of a file whose last line has one: no reader can tell.
     """
-    rendered = diff.render(objects, *(stored(objects, files) for files in pair))
+    rendered = patch.render(objects, *(stored(objects, files) for files in pair))
     for place in range(len(rendered) + 1):
         try:
-            found = diff.sections(rendered[:place])
+            found = patch.sections(rendered[:place])
         except PatchError as error:
             if error.reference != "patch-invalid":
                 raise
             continue
-        whole = diff.sections(rendered[:place] + rendered[place:].removeprefix(b"\\ No newline at end of file\n"))
+        whole = patch.sections(rendered[:place] + rendered[place:].removeprefix(b"\\ No newline at end of file\n"))
 
         assert [one.path for one in found] == [one.path for one in whole[: len(found)]]
         assert all(one.hunks == other.hunks[: len(one.hunks)] for one, other in zip(found, whole, strict=False))
@@ -389,56 +326,23 @@ def test_git_applies_a_hunk_at_one_of_its_places(
     """Where git accepts a hunk, `places` has that line; where `places` has none, git refuses. Both ends of a file included."""
     old, new, other = ("".join(lines).encode() for lines in (before, after, elsewhere))
     trees = [stored(objects, {"x": (git.REGULAR, text)}) for text in (old, new)]
-    patch = diff.render(objects, *trees, context=context)
-    assume(patch)
-    (section,) = diff.sections(patch)
+    data = patch.render(objects, *trees, context=context)
+    assume(data)
+    (section,) = patch.sections(data)
     assume(len(section.hunks) == 1 and (section.hunks[0].after if reverse else section.hunks[0].before))
     (hunk,) = section.hunks
     for text in (other, other + (new if reverse else old), (new if reverse else old) + other):
-        found = applied_at(objects, text, patch, hunk, reverse=reverse)
-        at = diff.places(text, hunk, done=reverse)
+        found = applied_at(objects, text, data, hunk, reverse=reverse)
+        at = hunk.places(text, done=reverse)
         assert (found in at) if found is not None else not at
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("a\nb\nc\n", [2]), ("a\nb\nc\nb\nc\n", [2, 4]), ("b\nc", []), ("b\n", []), ("", []), ("a\nb\nc\nd\n", [2])],
-)
-def test_places_are_counted_from_one(text: str, expected: list[int]) -> None:
-    """Every occurrence counts, a last line without its end is another line."""
-    hunk = Hunk(5, 5, "", (b"b\n", b"c\n"), (b"B\n", b"c\n"))
-
-    assert diff.places(text.encode(), hunk) == expected
-
-
-def test_the_ends_of_a_file_are_places_of_their_own() -> None:
-    """A hunk of line 1 fits at line 1 alone; one without context after its change fits at the end alone."""
-    first, last = Hunk(1, 1, "", (b"b\n",), (b"B\n",)), Hunk(5, 5, "", (b"b\n",), (b"B\n",), last=True)
-
-    assert diff.places(b"b\na\nb\n", first) == [1]
-    assert diff.places(b"b\na\nb\n", last) == [3]
-    assert diff.places(b"b\na\nb\na\n", last) == []
-    assert diff.places(b"B\na\nB\n", first, done=True) == [1]
 
 
 def test_lines_that_stand_already_are_counted(objects: Objects) -> None:
     """Of what a diff adds, as much stands in a tree as its files hold, each line once, blank ones aside."""
     trees = [stored(objects, {"x": (git.REGULAR, text)}) for text in (b"a\n", b"a\nb\nb\n\nc\n", b"b\nc\n")]
-    parts = diff.sections(diff.render(objects, trees[0], trees[1]))
+    parts = patch.sections(patch.render(objects, trees[0], trees[1]))
 
-    assert [diff.standing(objects, tree, parts) for tree in trees] == [(0, 3), (3, 3), (2, 3)]
+    assert [patch.standing(objects, tree, parts) for tree in trees] == [(0, 3), (3, 3), (2, 3)]
 
 
 # Without context.
-
-
-@FEW
-@given(pairs())
-def test_a_patch_id_needs_no_context_where_it_ignores_it(objects: Objects, pair: tuple[Files, Files]) -> None:
-    """A diff made bare has the patch-id of the same diff rendered without context."""
-    texts = [{path: one for path, one in files.items() if not one[1].startswith(b"\0")} for files in pair]
-    trees = [stored(objects, files) for files in texts]
-
-    assert diff.patch_id(objects, diff.bare(diff.render(objects, *trees))) == diff.patch_id(
-        objects, diff.render(objects, *trees, context=0)
-    )

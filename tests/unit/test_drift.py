@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import drift, pull_requests, series, upstream_revisions
+from sparkwright.cherry_picks import drift, pull_requests, series
 from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Ledger
-from sparkwright.cli import drift as verb
+from sparkwright.cli import drift as drift_verb
 from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.core.console import console
@@ -107,7 +107,7 @@ def _made(hosts: type[Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
     merge = host.squash(7)
     host.work.commit({"b.txt": b"three\n"}, "Change it again")
     host.push()
-    seen = pull_requests.Seen("git", "Improve it", "octocat", "merged", head, merge, "main")
+    seen = pull_requests.PullRequestSnapshot("git", "Improve it", "octocat", "merged", head, merge, "main")
     record = pull_requests.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
     return folder
@@ -195,30 +195,6 @@ def test_the_newest_release_and_the_branch_are_enough(stack: Host, capsys: pytes
     assert {path.name for path in (stack.cache / "downloads").rglob("*.tar.gz")} == {"widget-1.2.tar.gz"}
 
 
-def test_nothing_of_the_project_is_written(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ledger, lock and series have the same bytes, of the same time, and nothing stands beside them."""
-    before = contents(stack.root)
-    told(stack, capsys, "--releases")
-
-    assert contents(stack.root) == before
-
-
-def test_the_table_says_it_in_words(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each run of bases that agree."""
-    assert main.main(["drift", *stack.words, "--releases"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-
-    assert "widget of test" in said
-    for words in (
-        "applies: 1.1 to 1.2 main 2026-11-01 ancestor: ",
-        "is upstream: 1.1 to main 2026-11-01 1.1 reverse: 1.1 holds the whole change",
-        "applies at other lines: 1.2 to main 2026-11-01",
-        "conflicts: 1.2 to main 2026-11-01",
-        "is upstream most likely: 1.2 to main 2026-11-01",
-    ):
-        assert words in said
-
-
 def test_the_last_answer_is_kept_in_the_store(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Other verbs read it there; before the first drift there is none."""
     assert drift.last(stack.session(), "widget") is None
@@ -241,51 +217,9 @@ def test_offline_what_is_in_the_store_is_used(stack: Host, capsys: pytest.Captur
     assert told(stack, capsys, "--offline")["of"]["bases"] == ["1.2", "main 2026-11-01"]
 
 
-def test_offline_a_release_that_was_never_looked_at_is_no_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a list that the index told, only what is in the store counts."""
-    told(stack, capsys)
-
-    assert told(stack, capsys, "--offline", "--releases")["of"]["bases"] == ["1.2", "main 2026-11-01"]
-
-
-def test_offline_a_file_of_the_branch_that_is_not_there_leaves_the_branch_out(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """A patch that came later touches a file that nobody fetched: that base is left out, and that is said."""
-    stack.work.commit({"c.txt": b"c\n"}, "A file for later")
-    stack.push()
-    told(stack, capsys)
-    stack.work.git("checkout", "--quiet", "-b", "more", "main")
-    (stack.series / "more.patch").write_bytes(stack.work.change({"c.txt": b"d\n"}, "more"))
-    (stack.series / "series").write_text("more.patch\n")
-    for name in OURS:
-        (stack.series / f"{name}.patch").unlink()
-    capsys.readouterr()
-    assert main.main(["drift", *stack.words, "--offline"]) == 0
-    said = capsys.readouterr()
-
-    assert "main of https://github.com/acme/widget.git is left out: " in said.err
-
-
-def test_offline_with_an_empty_store_the_picks_are_missing(stack: Host, tmp_path: Path) -> None:
-    """Their diffs are nowhere, which is not the same as nothing to try."""
-    stack.cache = tmp_path / "empty"
-
-    with refusal("offline"):
-        main.run(["drift", *stack.words, "--offline"])
-
-
-def test_without_an_index_the_branch_is_tried(stack: Host, index: Index, capsys: pytest.CaptureFixture[str]) -> None:
-    """That it does not answer is said."""
-    shutil.rmtree(index.folder / "simple" / "widget")
-    assert main.main(["drift", *stack.words, "--json"]) == 0
-    said = capsys.readouterr()
-
-    assert json.loads(said.out)["drift"][0]["of"]["bases"] == ["main 2026-11-01"]
-    assert "The index at" in said.err
-
-
 def test_without_the_repository_the_releases_are_tried(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """The pick's diff is in the store; its two tests by history are open, and that is said, not guessed."""
-    series.picks(stack.session(), "widget")
+    series.of(stack.session(), "widget")
     stack.path.rename(stack.path.with_suffix(".gone"))
     assert main.main(["drift", *stack.words, "--json", "--releases"]) == 0
     said = capsys.readouterr()
@@ -317,78 +251,7 @@ def test_a_name_that_means_nothing_is_not_provided(stack: Host) -> None:
         main.run(["drift", *stack.words, "--to", "3.0"])
 
 
-def test_a_commit_that_nobody_has_is_unreachable(stack: Host) -> None:
-    with refusal("source-unreachable", match="does not offer commit ffff"):
-        main.run(["drift", *stack.words, "--to", "f" * 40])
-
-
-def test_releases_are_ordered_by_version(index: Index) -> None:
-    """Numbers are compared as numbers, bounds hold, and pre-releases, wheels and files without a hash are no releases."""
-    for version in ("1.10", "1.2.post1", "1.9"):
-        index.offer(version, b"")
-    page = index.folder / "simple" / "widget" / "index.html"
-    page.write_text(
-        page.read_text().replace(
-            "</body>", '<a href="widget-9.0.tar.gz">widget-9.0.tar.gz</a> <a href="x#sha256=00">odd-1.tar.gz.x</a></body>'
-        )
-    )
-
-    assert [one.version for one in upstream_revisions.releases("widget")] == ["1.0", "1.1", "1.2", "1.2.post1", "1.9", "1.10"]
-    assert [one.version for one in upstream_revisions.releases("widget", after="1.1", upto="1.9")] == ["1.2", "1.2.post1", "1.9"]
-
-
 # What is looked at twice.
-
-
-def marked(stack: Host) -> list[Path]:
-    """Change what the store keeps of every trial, so that its use can be told."""
-    paths = sorted((stack.cache / "records" / "trial").iterdir())
-    for path in paths:
-        path.write_bytes(path.read_bytes().replace(b'"conflict"', b'"empty"'))
-    return paths
-
-
-def test_a_trial_is_not_made_twice(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Same patches, same base: the answer is the kept one."""
-    told(stack, capsys)
-    marked(stack)
-
-    assert states(told(stack, capsys))["lost"] == ["empty", "empty"]
-
-
-@pytest.mark.parametrize("changed", ["the patch", "its place", "the record"])
-def test_a_trial_of_something_else_is_made(stack: Host, capsys: pytest.CaptureFixture[str], changed: str) -> None:
-    """Another patch, another order, another merge commit: nothing kept is an answer to that."""
-    told(stack, capsys)
-    kept = marked(stack)
-    if changed == "the patch":
-        path = stack.series / "lost.patch"
-        path.write_bytes(path.read_bytes().replace(b"line thirty-five", b"line XXXVI"))
-    elif changed == "its place":
-        (stack.series / "series").write_text("".join(f"{name}.patch\n" for name in ("lost", "taken", "kept", "altered")))
-    else:
-        record = stack.ledger.record(7)
-        stack.write(msgspec.structs.replace(record, merge="", state="open", head=record.merge))
-
-    assert states(told(stack, capsys))["lost"] == ["conflict", "conflict"]
-    assert len(list((stack.cache / "records" / "trial").iterdir())) == 2 * len(kept)
-
-
-def test_evidence_that_could_not_be_read_is_asked_for_again(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """An open question is no answer to keep."""
-    stack.work.commit({"b.txt": b"four\n"}, "Only this file")
-    stack.push()
-    session = stack.session()
-    ledger, patches = stack.ledger, series.of(session, "widget")
-    mirror = session.mirror(stack.url)
-    tip = mirror.history("main", newest=True) or ""
-    offline = stack.session("--offline")
-    base = upstream_revisions.of_commit(session, mirror, "main", tip, patches)
-    # The states of b.txt between are not in the store.
-    first = {one.patch: one for one in drift.trials(offline, "widget", ledger, patches, base)}
-    again = {one.patch: one for one in drift.trials(session, "widget", ledger, patches, base)}
-
-    assert (first["#7"].evidence[1].holds, again["#7"].evidence[1].holds) == (None, True)
 
 
 # Nothing to try.
@@ -405,13 +268,6 @@ def test_a_fork_without_patches_has_nothing_to_try(stack: Host, capsys: pytest.C
     assert not (stack.cache / "downloads").exists()
 
 
-def test_a_fork_without_a_ledger_has_releases(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """The branch is known from the ledger alone."""
-    (stack.root / "cherry_picks" / "widget.yaml").unlink()
-
-    assert told(stack, capsys)["of"]["bases"] == ["1.2"]
-
-
 # Records.
 
 
@@ -426,16 +282,12 @@ def test_what_came_back_was_not_kept() -> None:
     trials = tuple(trial(str(number), state) for number, state in enumerate(["applies", "moves", "conflict", "applies"]))
     made = Drift("widget", "test", "2026-11-01", ("0", "1", "2", "3"), trials)
 
-    assert drift.absorbed(made, "p") == drift.Absorbed("p", "1", "", "applies")
-    assert drift.absorbed(made, "other") == drift.Absorbed("other", "", "", "conflict")
+    assert made.absorbed("p") == drift.Absorbed("p", "1", "", "applies")
+    assert made.absorbed("other") == drift.Absorbed("other", "", "", "conflict")
 
 
 def test_a_conflict_after_upstream_had_it_is_said_so() -> None:
     """Upstream changed what it took; it did not lose it."""
     found = [trial("1", "conflict"), trial("2", "applies"), trial("3", "already-upstream"), trial("4", "conflict"), trial("5", "conflict")]
 
-    assert verb.runs(found) == ["conflicts: 1", "applies: 2", "is upstream: 3", "was upstream, changed since: 4 to 5"]
-
-
-def test_every_state_has_a_word() -> None:
-    assert set(verb.MARKS) == set(drift.State.__args__)  # type: ignore[attr-defined]  # of a Literal
+    assert drift_verb.runs(found) == ["conflicts: 1", "applies: 2", "is upstream: 3", "was upstream, changed since: 4 to 5"]

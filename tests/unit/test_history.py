@@ -45,24 +45,6 @@ def test_a_commit_is_told_with_who_when_and_what(objects: Objects, repository: R
     assert made.line() == f"{made.commit[:12]} 2026-11-01 Mend é (#12) at once"
 
 
-@pytest.mark.parametrize(
-    ("subject", "number"),
-    [("A (#12)", 12), ("A (#12)  ", 12), ("A (#5) (#12)", 12), ('Revert "A (#5)"', 0), ("A #12", 0), ("A (#12) again", 0), ("", 0)],
-)
-def test_the_number_of_a_squash_ends_its_subject(subject: str, number: int) -> None:
-    """Any other number is somebody else's."""
-    assert history.Commit("c" * 40, "T", "2026-11-01", subject).number == number
-
-
-def test_a_commit_without_a_subject_is_a_commit(objects: Objects, repository: Repository) -> None:
-    """Nothing is shifted where a message is empty."""
-    repository.git("commit", "--quiet", "--allow-empty", "--allow-empty-message", "-m", "")
-    repository.commit({"a.txt": b"2\n"}, "After it")
-
-    assert [one.subject for one in history.touching(objects, ["a.txt"], at(repository, "HEAD~1"), at(repository))] == ["After it"]
-    assert history.commit(objects, at(repository, "HEAD~1")).subject == ""
-
-
 def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, repository: Repository, host: Host) -> None:
     """Yes, no, and unknown: a commit that was fetched without its history says nothing of what it holds."""
     first, last = at(repository), repository.commit({"a.txt": b"2\n"})
@@ -77,15 +59,6 @@ def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, 
     assert history.is_ancestor(objects, first, last) is True
     assert history.is_ancestor(objects, last, first) is False
     assert history.is_ancestor(session.objects, old, new) is None
-
-
-def test_the_parents_of_a_commit_need_not_be_there(objects: Objects, repository: Repository) -> None:
-    """They are read from the commit itself; a first commit has none."""
-    before = at(repository)
-    head, merge = merged(repository, "side", {"b.txt": b"b\n"}, "Join")
-
-    assert history.parents(objects, merge) == [before, head]
-    assert (history.parent(objects, merge), history.parent(objects, before)) == (before, "")
 
 
 def test_a_merge_is_found_by_the_head_that_it_brought(objects: Objects, repository: Repository) -> None:
@@ -131,52 +104,6 @@ def test_the_states_of_a_file_are_those_of_the_branch(objects: Objects, reposito
     assert history.states(objects, "none.txt", at(repository)) == []
 
 
-def test_the_name_of_a_file_is_no_pattern(objects: Objects, repository: Repository) -> None:
-    """Brackets, stars, colons, blanks and other alphabets stand for themselves."""
-    names = ["a*.txt", ":(glob)a.txt", "a [b].txt", "ä\n.txt"]
-    for name in names:
-        repository.commit({name: b"x\n"}, "It")
-    for name in names:
-        assert len(history.states(objects, name, at(repository))) == 1
-        assert len(history.touching(objects, [name], at(repository, "HEAD~4"), at(repository))) == 1
-
-
-def test_what_touched_a_file_since(objects: Objects, repository: Repository) -> None:
-    """Newest first, the commits of the branch alone, and none before the beginning."""
-    begin = at(repository)
-    merged(repository, "side", {"a.txt": b"2\n"}, "Join")
-    repository.commit({"b.txt": b"b\n"}, "Else")
-    repository.commit({"a.txt": b"3\n"}, "Last")
-
-    assert [one.subject for one in history.touching(objects, ["a.txt"], begin, at(repository))] == ["Last", "Join"]
-    assert history.touching(objects, ["a.txt"], at(repository), at(repository)) == []
-
-
-def test_the_commits_of_a_pull_request(objects: Objects, repository: Repository) -> None:
-    """Oldest first, those of merged side branches among them, merges and what the branch has left out."""
-    repository.git("checkout", "--quiet", "-b", "pr")
-    first = repository.commit({"b.txt": b"b\n"}, "First")
-    repository.git("checkout", "--quiet", "main")
-    base = repository.commit({"c.txt": b"c\n"}, "Meanwhile")
-    repository.git("checkout", "--quiet", "pr")
-    repository.git("merge", "--quiet", "--no-edit", "main")
-    last = repository.commit({"d.txt": b"d\n"}, "Last")
-
-    assert history.own(objects, base, last) == [first, last]
-
-
-def test_a_rebased_commit_keeps_its_words(objects: Objects, repository: Repository) -> None:
-    """Author, time and message make it the same; another message does not."""
-    repository.git("checkout", "--quiet", "-b", "pr")
-    old = repository.commit({"b.txt": b"b\n"}, "Add b\n\nBecause.")
-    repository.git("checkout", "--quiet", "main")
-    other = repository.commit({"c.txt": b"c\n"}, "Add b\n\nBut otherwise.")
-    repository.git("cherry-pick", old)
-
-    assert history.same_words(objects, old, at(repository))
-    assert not history.same_words(objects, other, at(repository))
-
-
 @pytest.mark.parametrize(
     ("before", "after", "touched"),
     [
@@ -199,13 +126,3 @@ def test_a_change_touches_the_lines_that_it_removes_or_adds(
         ids.append(at(repository, "HEAD:a.txt"))
 
     assert history.touches(objects, ids[0], ids[1], [b"b\n", b"\n"]) == touched
-
-
-def test_making_and_removing_a_file_touches_its_lines(objects: Objects, repository: Repository) -> None:
-    """The content of a file that is not there is empty; a content that is not stored counts as touched."""
-    blob = at(repository, "HEAD:a.txt")
-
-    assert history.touches(objects, "0" * 40, blob, [b"1\n"])
-    assert history.touches(objects, blob, "0" * 40, [b"1\n"])
-    assert not history.touches(objects, "0" * 40, blob, [b"2\n"])
-    assert history.touches(objects, "f" * 40, blob, [b"2\n"])

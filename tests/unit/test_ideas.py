@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import ledger, patch_probes
-from sparkwright.cherry_picks.patch_probes import Finding, Idea, Probe, State
+from sparkwright.cherry_picks import ideas, ledger
+from sparkwright.cherry_picks.ideas import Finding, Idea, Probe, State
 from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def idea(*probes: Probe) -> Idea:
 
 
 def answer(objects: Objects, where: str, *probes: Probe) -> tuple[State, str]:
-    found = patch_probes.examine(objects, where, idea(*probes), "1.0")
+    found = ideas.examine(objects, where, idea(*probes), "1.0")
     assert (found.idea, found.release) == ("mend", "1.0")
     return found.state, found.evidence
 
@@ -87,24 +86,6 @@ def test_a_release_that_has_the_text_needs_the_idea(objects: Objects, repository
 
     assert answer(objects, before, probe) == ("needed", "src/a.py:2: only_120(")
     assert answer(objects, after, probe) == ("absorbed", "src/a.py:1: no only_120(")
-
-
-def test_a_release_that_lacks_the_text_needs_the_idea(objects: Objects, repository: Repository) -> None:
-    """A probe may also ask for what is missing; then the place where it is found is what shows that the idea is absorbed."""
-    before = tree(objects, repository, {"CMakeLists.txt": b'set(ARCHS "11.0;12.0")\nset(OLD "12.1")\n'})
-    after = tree(objects, repository, {"CMakeLists.txt": b'set(ARCHS "11.0;12.0;12.1")\n'})
-    probe = Probe(("CMakeLists.txt",), has=("11.0",), lacks=("12.1",), within=("set(ARCHS",))
-
-    assert answer(objects, before, probe) == ("needed", "CMakeLists.txt:1: 11.0, no 12.1")
-    assert answer(objects, after, probe) == ("absorbed", "CMakeLists.txt:1: 12.1")
-
-
-def test_one_of_several_places_is_enough(objects: Objects, repository: Repository) -> None:
-    """Where a list stands once per compiler version, each of them must hold what the idea brings."""
-    half = tree(objects, repository, {"CMakeLists.txt": b'  set(ARCHS "12.0;12.1")\nelse()\n  set(ARCHS "10.7;12.0")\n'})
-    probe = Probe(("CMakeLists.txt",), lacks=("12.1",), within=("set(ARCHS",))
-
-    assert answer(objects, half, probe) == ("needed", "CMakeLists.txt:3: no 12.1")
 
 
 @pytest.mark.parametrize(
@@ -135,13 +116,6 @@ def test_a_moved_file_is_found_at_each_of_its_paths(objects: Objects, repository
     assert answer(objects, new, probe) == ("needed", "csrc/stable/a.cu:1: only_120")
 
 
-def test_what_a_move_leaves_behind_says_nothing(objects: Objects, repository: Repository) -> None:
-    """A shim at the old path, which imports from the new one, lacks everything; the first path counts."""
-    moved = tree(objects, repository, {"quant/fp4.py": b"flags = sm120f\n", "fp4.py": b"from quant.fp4 import *\n"})
-
-    assert answer(objects, moved, Probe(("quant/fp4.py", "fp4.py"), lacks=("sm120f",))) == ("absorbed", "quant/fp4.py:1: sm120f")
-
-
 def test_a_missing_file_is_never_taken_for_not_needed(objects: Objects, repository: Repository) -> None:
     """Where its folder is, the thing is not there yet; where not even that is, or the place is gone, nobody knows."""
     where = tree(objects, repository, {"models/other.py": b"x = 1\n"})
@@ -166,16 +140,9 @@ def test_one_missing_piece_is_enough(objects: Objects, repository: Repository) -
     assert answer(objects, where, fine, Probe(("b.py",), has=("good",))) == ("absorbed", "a.py:1: good; b.py:1: no good")
 
 
-def test_bytes_that_are_no_text_are_read_all_the_same(objects: Objects, repository: Repository) -> None:
-    """A comment in another encoding does not hide the rest of its file."""
-    where = tree(objects, repository, {"a.cu": b"// \xff\xfe\r\nonly_120\r\n"})
-
-    assert answer(objects, where, Probe(("a.cu",), has=("only_120",)))[0] == "needed"
-
-
 def test_the_reviewed_ideas_can_be_read() -> None:
     """Every idea says what it is for; what it points to is a fork, and a number of pull requests where the ledger of that fork is."""
-    known = patch_probes.load(ROOT)
+    known = ideas.load(ROOT).ideas
 
     assert {"fix_cmake_sm120_archs", "DSL stack L2", "#35568", "nv_fp4_dummy"} <= {one.name for one in known}
     assert all(ledger.path_of(ROOT, one.fork).is_file() for one in known if one.absorbed_by or one.lost_by)
@@ -198,11 +165,11 @@ def test_the_reviewed_ideas_can_be_read() -> None:
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
     """A typo, a probe that asks for nothing, a path that leaves the tree, more than a fragment of a line, two ideas of one name."""
-    assert [one.name for one in patch_probes.load(written(tmp_path, RECORD))] == ["one"]
+    assert [one.name for one in ideas.load(written(tmp_path, RECORD)).ideas] == ["one"]
     (tmp_path / "cherry_picks" / "ideas.yaml").write_text(RECORD.replace(old, new), "utf-8")
 
     with refusal("file-invalid"):
-        patch_probes.load(tmp_path)
+        ideas.load(tmp_path)
 
 
 def row(*states: State) -> list[Finding]:
@@ -225,13 +192,13 @@ def row(*states: State) -> list[Finding]:
 )
 def test_a_row_of_releases_in_words(states: tuple[State, ...], verdict: str) -> None:
     """Never needed, needed everywhere, taken, and taken and lost again."""
-    assert patch_probes.needed_up_to(row(*states)).verdict == verdict
+    assert ideas.absorption("vllm", row(*states)).verdict == verdict
 
 
 def test_the_evidence_is_that_of_the_turning_point() -> None:
     """Shown are the last release that needs the idea and the one that took it, in the order of the releases."""
-    taken = patch_probes.needed_up_to(row("needed", "needed", "absorbed", "absorbed"))
-    lost = patch_probes.needed_up_to(row("needed", "absorbed", "needed"))
+    taken = ideas.absorption("vllm", row("needed", "needed", "absorbed", "absorbed"))
+    lost = ideas.absorption("vllm", row("needed", "absorbed", "needed"))
 
     assert taken.evidence == ("0.2: a.py:2: x", "0.3: a.py:3: x")
     assert lost.evidence == ("0.2: a.py:2: x", "0.3: a.py:3: x")
@@ -239,37 +206,3 @@ def test_the_evidence_is_that_of_the_turning_point() -> None:
 
 
 STATES = st.lists(st.sampled_from(get_args(State)), min_size=1, max_size=12)
-
-
-@given(STATES)
-def test_every_release_that_needs_the_idea_is_accounted_for(states: list[State]) -> None:
-    """Those before the release that took it and those that regressed are together those whose state is ``needed``, and no other."""
-    found = row(*states)
-    result = patch_probes.needed_up_to(found)
-    names = [one.release for one in found]
-    needs = [one.release for one in found if one.state == "needed"]
-    cut = names.index(result.first_absorbed) if result.first_absorbed else len(names)
-
-    assert [name for name in needs if names.index(name) < cut] + list(result.regressed) == needs
-    assert (result.first_needed, result.last_needed) == ((needs[0], needs[-1]) if needs else ("", ""))
-    assert not result.first_absorbed or (found[cut].state == "absorbed" and names.index(needs[0]) < cut)
-    assert set(result.undecided) == {one.release for one in found if one.state in ("not-there", "unknown")}
-
-
-@given(STATES, st.lists(st.sampled_from(("not-there", "unknown")), max_size=3))
-def test_what_nobody_knows_changes_no_verdict(states: list[State], more: list[State]) -> None:
-    """Releases that cannot be judged, before or after, move neither the last release that needs the idea nor the one that took it."""
-    core = row(*states)
-    around = [Finding("mend", f"{place}.{number}", state, "") for place in "19" for number, state in enumerate(more)]
-    result = patch_probes.needed_up_to([*around[: len(more)], *core, *around[len(more) :]])
-    alone = patch_probes.needed_up_to(core)
-
-    assert (result.verdict, result.evidence, result.regressed) == (alone.verdict, alone.evidence, alone.regressed)
-
-
-@given(STATES)
-def test_an_idea_is_never_called_unneeded_without_a_release_that_says_so(states: list[State]) -> None:
-    """ "Never needed" takes a release that was judged, and none that needs it."""
-    verdict = patch_probes.needed_up_to(row(*states)).verdict
-
-    assert (verdict == "never needed") == ("absorbed" in states and "needed" not in states)

@@ -105,17 +105,6 @@ def test_an_edit_of_one_record_changes_its_lines_alone() -> None:
 # Strictness.
 
 
-@pytest.mark.parametrize(
-    "one", [OPEN, MERGED, UNSEEN, {**OPEN, "state": "closed"}, {**MERGED, "sha256": EMPTY, "patch_id": "", "files": []}]
-)
-def test_each_kind_of_record_is_read(one: dict[str, Any]) -> None:
-    """Open, merged, closed, unseen, and merged without a change."""
-    [made] = parsed(one).records
-
-    assert made.pinned == (one is not UNSEEN)
-    assert made.tip == one.get("merge", one["head"])
-
-
 def test_a_pull_request_has_one_record() -> None:
     """Two records of one number would be two truths; each is named once."""
     assert "listed twice: #7, #8" in refused(OPEN, {**OPEN, "number": 8}, MERGED, {**OPEN, "number": 8})
@@ -125,11 +114,6 @@ def test_a_pull_request_has_one_record() -> None:
 def test_a_carried_record_is_pinned(field: str) -> None:
     """What a stack carries without a pin would be whatever the host has that day."""
     assert "#7 is carried by test, but its diff is not pinned" in refused({**OPEN, field: UNRESOLVED, "stacks": {"test": {}}})
-
-
-def test_a_merged_record_needs_no_head() -> None:
-    """Its merge commit is the pin; a mirror without pull requests has no more."""
-    assert parsed({**MERGED, "head": UNRESOLVED, "stacks": {"test": {}}}).records[0].pinned
 
 
 @pytest.mark.parametrize("state", ["open", "closed", UNRESOLVED])
@@ -144,12 +128,7 @@ def test_what_has_a_merge_commit_is_merged(state: str) -> None:
 def test_a_commit_is_forty_digits(field: str, value: str) -> None:
     """Abbreviations, names and other digits are refused, by field and record; only two fields may be empty."""
     if value or field in ("head", "base"):
-        assert f"{field} " in refused({**MERGED, field: value})
-
-
-@pytest.mark.parametrize("value", ["", "d" * 63, "D" * 64, "d" * 64 + "\n"])
-def test_a_hash_is_sixty_four_digits(value: str) -> None:
-    assert "sha256 " in refused({**OPEN, "sha256": value})
+        assert f".{field}`" in refused({**MERGED, field: value})
 
 
 @pytest.mark.parametrize("field", ["seen", "date"])
@@ -157,21 +136,6 @@ def test_a_hash_is_sixty_four_digits(value: str) -> None:
 def test_a_day_is_one_of_the_calendar(field: str, value: str) -> None:
     """A day has four, two and two digits, and exists."""
     assert f"{field} {value!r} of #7 is neither a day nor" in refused({**OPEN, field: value})
-
-
-def test_only_seeing_can_be_never() -> None:
-    """A date is known or unresolved; a look was on a day or never."""
-    assert "date 'never'" in refused({**OPEN, "date": "never"})
-    assert "seen 'unresolved'" in refused({**OPEN, "seen": UNRESOLVED})
-
-
-def test_a_day_without_quotes_is_refused() -> None:
-    """YAML reads it as a date, which is another type."""
-    text = strict_yaml.dump({"url": "u", "records": [OPEN]}).replace("'2026-11-01'", "2026-11-01")
-
-    with refusal("file-invalid", match="does not have the expected fields") as caught:
-        strict_yaml.parse(text, Ledger, "widget.yaml")
-    assert "seen" in caught.value.details[0]
 
 
 @pytest.mark.parametrize(
@@ -199,17 +163,6 @@ def test_a_field_has_its_type(change: dict[str, Any], word: str) -> None:
     assert word in said
 
 
-@pytest.mark.parametrize("field", [name for name in OPEN if name != "files"])
-def test_no_field_is_forgotten(field: str) -> None:
-    """Only the merge commit, the files and the stacks may be left out."""
-    assert f"`{field}`" in refused({name: value for name, value in OPEN.items() if name != field})
-
-
-def test_a_ledger_has_no_other_fields() -> None:
-    """A typo in the head of the file is found, too."""
-    assert "bransh" in refused(bransh="main")
-
-
 # Questions.
 
 
@@ -231,11 +184,6 @@ def test_a_missing_record_says_how_to_write_it() -> None:
     assert parsed(OPEN).known(8) is None
 
 
-def test_people_read_about_it_at_the_host() -> None:
-    """The page is below the repository's address, without its suffix."""
-    assert parsed(OPEN).page(7) == "https://github.com/acme/widget/pull/7"
-
-
 def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
     """It has no picks then; a verb that needs one says where it should be."""
     assert ledger.load(tmp_path, "widget") is None
@@ -245,10 +193,6 @@ def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
 
 
 # The real files.
-
-
-def test_there_are_ledgers() -> None:
-    assert REAL == ["cutlass", "flashinfer", "vllm"]
 
 
 @pytest.mark.parametrize("fork", REAL)
@@ -266,14 +210,3 @@ def test_the_stacks_of_a_real_ledger_exist(fork: str) -> None:
         for stack, left_out in one.stacks.items():
             assert fork in strict_yaml.load(ROOT / "forks" / stack / "lock.yaml", dict)["forks"]
             assert set(left_out) < set(one.files)
-
-
-def test_the_pull_requests_of_the_reports_are_there() -> None:
-    """Every number that issue 3 names has a record."""
-    wanted = {
-        "vllm": {35568, 35693, 35803, 35947, 40082, 40923, 46316, 38832, 37725, 38126, 38423, 32564, 34697, 35733, 41215, 46932},
-        "flashinfer": {2520, 2560, 2598, 2650, 3932},
-        "cutlass": {3030, 3082},
-    }
-
-    assert all(numbers <= {one.number for one in ledger.require(ROOT, fork).records} for fork, numbers in wanted.items())

@@ -10,7 +10,6 @@ import pytest
 
 from sparkwright.cherry_picks import pull_requests, series
 from sparkwright.cherry_picks.ledger import State
-from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.forks.lock import FileLock
 from sparkwright.release.manifest.records import Fork, Need, Patch
@@ -42,7 +41,7 @@ def _made(host: Host, offered: Index) -> Host:
 
 
 def carry(host: Host, state: State, head: str, merge: str = "") -> None:
-    seen = pull_requests.Seen("api", "Improve it", "octocat", state, head, merge, "main")
+    seen = pull_requests.PullRequestSnapshot("api", "Improve it", "octocat", state, head, merge, "main")
     record = pull_requests.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
 
@@ -82,13 +81,6 @@ def test_on_the_newest_release_the_series_is_needed_as_it_applies(made: Host) ->
     assert found["first.patch"].says.startswith("main 2026-11-01 lacks it and takes it; tried on ")
 
 
-def test_the_newest_release_is_enough_where_the_branch_is_out_of_reach(made: Host) -> None:
-    """The index says that there is nothing later; that nobody saw the branch is said, too."""
-    found = gathered(made, "--mirror", f"{made.url}={NOWHERE}")
-    says = "1.0 is the newest release, and the patch was applied to it; upstream's branch was not tried"
-    assert {(need.state, need.says) for need in found.values()} == {("needed", says)}
-
-
 def test_a_later_release_decides(made: Host, offered: Index) -> None:
     """What it lacks is needed, what it holds is upstream's, and a conflict proves neither."""
     third = made.ours("third.patch", {"a.txt": edited(10, 20, 30)}, "Do the third")
@@ -101,13 +93,6 @@ def test_a_later_release_decides(made: Host, offered: Index) -> None:
     assert found["third.patch"].says.startswith("on 1.1 it conflicts there, and no test finds the whole change")
 
 
-def test_a_look_is_kept_for_those_who_do_not_ask(made: Host, offered: Index) -> None:
-    """What a release's makers saw with a network, everybody with their store reads without one."""
-    offered.release("1.1", {"a.txt": edited(30), "b.txt": b"one\n"})
-    asked = gathered(made)
-    assert gathered(made, "--offline", ask=False) == asked
-
-
 def test_a_patch_that_was_edited_since_was_not_looked_at(made: Host, offered: Index) -> None:
     """A trial of other bytes says nothing of these."""
     offered.release("1.1", {"a.txt": edited(30), "b.txt": b"one\n"})
@@ -116,14 +101,6 @@ def test_a_patch_that_was_edited_since_was_not_looked_at(made: Host, offered: In
     other = msgspec.structs.replace(about.patches[1], sha256=digest.sha256_bytes(b"other"))
     found = gathered(made, "--offline", ask=False, of=msgspec.structs.replace(about, patches=(other,)))
     assert found["first.patch"].state == "unknown"
-
-
-def test_a_trial_on_what_is_not_later_says_nothing(made: Host, offered: Index) -> None:
-    """A fork of release 1.2 does not care what 1.1 took."""
-    offered.release("1.1", {"a.txt": edited(30), "b.txt": b"one\n"})
-    main.run(["drift", *made.words, "--to", "1.1"])
-    found = gathered(made, "--offline", ask=False, of=msgspec.structs.replace(fork(made), version="1.2"))
-    assert set(states(found).values()) == {"unknown"}
 
 
 def test_a_merge_that_the_ledger_names_counts_as_upstreams(made: Host) -> None:

@@ -24,7 +24,7 @@ from sparkwright.builder.wheel import materials
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.builder.wheel.sbom import SBOM, Archive, Bill, Papers, document
-from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock, VendoredLock
 

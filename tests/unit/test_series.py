@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,19 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import apply_check, diff, ledger, patch, pull_requests, series, together
-from sparkwright.cherry_picks.apply_check import Outcome
+from sparkwright.cherry_picks import apply, patch, pull_requests, series
+from sparkwright.cherry_picks.apply import Outcome, PatchedTree
 from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.pull_requests import Seen
-from sparkwright.cherry_picks.series import PatchedTree
-from sparkwright.cli.main import parser, session_of
-from sparkwright.core import git, strict_yaml
+from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
+from sparkwright.core import git
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.git_store import Index, Objects
+from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
-from sparkwright.forks.stack import ForkSpec, SourceSpecs, StackSpec
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Host, Mini, Repository
@@ -60,7 +52,7 @@ def written(folder: Path, *patches: bytes, listing: str | None = None) -> Path:
 
 
 def applied(objects: Objects, base: str, *patches: bytes) -> PatchedTree:
-    return series.apply_to(objects, "mini", base, tuple(patch.parse(f"{number}.patch", data) for number, data in enumerate(patches)))
+    return apply.apply_patches(objects, "mini", base, tuple(patch.parse(f"{number}.patch", data) for number, data in enumerate(patches)))
 
 
 def fetched(objects: Objects, repository: Repository, revision: str = "HEAD") -> str:
@@ -126,18 +118,6 @@ def test_a_patch_that_does_not_fit_is_a_conflict(objects: Objects, repository: R
     assert caught.value.details[-1] == f"tree before it: {base}"
 
 
-def test_a_patch_for_a_missing_file_is_a_conflict(objects: Objects, repository: Repository) -> None:
-    """A file that upstream removed or renamed is named."""
-    repository.commit({"a.txt": TEXT.encode(), "b": b""})
-    made = repository.change({"a.txt": edited(("line 7", "line seven"))})
-    repository.git("reset", "--quiet", "--hard", "HEAD~1")
-    repository.commit({"a.txt": None})
-
-    with refusal("patch-conflict") as caught:
-        applied(objects, fetched(objects, repository), made)
-    assert "error: a.txt: does not exist in index" in caught.value.details
-
-
 @pytest.mark.parametrize("shift", [1, 3, -2])
 def test_a_patch_that_fits_at_other_lines_is_a_conflict(objects: Objects, repository: Repository, shift: int) -> None:
     """Where upstream moved the lines, the patch is refused, because one line of context is too little to be sure."""
@@ -189,15 +169,6 @@ def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, reposito
     assert "error: corrupt binary patch" in caught.value.details[0]
 
 
-def test_a_patch_that_is_there_already_is_no_success(objects: Objects, repository: Repository) -> None:
-    """A patch that upstream took is refused as such, and not as a conflict."""
-    repository.commit({"a.txt": TEXT.encode()})
-    made = repository.change({"a.txt": edited(("line 7", "line seven"))})
-
-    with refusal("patch-already-upstream", match=r"0\.patch is in mini already"):
-        applied(objects, fetched(objects, repository), made)
-
-
 def test_a_patch_without_effect_is_an_error(objects: Objects, repository: Repository) -> None:
     """A patch that replaces lines by the same lines leaves the tree as it was, and is refused for it."""
     repository.commit({"a.txt": TEXT.encode()})
@@ -222,16 +193,6 @@ def test_a_patch_cannot_write_outside(objects: Objects, repository: Repository, 
     assert not list(tmp_path.rglob("evil*")) or {item.parent for item in tmp_path.rglob("evil*")} == {repository.path}
 
 
-def test_a_patch_cannot_write_through_a_link(objects: Objects, repository: Repository) -> None:
-    """A patch that makes a link, behind which the next could write, is refused."""
-    repository.commit({"a": b""})
-    (repository.path / "link").symlink_to("/tmp")
-    first = repository.change({})
-
-    with refusal("patch-invalid", match="makes a link"):
-        applied(objects, fetched(objects, repository, "HEAD~1"), first)
-
-
 def test_a_patch_cannot_write_behind_a_link_of_the_tree(objects: Objects, repository: Repository) -> None:
     """A patch that names a file behind a link that upstream has is a conflict."""
     repository.commit({"a": b""})
@@ -246,16 +207,9 @@ def test_a_patch_cannot_write_behind_a_link_of_the_tree(objects: Objects, reposi
 # Picks, and what is unusual.
 
 
-def rendered(objects: Objects, repository: Repository, before: str, after: str, context: int = 3) -> bytes:
-    """Return the diff between two revisions, as a pull request's is rendered."""
-    for revision in (before, after):
-        fetched(objects, repository, revision)
-    return diff.render(objects, repository.tree(before), repository.tree(after), context=context)
-
-
 def picked(data: bytes, number: int = 7) -> Patch:
     """Return the pull request whose diff *data* is."""
-    sections = diff.sections(data)
+    sections = patch.sections(data)
     return Patch(
         f"#{number}", sha256_bytes(data), "Improve it", "Backport", "why", "then", tuple(one.path for one in sections), data, pick=number
     )
@@ -269,7 +223,7 @@ def mine(data: bytes) -> Patch:
 def tried(objects: Objects, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
     """Return what comes of the patch on *tree*; whatever it is, the index holds the tree that the outcome names."""
     with objects.index(tree) as index:
-        done = apply_check.attempt(objects, index, tree, one, movable=movable)
+        done = apply.attempt(objects, index, tree, one, movable=movable)
         assert index.tree() == done.tree
     return done
 
@@ -309,22 +263,22 @@ def test_every_kind_of_change_is_applied_once(objects: Objects, kind: str, conte
         objects.store_files((name.rstrip("!"), git.EXECUTABLE if name.endswith("!") else git.REGULAR, data) for name, data in files.items())
         for files in KINDS[kind]
     )
-    data = diff.render(objects, before, after, context=context)
+    data = patch.render(objects, before, after, context=context)
     for one in (picked(data), mine(data)):
         assert tried(objects, before, one) == Outcome("applied", after)
         assert tried(objects, after, one).status == "already-upstream"
-        assert series.apply_to(objects, "mini", before, [one]).tree == after
+        assert apply.apply_patches(objects, "mini", before, [one]).tree == after
         with refusal("patch-already-upstream"):
-            series.apply_to(objects, "mini", after, [one])
+            apply.apply_patches(objects, "mini", after, [one])
         with refusal("patch-already-upstream", match="is in mini already"):
-            series.apply_to(objects, "mini", before, [one, one])
+            apply.apply_patches(objects, "mini", before, [one, one])
 
 
 def moved_base(objects: Objects, *more: str) -> tuple[str, str, bytes]:
     """Return a tree, one in which five lines stand above and *more* below, and a diff for the first one."""
     base, after = (objects.store_files([("a", git.REGULAR, text)]) for text in (TEXT.encode(), edited(("line 20", "line twenty"))))
     other = objects.store_files([("a", git.REGULAR, ("new\n" * 5 + TEXT + "".join(more)).encode())])
-    return base, other, diff.render(objects, base, after)
+    return base, other, patch.render(objects, base, after)
 
 
 def test_a_pick_may_move_where_ours_may_not(objects: Objects) -> None:
@@ -336,7 +290,7 @@ def test_a_pick_may_move_where_ours_may_not(objects: Objects) -> None:
     assert objects.blob(done.tree, "a") == b"new\n" * 5 + edited(("line 20", "line twenty"))
     assert tried(objects, other, mine(data)).status == "conflict"
     assert tried(objects, other, mine(data), movable=True) == done
-    assert series.apply_to(objects, "mini", other, [picked(data)]).steps[0].moved == 1
+    assert apply.apply_patches(objects, "mini", other, [picked(data)]).steps[0].moved == 1
 
 
 def test_a_moved_pick_has_one_place(objects: Objects) -> None:
@@ -347,7 +301,7 @@ def test_a_moved_pick_has_one_place(objects: Objects) -> None:
     assert (done.status, done.tree) == ("conflict", other)
     assert done.says[1:] == ("a: @@ -17,7 +17,7 @@ at lines 22, 62",)
     with refusal("patch-conflict"):
-        series.apply_to(objects, "mini", other, [picked(data)])
+        apply.apply_patches(objects, "mini", other, [picked(data)])
 
 
 def test_a_hunk_that_seems_to_stand_may_be_the_wrong_one(objects: Objects) -> None:
@@ -356,7 +310,7 @@ def test_a_hunk_that_seems_to_stand_may_be_the_wrong_one(objects: Objects) -> No
     text = block + "".join(f"between {number}\n" for number in range(20)) + TEXT
     before, after = (text, text.replace("same 3\n", "other\n").replace("line 20\n", "line twenty\n"))
     trees = [objects.store_files([("a", git.REGULAR, one.encode())]) for one in (before, after, block.replace("0", "0") + "x\n" + text)]
-    data = diff.render(objects, trees[0], trees[1]).replace(b"@@ -1,7 +1,7 @@", b"@@ -2,6 +2,6 @@").replace(b" same 0\n", b"")
+    data = patch.render(objects, trees[0], trees[1]).replace(b"@@ -1,7 +1,7 @@", b"@@ -2,6 +2,6 @@").replace(b" same 0\n", b"")
     done = tried(objects, trees[2], picked(data))
 
     assert done.status == "conflict"
@@ -367,11 +321,11 @@ def test_a_hunk_without_context_does_not_move(objects: Objects) -> None:
     """git puts lines without context to the end of a file, wherever they belong; that is a conflict, even where upkeep may move."""
     base, _, _ = moved_base(objects)
     after = objects.store_files([("a", git.REGULAR, edited(("line 20", "line 20\nadded")))])
-    data = diff.render(objects, base, after, context=0)
+    data = patch.render(objects, base, after, context=0)
     for one, movable in ((mine(data), False), (mine(data), True), (picked(data), False)):
         assert tried(objects, base, one, movable=movable).status == "conflict"
 
-    replaced = diff.render(objects, base, objects.store_files([("a", git.REGULAR, edited(("line 20", "x")))]), context=0)
+    replaced = patch.render(objects, base, objects.store_files([("a", git.REGULAR, edited(("line 20", "x")))]), context=0)
     assert tried(objects, base, picked(replaced)).status == "conflict"
 
 
@@ -380,24 +334,12 @@ def test_a_patch_that_ends_a_file_does_not_join_lines(objects: Objects, rest: st
     """git takes a last line without its end for one with it, and would write two lines as one."""
     old, new = TEXT.rstrip().encode(), edited(("line 39", "x")).rstrip()
     before, after = (objects.store_files([("a", git.REGULAR, text)]) for text in (old, new))
-    data = diff.render(objects, before, after)
+    data = patch.render(objects, before, after)
     for one in (picked(data), mine(data)):
         assert tried(objects, before, one) == Outcome("applied", after)
         for text in (old, new):
             longer = objects.store_files([("a", git.REGULAR, text + b"\n" + rest.encode())])
             assert tried(objects, longer, one).status == "conflict"
-
-
-def test_a_change_that_an_earlier_patch_made_is_there(objects: Objects, repository: Repository) -> None:
-    """A patch of ours that does what a pick does already is refused, and the error says when to drop it."""
-    repository.commit({"a.txt": TEXT.encode()})
-    repository.commit({"a.txt": edited(("line 7", "line seven"))})
-    data = rendered(objects, repository, "HEAD~1", "HEAD")
-    with refusal("patch-already-upstream", match=r"0\.patch is in mini already") as caught:
-        series.apply_to(objects, "mini", repository.tree("HEAD~1"), [picked(data), mine(data)])
-
-    assert "drop it when: then" in caught.value.details
-    assert caught.value.details[-1] == f"tree before it: {repository.tree()}"
 
 
 def test_the_same_hunk_twice_is_a_conflict(objects: Objects) -> None:
@@ -413,7 +355,7 @@ def test_a_patch_half_of_which_is_there_is_a_conflict(objects: Objects) -> None:
     """Only the whole change counts as there already."""
     texts = (TEXT.encode(), edited(("line 7", "x")), edited(("line 7", "x"), ("line 30", "y")))
     base, half, whole = (objects.store_files([("a", git.REGULAR, text)]) for text in texts)
-    one = picked(diff.render(objects, base, whole))
+    one = picked(patch.render(objects, base, whole))
 
     assert [tried(objects, tree, one).status for tree in (base, half, whole)] == ["applied", "conflict", "already-upstream"]
 
@@ -426,16 +368,7 @@ def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
         for tree in (base, other):
             assert tried(objects, tree, picked(one)).status == tried(objects, tree, mine(one)).status == "empty"
         with refusal("patch-no-effect", match="#7 changes nothing in mini"):
-            series.apply_to(objects, "mini", base, [picked(one)])
-
-
-def test_an_empty_merge_is_no_success(objects: Objects, repository: Repository) -> None:
-    """A pull request whose merge commit changed nothing cannot be carried."""
-    repository.commit({"a.txt": TEXT.encode()})
-    repository.commit({})
-
-    with refusal("patch-no-effect"):
-        series.apply_to(objects, "mini", repository.tree(), [picked(rendered(objects, repository, "HEAD~1", "HEAD"))])
+            apply.apply_patches(objects, "mini", base, [picked(one)])
 
 
 # Properties.
@@ -444,60 +377,7 @@ SLOTS = st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True)
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
-def slot(number: int) -> str:
-    """Return the line in the middle of ten places that share no context."""
-    return f"line {number * 4 + 2}"
-
-
-@FEW
-@given(SLOTS, st.randoms(use_true_random=False))
-def test_independent_patches_commute(objects: Objects, slots: list[int], random: Random) -> None:
-    """Patches that touch neither each other's lines nor their context give one tree in every order."""
-    base = objects.store_files([("a", git.REGULAR, TEXT.encode())])
-    patches = []
-    for number in slots:
-        after = objects.store_files([("a", git.REGULAR, edited((slot(number), f"changed {number}")))])
-        patches.append(msgspec.structs.replace(mine(diff.render(objects, base, after, context=1)), name=f"{number}.patch"))
-    shuffled = random.sample(patches, len(patches))
-    expected = objects.store_files([("a", git.REGULAR, edited(*((slot(number), f"changed {number}") for number in slots)))])
-
-    assert series.apply_to(objects, "mini", base, patches).tree == series.apply_to(objects, "mini", base, shuffled).tree == expected
-
-
 EDITS = st.lists(st.lists(st.tuples(st.integers(0, 11), st.sampled_from("+-~"), st.sampled_from("xyz")), max_size=3), max_size=4)
-
-
-def with_edits(lines: list[str], edits: list[tuple[int, str, str]]) -> list[str]:
-    made = list(lines)
-    for at, how, letter in edits:
-        start = min(at, len(made))
-        made[start : start + (how != "+")] = [] if how == "-" else [f"{letter}\n"]
-    return made
-
-
-@settings(FEW, max_examples=40)
-@given(st.lists(st.sampled_from(["x\n", "y\n", "z\n", "w\n"]), min_size=1, max_size=12), EDITS, st.sampled_from([1, 3]), st.booleans())
-def test_the_fast_way_gives_what_git_gives(
-    objects: Objects, start: list[str], edits: list[list[tuple[int, str, str]]], context: int, extra: bool
-) -> None:
-    """A series that is applied at once has the trees that it has patch by patch; where lines moved, it is not applied at once."""
-    states = [start]
-    for change in edits:
-        states.append(with_edits(states[-1], change))
-    texts = [("".join(one) + ("" if number % 3 else "e")).encode() for number, one in enumerate(states)]
-    trees = [objects.store_files([("a", git.REGULAR, text)]) for text in texts]
-    patches = [mine(diff.render(objects, *pair, context=context)) for pair in itertools.pairwise(trees)]
-    base = objects.store_files([("a", git.REGULAR, b"w\n" + texts[0])]) if extra else trees[0]
-    slow = list[Outcome]()
-    with objects.index(base) as index:
-        for one in patches:
-            slow.append(apply_check.attempt(objects, index, slow[-1].tree if slow else base, one))
-    fast = together.trees(objects, base, patches)
-
-    if fast is not None:
-        assert [(done.status, done.tree, done.moved) for done in slow] == [("applied", tree, 0) for tree in fast]
-    if not extra and all(patch.data for patch in patches):
-        assert series.apply_to(objects, "mini", base, patches).tree == trees[-1]
 
 
 # Keys, and what is not done again.
@@ -511,38 +391,6 @@ INPUTS = st.tuples(
 Inputs = tuple[str, list[tuple[int, str, set[str]]], list[tuple[str, bytes]]]
 
 
-def key_of(folder: Path, inputs: Inputs, *words: str) -> str:
-    """Return the key of applying a series that is really written to *folder*."""
-    base, records, ours = inputs
-    made = folder / "forks" / "s" / "f"
-    made.mkdir(parents=True)
-    for name, data in ours:
-        (made / f"{name}.patch").write_bytes(data)
-    (made / "series").write_text("".join(f"{name}.patch\n" for name, _ in ours))
-    (made.parent / "stack.yaml").write_text(strict_yaml.dump(StackSpec("s", "12.1f", "t", {"f": ForkSpec("backend", SourceSpecs())})))
-    (folder / "cherry_picks").mkdir()
-    day = "2026-01-02" if words else "2026-03-04"
-    ledger.write(
-        folder, "f",
-        Ledger("https://upstream.example/f.git", tuple(
-            Record(number, f"title {words}", "author", "open", day, day, "1" * 40, "2" * 40, pin * 64, "3" * 40, f"why {words}", "then",
-                   files=tuple(sorted(gone)), stacks={"s": dict.fromkeys(sorted(gone), f"because {words}"), "other": {}})
-            for number, pin, gone in records)),
-    )  # fmt: skip
-    run = session_of(parser().parse_args(["apply", "--root", str(folder), "--stack", "s", "--cache-dir", str(folder / "cache"), *words]))
-    return series.key(base, series.entries(run, "f"))
-
-
-@settings(FEW, max_examples=60)
-@given(INPUTS, INPUTS)
-def test_the_key_changes_exactly_when_an_input_does(inputs: Inputs, others: Inputs) -> None:
-    """Base, pins, patch bytes, names, order and exclusions decide the key; places, days, words and the rest of the machine do not."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        first = key_of(Path(one) / "x", inputs)
-        assert (key_of(Path(two) / "y", others) == first) == (inputs == others)
-        assert key_of(Path(two) / "z" / "deeper", inputs, "--offline") == first
-
-
 @pytest.fixture(name="stack")
 def _stack(host: Host) -> Host:
     """Return a stack that carries a pull request, part of which it leaves out, and five patches of ours."""
@@ -553,34 +401,14 @@ def _stack(host: Host) -> Host:
     record = pull_requests.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {"c.txt": "not for us"}}))
     for number in range(5):
-        host.ours(f"{number}.patch", {"a.txt": edited(*((slot(one), f"changed {one}") for one in range(number + 1)))})
+        host.ours(f"{number}.patch", {"a.txt": edited(*((f"line {4 * one + 1}", f"changed {one}") for one in range(number + 1)))})
     return host
 
 
 def applied_by(host: Host, *words: str) -> PatchedTree:
     """Return the patched tree of a new run."""
     run = host.session(*words)
-    return series.apply(run, fetch.fetch(run, host.fork))
-
-
-@pytest.fixture(name="counted")
-def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the patches that are applied from now on, together or one by one; nothing else changes."""
-    names: list[str] = []
-
-    def all_at_once(objects: Objects, base: str, patches: Sequence[Patch]) -> list[str] | None:
-        done = trees(objects, base, patches)
-        names.extend(one.name for one in patches if done is not None)
-        return done
-
-    def one_by_one(objects: Objects, index: Index, tree: str, one: Patch, *, movable: bool = False) -> Outcome:
-        names.append(one.name)
-        return attempt(objects, index, tree, one, movable=movable)
-
-    trees, attempt = together.trees, apply_check.attempt
-    monkeypatch.setattr(together, "trees", all_at_once)
-    monkeypatch.setattr(apply_check, "attempt", one_by_one)
-    return names
+    return series.apply_series(run, fetch.fetch(run, host.fork))
 
 
 def test_picks_come_first_and_what_is_left_out_stays(stack: Host) -> None:
@@ -592,68 +420,13 @@ def test_picks_come_first_and_what_is_left_out_stays(stack: Host) -> None:
     assert (objects.blob(done.tree, "b.txt"), objects.blob(done.tree, "c.txt")) == (b"picked\n", b"c\n")
 
 
-def test_a_second_apply_reads_no_diff(stack: Host, counted: list[str]) -> None:
+def test_a_second_apply_reads_no_diff(stack: Host) -> None:
     """With nothing changed the answer comes from its key: neither the diffs in the store nor the mirror's host are needed."""
     first = applied_by(stack)
     shutil.rmtree(stack.cache / "diffs")
     shutil.rmtree(stack.path)
-    counted.clear()
 
     assert applied_by(stack, "--offline") == first
-    assert counted == []
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_changing_a_patch_applies_it_and_those_after_it(stack: Host, counted: list[str], number: int) -> None:
-    """Trees before the changed patch are taken as they are; the result is that of applying everything."""
-    applied_by(stack)
-    counted.clear()
-    path = stack.series / f"{number}.patch"
-    path.write_bytes(path.read_bytes().replace(f"+changed {number}\n".encode(), b"+otherwise\n"))
-    for later in range(number + 1, 5):
-        one = stack.series / f"{later}.patch"
-        one.write_bytes(one.read_bytes().replace(f" changed {number}\n".encode(), b" otherwise\n"))
-    done = applied_by(stack)
-
-    assert counted == [f"{later}.patch" for later in range(number, 5)]
-    assert done == series.apply_to(stack.session().objects, stack.fork, done.base, series.of(stack.session(), stack.fork))
-
-
-def test_a_patch_at_the_end_is_applied_alone(stack: Host, counted: list[str]) -> None:
-    """A new patch costs itself; going back to the state before it costs nothing."""
-    first = applied_by(stack)
-    counted.clear()
-    stack.ours("last.patch", {"new.txt": b"new\n"})
-    applied_by(stack)
-
-    assert counted == ["last.patch"]
-    (stack.series / "last.patch").unlink()
-    (stack.series / "series").write_text("".join(f"{number}.patch\n" for number in range(5)))
-    assert applied_by(stack) == first
-    assert counted == ["last.patch"]
-
-
-def test_leaving_out_something_else_applies_everything(stack: Host, counted: list[str]) -> None:
-    """What a stack leaves out of a pull request is a change of the pull request's place in the series."""
-    applied_by(stack)
-    counted.clear()
-    (record,) = stack.ledger.records
-    stack.write(msgspec.structs.replace(record, stacks={stack.stack: {}}))
-    done = applied_by(stack)
-
-    assert counted == ["#7", *(f"{number}.patch" for number in range(5))]
-    assert stack.session().objects.blob(done.tree, "c.txt") == b"left out\n"
-
-
-def test_a_conflict_after_known_steps_names_what_came_before(stack: Host, counted: list[str]) -> None:
-    """The report of a patch that fails after trees that were taken as they are knows the patches of those trees."""
-    applied_by(stack)
-    path = stack.series / "4.patch"
-    path.write_bytes(path.read_bytes().replace(b"-line 18\n", b"-line XVIII\n"))
-    with refusal("patch-conflict", match=r"4\.patch does not apply to widget: a\.txt") as caught:
-        applied_by(stack)
-
-    assert "  touched by our 0.patch before" in caught.value.details
 
 
 @pytest.mark.parametrize("lost", ["objects.git", "mirrors", "records"])

@@ -38,21 +38,6 @@ def test_a_source_goes_through_every_step(mini: Mini) -> None:
     assert all(run.objects.has(f"{tree}^{{tree}}") for tree in (made.source.tree, made.patched, made.tree))
 
 
-def test_the_rules_change_their_sites_and_nothing_else(mini: Mini) -> None:
-    """Between the patched tree and the built one, only the rules' file differs, at the lines of the sites."""
-    run = mini.session()
-    made = source_tree.make(run, "vllm")
-    before, after = (run.objects.blob(tree, "CMakeLists.txt") for tree in (made.patched, made.tree))
-    assert before is not None
-    assert after is not None
-    differing = [
-        number for number, (old, new) in enumerate(zip(before.splitlines(), after.splitlines(), strict=True), start=1) if old != new
-    ]
-
-    assert [change.path for change in run.objects.changes(made.patched, made.tree)] == ["CMakeLists.txt"]
-    assert differing == sorted(site.line for site in made.sites)
-
-
 def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) -> None:
     """A clone of the upstream with the series applied by hand has the same tree id."""
     made = source_tree.make(mini.session(), "vllm")
@@ -66,14 +51,6 @@ def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) ->
     assert made.patched == tree
 
 
-def test_a_fork_without_patches_and_rules_keeps_its_tree(mini: Mini) -> None:
-    """Nothing to do gives the source itself."""
-    made = source_tree.make(mini.session(), "cutlass")
-
-    assert made.source.tree == made.patched == made.tree
-    assert (made.steps, made.sites) == ((), ())
-
-
 def test_a_second_run_needs_neither_upstreams_nor_work(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
     """The same inputs give the same record from the store, offline, with nothing said."""
     made = source_tree.make(mini.session(), "vllm")
@@ -82,15 +59,6 @@ def test_a_second_run_needs_neither_upstreams_nor_work(mini: Mini, capsys: pytes
 
     assert source_tree.make(dataclasses.replace(mini.session(), offline=True), "vllm") == made
     assert capsys.readouterr().err == ""
-
-
-def test_two_stores_agree(mini: Mini, tmp_path: Path) -> None:
-    """Tree ids depend on the reviewed data alone, not on the machine's store or on what was made in it before."""
-    first = source_tree.make(mini.session(), "vllm")
-    mini.cache = tmp_path / "other"
-    source_tree.make(mini.session(), "flashinfer")
-
-    assert source_tree.make(mini.session(), "vllm") == first
 
 
 def test_a_store_that_lost_its_objects_makes_the_tree_again(mini: Mini) -> None:
@@ -144,31 +112,6 @@ def test_a_rule_that_upstream_outran_stops_the_run(mini: Mini) -> None:
     assert "the rule expects" in " ".join(caught.value.details)
 
 
-def test_a_patch_listed_in_another_order_is_noticed_or_harmless(mini: Mini) -> None:
-    """Patches of different files may change places; the tree at the end is the same, the steps are not."""
-    first = source_tree.make(mini.session(), "vllm")
-    series = mini.root / SERIES / "series"
-    series.write_text("".join(f"{step.name}\n" for step in reversed(first.steps)))
-    turned = source_tree.make(mini.session(), "vllm")
-
-    assert turned.tree == first.tree
-    assert [step.name for step in turned.steps] == [step.name for step in reversed(first.steps)]
-
-
-def test_a_patch_that_upstream_outran_stops_the_run(mini: Mini) -> None:
-    """On upstream's main, where the patched lines were changed, the series is a conflict that names the patch."""
-    objects = mini.session().objects
-    commit = objects.remote_ref((mini.upstreams / "vllm.git").as_uri(), "main", 30)
-    assert commit is not None
-    pinned = mini.session().lock.forks["vllm"].git
-    assert pinned is not None
-    mini.edit("forks/demo/lock.yaml", pinned.commit, commit)
-    mini.edit("forks/demo/lock.yaml", f"tree: {pinned.tree}", "tree: unresolved")
-
-    with refusal("patch-conflict", match=r"take-the-largest-scale.*does not apply to vllm"):
-        source_tree.make(mini.session(), "vllm")
-
-
 def test_a_changed_patch_is_applied_anew(mini: Mini) -> None:
     """The key of a tree holds the patches' bytes: an edited one gives another tree, and its trailers still count."""
     first = source_tree.make(mini.session(), "vllm")
@@ -180,15 +123,3 @@ def test_a_changed_patch_is_applied_anew(mini: Mini) -> None:
     with refusal("patch-invalid") as caught:
         source_tree.make(mini.session(), "vllm")
     assert caught.value.details == ("missing trailer: Drop-When",)
-
-
-def test_a_lock_with_another_tree_stops_the_run(mini: Mini) -> None:
-    """Even after a good run, a lock that names another tree is a mismatch."""
-    source_tree.make(mini.session(), "cutlass")
-    pinned = mini.session().lock.forks["cutlass"].git
-    assert pinned is not None
-    # vllm vendors the same tree, further down.
-    mini.edit("forks/demo/lock.yaml", f"{pinned.tree}\n  flashinfer:", "'" + "0" * 40 + "'\n  flashinfer:")
-
-    with refusal("source-mismatch"):
-        source_tree.make(mini.session(), "cutlass")

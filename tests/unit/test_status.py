@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from tests.refusals import refusal
 
 from sparkwright.cherry_picks import pull_requests, series
-from sparkwright.cherry_picks.pull_requests import Seen
+from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
 from sparkwright.cli import main
+from sparkwright.core import github
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _made(host: Host) -> Host:
 def status(host: Host, capsys: pytest.CaptureFixture[str], *words: str, every: bool = False) -> Any:
     """Return the document of the verb, run where neither a repository nor the index can be reached."""
     alive = host.mirrors
-    host.mirrors = {host.url: f"{NOWHERE}widget.git", pull_requests.API: NOWHERE}
+    host.mirrors = {host.url: f"{NOWHERE}widget.git", github.ADDRESS: NOWHERE}
     given = host.words[2:] if every else host.words
     host.mirrors = alive
     capsys.readouterr()
@@ -74,21 +74,12 @@ def lines(host: Host, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def applied(host: Host) -> None:
     """Apply the series, as the verb does."""
     session = host.session()
-    series.apply(session, fetch.fetch(session, host.fork))
-
-
-def test_every_stack_has_a_table(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Newest first; a stack has its picks, then its patches, in the order in which they are applied."""
-    found = status(made, capsys, every=True)
-
-    assert list(found) == ["test", "2026.11"]
-    assert [one["name"] for one in found["test"]] == ["#7", "first.patch", "second.patch"]
-    assert [one["name"] for one in found["2026.11"]] == ["#7"]
+    series.apply_series(session, fetch.fetch(session, host.fork))
 
 
 def test_a_line_says_what_and_why(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Subject, reason and end come from the ledger or from the patch; the age is in days, the size in lines of diff."""
-    series.picks(made.session(), "widget")
+    series.of(made.session(), "widget")
     found = lines(made, capsys)
     age = (datetime.datetime.now(datetime.UTC).date() - datetime.date(2026, 11, 1)).days
 
@@ -103,7 +94,7 @@ def test_a_line_says_what_and_why(made: Host, capsys: pytest.CaptureFixture[str]
 
 def test_people_get_a_table(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json: a table per stack, and a line that sums it up."""
-    series.picks(made.session(), "widget")
+    series.of(made.session(), "widget")
     assert main.run(["status", *made.words]) == 0
     told = capsys.readouterr().out
 
@@ -123,18 +114,6 @@ def test_applied_is_what_was_applied_as_it_stands_now(made: Host, capsys: pytest
     path.write_bytes(path.read_bytes().replace(b"As told.", b"As told, twice."))
 
     assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
-
-
-def test_a_source_without_some_folders_counts_as_well(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is applied to is the locked tree less what the lock leaves out, and the status knows that."""
-    path = made.root / "forks" / made.stack / "lock.yaml"
-    text = path.read_text()
-    path.write_text(text.replace("      ref: v1\n", "      ref: v1\n      without: [docs]\n"))
-    assert path.read_text() != text
-    assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
-    applied(made)
-
-    assert {one["here"] for one in lines(made, capsys).values()} == {"applied"}
 
 
 def test_needed_and_superseded_are_what_the_last_drift_saw(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,39 +147,3 @@ def test_what_changed_since_the_drift_was_not_looked_at(made: Host, capsys: pyte
     made.write(msgspec.structs.replace(record, stacks={made.stack: {"c.txt": "not today"}}))
 
     assert lines(made, capsys)["#7"]["needed"] == "not looked at"
-
-
-def test_a_patch_without_a_date_has_no_age(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """A date that is none is shown as unknown, not as today."""
-    path = made.series / "second.patch"
-    path.write_bytes(path.read_bytes().replace(b"Date: Sun, 1 Nov 2026 12:00:00 +0000", b"Date: once"))
-
-    assert lines(made, capsys)["second.patch"]["age"] == -1
-
-
-def test_a_fork_may_be_named(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """--fork leaves the others out; one that no stack has is an error."""
-    assert [one["fork"] for one in status(made, capsys, "--fork", "widget")["test"]] == ["widget"] * 3
-    with refusal("not-provided", match="no fork 'gadget'"):
-        main.run(["status", *made.words, "--fork", "gadget"])
-
-
-def test_a_damaged_series_or_ledger_is_no_empty_one(made: Host) -> None:
-    """What cannot be read is an error, never a shorter table."""
-    (made.series / "lost.patch").write_bytes(b"")
-    with refusal("patch-invalid", match="disagree"):
-        main.run(["status", *made.words])
-    (made.series / "lost.patch").unlink()
-    (made.root / "cherry_picks" / "widget.yaml").write_text("url: [")
-
-    with refusal("file-invalid"):
-        main.run(["status", *made.words])
-
-
-def test_a_store_that_knows_nothing_is_no_fault(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a new machine the table has what the checkout says; sizes of picks and ages follow with the first apply."""
-    shutil.rmtree(made.cache)
-    found = lines(made, capsys)
-
-    assert found["#7"]["lines"] == 0
-    assert {one["here"] for one in found.values()} == {"not tried"}

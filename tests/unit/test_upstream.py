@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import already_upstream, apply_check, patch, pull_requests
-from sparkwright.cherry_picks.already_upstream import Base, Evidence
+from sparkwright.cherry_picks import already_upstream, apply, pull_requests
+from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.pull_requests import Seen
+from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.forks.context import Session
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def base(host: Host, session: Session, revision: str = "main") -> Base:
 def verdict(host: Host, one: Patch, record: Record | None, on: Base | None = None) -> dict[str, Evidence]:
     session = host.session()
     on = on or base(host, session)
-    found = already_upstream.evidence(
-        session, session.mirror(host.url), on, one, record, apply_check.taken_away(session.objects, on.tree, [one])
-    )
+    host.write(*([record] if record else []))
+    reverts = one.name in apply.taken_away(session.objects, on.tree, [one])
+    found = already_upstream.evidence(Upstream(session, "widget"), on, one, reverts=reverts)
     return {test.test: test for test in found}
 
 
@@ -119,37 +120,6 @@ def test_what_is_in_a_release_archive_is_known_by_taking_it_away_alone(begun: Ho
 # What they do not find.
 
 
-def test_a_half_merged_pull_request_is_not_upstream(begun: Host) -> None:
-    """One of two files landed: no test holds."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three")), "c.txt": b"new\n"})
-    record, one = pinned(begun, 7)
-    begun.work.commit({"c.txt": b"new\n"}, "Half of it")
-    found = verdict(begun, one, record)
-
-    assert holds(found) == (None, False, False)
-    assert found["reverse"].says == "main does not hold all of it"
-    assert found["patch-id"].says == f"no commit of main has patch-id {record.patch_id[:12]}"
-
-
-def test_what_is_merged_later_than_the_base_is_not_in_it(begun: Host) -> None:
-    """The base is a commit before the merge."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three"))})
-    begun.squash(7)
-    record, one = pinned(begun, 7, begun.work.git("rev-parse", "HEAD"))
-
-    assert holds(verdict(begun, one, record, base(begun, begun.session(), "v1"))) == (False, False, False)
-
-
-def test_a_revert_takes_the_change_out_again(begun: Host) -> None:
-    """The merge commit is still an ancestor, which is why all three are shown."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three"))})
-    begun.squash(7)
-    record, one = pinned(begun, 7, begun.work.git("rev-parse", "HEAD"))
-    begun.work.git("revert", "--no-edit", "HEAD")
-
-    assert holds(verdict(begun, one, record)) == (True, True, False)
-
-
 def test_a_history_that_is_not_there_is_no_evidence(begun: Host) -> None:
     """A base that was fetched alone says of no commit that it lacks it."""
     begun.pull(7, {"a.txt": edited(("line 3", "line three"))})
@@ -177,8 +147,9 @@ def test_a_commit_that_cannot_be_read_is_no_evidence(begun: Host) -> None:
     begun.work.commit({"a.txt": edited(("line 3", "line III"))}, "And another")
     session = begun.session()
     on = base(begun, session)
+    begun.write(record)
     offline = begun.session("--offline")
-    found = already_upstream.evidence(offline, offline.mirror(begun.url), on, one, record, frozenset())
+    found = already_upstream.evidence(Upstream(offline, "widget"), on, one, reverts=False)
 
     assert found[1].holds is None
     assert "changes the same files, but cannot be read" in found[1].says
@@ -198,19 +169,8 @@ def test_patches_are_taken_away_newest_first(begun: Host) -> None:
     session = begun.session()
     tree = base(begun, session).tree
 
-    assert apply_check.taken_away(session.objects, tree, patches) == {"#7", "#8"}
-    assert apply_check.taken_away(session.objects, tree, patches[:1]) == frozenset()
-
-
-def test_a_patch_that_is_not_there_does_not_hide_the_others(begun: Host) -> None:
-    """Of three patches upstream took the first and the last."""
-    for number, line in ((7, 3), (8, 20), (9, 35)):
-        begun.pull(number, {"a.txt": edited((f"line {line}", f"line {line}.5"))})
-    begun.work.commit({"a.txt": edited(("line 3", "line 3.5"), ("line 35", "line 35.5"))}, "Two of them")
-    patches = [pinned(begun, number)[1] for number in (7, 8, 9)]
-    session = begun.session()
-
-    assert apply_check.taken_away(session.objects, base(begun, session).tree, patches) == {"#7", "#9"}
+    assert apply.taken_away(session.objects, tree, patches) == {"#7", "#8"}
+    assert apply.taken_away(session.objects, tree, patches[:1]) == frozenset()
 
 
 # What is compared.
@@ -227,85 +187,3 @@ def test_the_whole_pull_request_is_compared_whatever_a_stack_leaves_out(begun: H
 
     assert one.files == ("a.txt",)
     assert verdict(begun, one, record)["patch-id"].holds is True
-
-
-def test_a_patch_of_ours_is_compared_without_context(begun: Host) -> None:
-    """Ours have the smallest context that git accepts, so that the patch-id with context would never be upstream's."""
-    mail = begun.work.change(
-        {"a.txt": edited(("line 3", "line three"), ("line 5", "line 5\n-- five"), ("line 40", "line forty")), "c.txt": b"no end"}
-    )
-    begun.work.git("reset", "--quiet", "--hard", "main~1")
-    one = patch.parse("ours.patch", mail)
-    begun.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    text = begun.work.path / "a.txt"
-    text.write_bytes(edited(("line 3", "line three"), ("line 5", "line 5\n-- five"), ("line 40", "line forty")))
-    landed = begun.work.commit({"c.txt": b"no end"}, "Take a patch of somebody's")
-    begun.work.commit({"c.txt": b"another end"}, "Later")
-    found = verdict(begun, one, None)
-
-    assert holds(found) == (None, True, False)
-    assert found["patch-id"].says.startswith(landed[:12])
-    assert found["ancestor"].says == "the patch is ours"
-
-
-def test_a_merge_on_the_branch_is_compared_as_a_whole(begun: Host) -> None:
-    """What a true merge brought is its diff against the branch before it."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
-    record, one = pinned(begun, 7)
-    begun.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    begun.work.git("merge", "--quiet", "--no-ff", "-m", "Join", "pr7")
-
-    assert verdict(begun, one, record)["patch-id"].holds is True
-
-
-def test_an_empty_diff_has_no_patch_id(begun: Host) -> None:
-    """That it is a commit's is all that can be said of it."""
-    begun.pull(7, {"c.txt": b"new\n"})
-    begun.work.commit({"c.txt": b"new\n"}, "The same")
-    record, one = pinned(begun, 7, begun.squash(7))
-    found = verdict(begun, one, record)
-
-    assert holds(found) == (True, None, False)
-    assert found["patch-id"].says == "the diff is empty"
-
-
-@pytest.mark.parametrize("name", ["a b.txt", "ä.txt", 'q"uote.txt', "dir/[x]*.txt"])
-def test_names_of_files_are_compared_as_they_are(begun: Host, name: str) -> None:
-    """Blanks, quotes, brackets and other alphabets."""
-    begun.pull(7, {name: b"new\n"})
-    record, one = pinned(begun, 7)
-    begun.work.commit({name: b"new\n"}, "The same")
-
-    assert verdict(begun, one, record)["patch-id"].holds is True
-
-
-def test_only_commits_of_exactly_these_files_are_read(begun: Host) -> None:
-    """A commit that changes more, or less, cannot have the patch-id."""
-    wanted = begun.work.commit({"a.txt": b"1\n", "b.txt": b"1\n"}, "Both")
-    begun.work.commit({"a.txt": b"2\n"}, "One")
-    begun.work.commit({"a.txt": b"3\n", "b.txt": b"3\n", "c.txt": b"3\n"}, "Three")
-    begun.push()
-    session = begun.session()
-    on = base(begun, session)
-
-    assert already_upstream.same_files(session.objects, ["b.txt", "a.txt"], on.commit) == [wanted, begun.work.git("rev-parse", "v1")]
-
-
-def test_a_patch_of_ours_has_no_record(begun: Host) -> None:
-    """A pick is looked up by its number."""
-    begun.pull(7, {"c.txt": b"new\n"})
-    record, one = pinned(begun, 7)
-    ledger = begun.write(record)
-
-    assert already_upstream.record_of(ledger, one) == record
-    assert already_upstream.record_of(ledger, msgspec.structs.replace(one, pick=0)) is None
-    assert already_upstream.record_of(None, one) is None
-
-
-def test_the_first_commit_of_a_history_is_one_to_compare_with(begun: Host) -> None:
-    """It has no parent; it is a change of nothing, and whatever begins with the same files is read on."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three")), "b.txt": b"two\n"})
-    record, one = pinned(begun, 7)
-
-    assert record.files == ("a.txt", "b.txt")
-    assert verdict(begun, one, record)["patch-id"].holds is False

@@ -8,7 +8,7 @@ from sparkwright.builder.arch import forbidden_patterns
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.cherry_picks import series
-from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -63,7 +63,7 @@ def make(session: Session, fork: str) -> SourceTree:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
     source = fetch.fetch(session, fork)
-    patched = series.apply(session, source)
+    patched = series.apply_series(session, source)
     rules = rules_of(session)
     mine = [rule for rule in rules.rules if rule.fork == fork]
     guarded = rules.of(fork).guards

@@ -1,9 +1,8 @@
 """
-Does upstream have it already? Three tests, each of which finds what the others miss, and each names its evidence.
+Whether upstream has a patch already: three tests, each of which finds what the others miss, with their evidence.
 
-The merge commit is an ancestor of the base: certain, where there is a merge commit and a history. The diff as a whole has the patch-id
-of an upstream commit: finds squashes and re-landed changes. The patch can be taken away from the base, newest patch first: needs no
-history at all (the last is StGit's way, ``stg rebase --merged``).
+The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream commit, which finds squashes and re-landed
+changes. The patch can be reverted in the base, which needs no history (as ``stg rebase --merged`` does).
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import diff, history
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks import history, patch
+from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.errors import GitError, SparkwrightError
 from sparkwright.core.git_store import Objects
-from sparkwright.forks.context import Session
-from sparkwright.forks.mirror import Mirror
+
+#: Context of the patches that we write: the smallest that git accepts.
+CONTEXT = 1
 
 
 class Evidence(msgspec.Struct, frozen=True):
     """
-    What one test found.
+    The result of one test.
 
     Attributes:
-        holds: True when upstream has the change by this test, None when the test could not be made.
+        holds: True if upstream has the change by this test, None if the test could not be made.
         says: The commit, release or reason, for people.
     """
 
@@ -36,79 +37,70 @@ class Evidence(msgspec.Struct, frozen=True):
     says: str
 
 
-class Base(msgspec.Struct, frozen=True):
-    """
-    What patches are tried on.
-
-    Attributes:
-        name: What people call it: a release, a branch, a commit.
-        commit: Empty where only the tree is known, as from an sdist.
-    """
-
-    name: str
-    tree: str
-    commit: str = ""
-
-
 def evidence(
-    session: Session, mirror: Mirror | None, base: Base, one: Patch, record: Record | None, taken: frozenset[str]
+    upstream: Upstream, base: Base, patch: Patch, *, reverts: bool
 ) -> tuple[Evidence, ...]:
-    """Return what the three tests say of the patch *one* on *base*."""
+    """
+    Return the results of the three tests for *patch* on *base*.
+
+    Args:
+        reverts: Whether the patch can be reverted in *base*; see `apply.taken_away`.
+    """
+    record = upstream.book.record(patch.pick) if upstream.book and patch.pick else None
     return (
-        _ancestor(session, mirror, base, record),
-        _patch_id(session, mirror, base, one, record),
+        Evidence("ancestor", *_ancestor(upstream, base, record)),
+        Evidence("patch-id", *_patch_id(upstream, base, patch, record)),
         Evidence(
             "reverse",
-            one.name in taken,
-            f"{base.name} holds the whole change" if one.name in taken else f"{base.name} does not hold all of it",
+            reverts,
+            f"{base.name} {'holds the whole change' if reverts else 'does not hold all of it'}",
         ),
     )
 
 
-def _ancestor(session: Session, mirror: Mirror | None, base: Base, record: Record | None) -> Evidence:
+def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bool | None, str]:
     if record is None or not record.merge:
-        return Evidence("ancestor", None, "there is no merge commit" if record else "the patch is ours")
-    if not base.commit or mirror is None or not session.objects.has(f"{record.merge}^{{commit}}"):
-        return Evidence("ancestor", None, f"the history of {base.name} is not known here")
-    holds = history.is_ancestor(session.objects, record.merge, base.commit)
+        return None, "there is no merge commit" if record else "the patch is ours"
+    objects = upstream.session.objects
+    known = base.commit and objects.has(f"{record.merge}^{{commit}}")
+    holds = history.is_ancestor(objects, record.merge, base.commit) if known else None
     if holds is None:
-        return Evidence("ancestor", None, f"the history of {base.name} is not known here")
-    return Evidence("ancestor", holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}")
+        return None, f"the history of {base.name} is not known here"
+    return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
 
 
-def _patch_id(session: Session, mirror: Mirror | None, base: Base, one: Patch, record: Record | None) -> Evidence:
-    """
-    Compare with every commit that changed exactly the same files; blobs are brought for those alone.
-
-    Of a pick the whole diff is compared, whatever a stack leaves out of it. A patch of ours has less context than any fixed number of
-    lines, and context counts, so of ours and of what it is compared with it is left out.
-    """
-    if mirror is None or not base.commit:
-        return Evidence("patch-id", None, f"the history of {base.name} is not known here")
-    objects = session.objects
-    paths, context = (record.files, 3) if record else (one.files, 0)
-    wanted = record.patch_id if record else diff.patch_id(objects, diff.bare(one.data))
+def _patch_id(
+    upstream: Upstream, base: Base, ours: Patch, record: Record | None
+) -> tuple[bool | None, str]:
+    """Compare with every commit that changed exactly the same files; of a pick, the whole diff counts."""
+    objects = upstream.session.objects
+    wanted = record.patch_id if record else patch.patch_id(objects, ours.data)
     if not wanted:
-        return Evidence("patch-id", None, "the diff is empty")
+        return None, "the diff is empty"
     try:
-        candidates = same_files(objects, paths, base.commit)
+        candidates = (
+            same_files(objects, record.files if record else ours.files, base.commit)
+            if base.commit
+            else None
+        )
     except GitError:
-        return Evidence("patch-id", None, f"the history of {base.name} is not known here")
+        candidates = None
+    if candidates is None or not upstream.mirror:
+        return None, f"the history of {base.name} is not known here"
     for commit in candidates:
         try:
             before = history.before(objects, commit)
-            mirror.files(diff.blobs(objects, before, commit))
-            found = diff.patch_id(objects, diff.render(objects, before, commit, context=context))
+            upstream.mirror.files(patch.blobs(objects, before, commit))
+            diff = patch.render(objects, before, commit, context=3 if record else CONTEXT)
         except SparkwrightError as error:
-            return Evidence("patch-id", None, f"{commit[:12]} changes the same files, but cannot be read: {error.what}")
-        if found == wanted:
-            return Evidence("patch-id", True, f"{history.commit(objects, commit).line()} has patch-id {wanted[:12]}")
-    return Evidence("patch-id", False, f"no commit of {base.name} has patch-id {wanted[:12]}")
+            return None, f"{commit[:12]} changes the same files, but cannot be read: {error.what}"
+        if patch.patch_id(objects, diff) == wanted:
+            return True, f"{history.commit(objects, commit).line()} has patch-id {wanted[:12]}"
+    return False, f"no commit of {base.name} has patch-id {wanted[:12]}"
 
 
 def same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
     """Return the commits of the branch ending in *tip* that changed *paths* and nothing else, newest first."""
-    # One path narrows the walk; asking for all would list every commit that touched any of them.
     words = [
         "log",
         "--first-parent",
@@ -118,14 +110,10 @@ def same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
         "-z",
         "--format=%x01%H",
         tip,
-        "--",
-        f":(literal){paths[0]}",
     ]
-    out = objects.run(words)[1].decode("utf-8", "surrogateescape")
-    entries = (entry.split("\0") for entry in out.split("\x01")[1:])
-    return [entry[0].strip() for entry in entries if sorted(name.strip("\n") for name in entry[1:] if name.strip("\n")) == sorted(paths)]
-
-
-def record_of(ledger: Ledger | None, one: Patch) -> Record | None:
-    """Return the ledger's record of *one*; None for a patch of ours."""
-    return ledger.record(one.pick) if ledger and one.pick else None
+    # One path narrows the walk; all of them would list every commit that touched any of them.
+    out = objects.run([*words, "--", f":(literal){paths[0]}"])[1].decode("utf-8", "surrogateescape")
+    entries = [[word.strip("\n") for word in entry.split("\0")] for entry in out.split("\x01")[1:]]
+    return [
+        commit for commit, *changed in entries if sorted(filter(None, changed)) == sorted(paths)
+    ]

@@ -1,37 +1,34 @@
 """
 Bump: a fork of a stack to another upstream release, with its series, its picks and its lock, or not at all.
 
-What the new base has already is dropped, naming the evidence; what stands at other lines is written anew; what conflicts waits in a
-worktree. Until the export nothing reviewed is touched.
+Patches that the new base has are dropped, with the evidence. What conflicts waits in a worktree; until the export nothing reviewed changes.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import msgspec
 
 from sparkwright.cherry_picks import drift, ledger, series
-from sparkwright.cherry_picks.already_upstream import Base
 from sparkwright.cherry_picks.drift import Trial
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch, lock, package_index, resolve
-from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.lock import ForkLock
-from sparkwright.forks.stack import ForkSpec, StackSpec, WheelSpec
+from sparkwright.forks.stack import ForkSpec, Project, StackSpec, WheelSpec
 
 
 class Bump(msgspec.Struct, frozen=True):
     """
-    What a bump would do.
+    The changes of a bump.
 
     Attributes:
-        trials: Every patch on the new base.
-        gone: Patches that the new base has, each with the evidence.
+        trials: Every patch on the new base, without the dropped ones.
+        gone: Patches that are left out, each with the evidence or the option that says so.
         files: The reviewed files that change besides the series: path below the checkout → text.
         difference: Of lock.yaml, as a unified diff.
     """
@@ -43,99 +40,138 @@ class Bump(msgspec.Struct, frozen=True):
     files: dict[str, str]
     difference: tuple[str, ...]
 
+    @property
+    def stuck(self) -> list[Trial]:
+        """The picks that do not apply to the new base; only upstream or the ledger can change them."""
+        return [
+            trial
+            for trial in self.trials
+            if trial.patch.startswith("#") and trial.state in ("conflict", "likely-upstream")
+        ]
 
-def plan(session: Session, fork: str, version: str) -> Bump:
+
+def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
     """
-    Return what a bump of *fork* to the release *version* would do.
+    Return the changes of a bump to the release *version*.
+
+    Args:
+        drop: Patches and picks to leave out; the series is tried on the new base without them.
 
     Raises:
-        not-provided: It is that version already.
-        file-invalid: stack.yaml names the version in a way that the program does not rewrite.
-        source-unreachable, source-unresolved, offline: The release cannot be had.
+        not-provided: The fork is at that version already, or *drop* names no patch.
+        file-invalid: stack.yaml names the version in a form that is not rewritten.
+        source-unreachable, source-unresolved, offline: The release cannot be fetched.
     """
-    project = session.project
+    session, fork, project = upstream.session, upstream.fork, upstream.session.project
     before = project.fork(fork)
     after = _spec(before, version)
     if after == before:
         raise SourceError("not-provided", f"{fork} is at {version} already.")
-    text = _stack_text(session, fork, before, after)
-    made = resolve.resolve_fork(session, fork, after)
-    locked = msgspec.structs.replace(session.lock, forks={**session.lock.forks, fork: made})
-    base = _base(session, fork, made, version)
-    book = ledger.load(project.root, fork)
-    trials = drift.trials(session, fork, book, series.of(session, fork), base)
-    gone = {one.patch: drift.proof(one) for one in trials if one.state in ("already-upstream", "empty")}
+    patches = series.of(session, fork)
+    if unknown := sorted(set(drop) - {patch.name for patch in patches}):
+        what, details = (
+            f"The series of {fork} has no patch {', '.join(unknown)} to drop.",
+            [patch.name for patch in patches],
+        )
+        raise SourceError("not-provided", what, details=details)
+    stack_text = _stack_text(project, fork, before, after)
+    resolved = resolve.resolve_fork(session, fork, after)
+    source = fetch.fetch_locked(session, fork, resolved)
+    base = Base(version, source.tree, source.pin if source.kind == "git" else "")
+    tried = drift.trials(upstream, [patch for patch in patches if patch.name not in drop], base)
+    gone = dict.fromkeys(drop, "dropped with --drop")
+    gone |= {
+        trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
+    }
+    lock_text = lock.render(
+        msgspec.structs.replace(session.lock, forks={**session.lock.forks, fork: resolved})
+    )
+    files = {
+        f"forks/{project.stack}/stack.yaml": stack_text,
+        f"forks/{project.stack}/lock.yaml": lock_text,
+    }
+    if upstream.book and (book := upstream.book.without(project.stack, gone)) != upstream.book:
+        files[f"cherry_picks/{fork}.yaml"] = ledger.render(book)
     old = project.lock_file.read_text("utf-8")
-    files = {f"forks/{project.stack}/stack.yaml": text, f"forks/{project.stack}/lock.yaml": lock.render(locked)}
-    if book and (kept := _ledger_text(book, project.stack, gone)):
-        files[f"cherry_picks/{fork}.yaml"] = kept
-    difference = difflib.unified_diff(old.splitlines(), lock.render(locked).splitlines(), "lock.yaml", "lock.yaml", lineterm="", n=1)
-    return Bump(fork, base, tuple(trials), gone, files, tuple(difference))
-
-
-def _base(session: Session, fork: str, locked: ForkLock, version: str) -> Base:
-    fetched = fetch.fetch_locked(session, fork, locked)
-    return Base(version, fetched.tree, fetched.pin if fetched.kind == "git" else "")
+    difference = difflib.unified_diff(
+        old.splitlines(), lock_text.splitlines(), "lock.yaml", "lock.yaml", lineterm="", n=1
+    )
+    return Bump(fork, base, tuple(tried), gone, files, tuple(difference))
 
 
 def _spec(before: ForkSpec, version: str) -> ForkSpec:
-    """Return the fork's intent at *version*: the index's files of the same project, and the tag named after it."""
-    named = before.sources
-    if named.sdist is None:
+    """Return the fork at *version*: the files of the same project on the index, and the tag named after it."""
+    sources, replace = before.sources, msgspec.structs.replace
+    if sources.sdist is None:
+        todo = "Edit stack.yaml and run `sparkwright lock`."
         raise SourceError(
-            "not-provided", "The fork has no release on the package index to bump to.", todo="Edit stack.yaml and run `sparkwright lock`."
+            "not-provided", "The fork has no release on the package index to bump to.", todo=todo
         )
-    old, project = named.sdist.version, named.sdist.name
-    replace = msgspec.structs.replace
-    git = replace(named.git, ref=named.git.ref.replace(old, version), commit="") if named.git and named.git.ref.endswith(old) else named.git
-    wheel = replace(named.wheel, version=version) if named.wheel and named.wheel.name == project else named.wheel
+    old, project, git = sources.sdist.version, sources.sdist.name, sources.git
+    if git and git.ref.endswith(old):
+        git = replace(git, ref=git.ref.replace(old, version), commit="")
+    wheel = sources.wheel
+    if wheel and wheel.name == project:
+        wheel = replace(wheel, version=version)
     bases = {
-        machine: replace(one, version=version, tag=_tag(one, version)) if one.name == project else one
-        for machine, one in before.bases.items()
+        machine: replace(base, version=version, tag=_tag(base, version))
+        if base.name == project
+        else base
+        for machine, base in before.bases.items()
     }
-    return replace(before, sources=replace(named, git=git, sdist=replace(named.sdist, version=version), wheel=wheel), bases=bases)
+    return replace(
+        before,
+        sources=replace(
+            sources, git=git, sdist=replace(sources.sdist, version=version), wheel=wheel
+        ),
+        bases=bases,
+    )
 
 
 def _tag(base: WheelSpec, version: str) -> str:
-    """Return the tag of the official wheel of *version* for the machine of *base*: glibc's version in it changes with releases."""
+    """Return the tag of the official wheel of *version* for the machine of *base*; the glibc version in it changes."""
     machine = base.tag.rsplit("_", 1)[-1] if not base.tag.endswith("x86_64") else "x86_64"
     stem = f"{base.name.replace('-', '_')}-{version}-"
-    # A file with a build number has one part more, and is another build of the same sources at best.
-    tags = [file.name.removeprefix(stem).removesuffix(".whl") for file in package_index.files(base.name) if file.name.startswith(stem)]
-    fitting = [tag for tag in tags if tag.count("-") == 2 and tag.endswith(machine) and tag.split("-")[:2] == base.tag.split("-")[:2]]
-    return base.tag if base.tag in fitting or len(fitting) != 1 else fitting[0]
+    names = [
+        file.name.removeprefix(stem).removesuffix(".whl")
+        for file in package_index.files(base.name)
+        if file.name.startswith(stem)
+    ]
+    # A name with a build number has one part more.
+    tags = [
+        tag
+        for tag in names
+        if tag.count("-") == 2
+        and tag.endswith(machine)
+        and tag.split("-")[:2] == base.tag.split("-")[:2]
+    ]
+    return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
 
 
-def _stack_text(session: Session, fork: str, before: ForkSpec, after: ForkSpec) -> str:
-    """Return stack.yaml with the fork's block rewritten in place, so that people's comments stay; read back and compared."""
+def _stack_text(project: Project, fork: str, before: ForkSpec, after: ForkSpec) -> str:
+    """Return stack.yaml with the fork's block rewritten in place, so that comments stay, and verified by reading it back."""
     assert before.sources.sdist
     assert after.sources.sdist
     old, new = before.sources.sdist.version, after.sources.sdist.version
-    text = session.project.stack_file.read_text("utf-8")
-    start = re.search(rf"^  {re.escape(fork)}:\n", text, re.MULTILINE)
-    end = re.search(r"^ {0,2}[^\s#]", text[start.end() :], re.MULTILINE) if start else None
-    if start:
-        stop = start.end() + end.start() if end else len(text)
-        block = re.sub(rf'(["\'])(v?){re.escape(old)}\1', lambda match: f"{match[1]}{match[2]}{new}{match[1]}", text[start.end() : stop])
-        for machine, one in before.bases.items():
-            block = block.replace(f'"{one.tag}"', f'"{after.bases[machine].tag}"')
+    text = project.stack_file.read_text("utf-8")
+    if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
+        block = re.sub(
+            rf'(["\'])(v?){re.escape(old)}\1',
+            lambda version: f"{version[1]}{version[2]}{new}{version[1]}",
+            match[1],
+        )
+        for machine, base in before.bases.items():
+            block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
         block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
-        text = text[: start.end()] + block + text[stop:]
-    expected = msgspec.structs.replace(session.project.spec, forks={**session.project.spec.forks, fork: after})
-    if not start or strict_yaml.parse(text, StackSpec, str(session.project.stack_file)) != expected:
+        text = text[: match.start(1)] + block + text[match.end(1) :]
+    expected = msgspec.structs.replace(project.spec, forks={**project.spec.forks, fork: after})
+    if strict_yaml.parse(text, StackSpec, str(project.stack_file)) != expected:
+        details = [f"expected: {fork} at {new} instead of {old}"]
+        todo = "Change the versions by hand, run `sparkwright lock`, then `sparkwright rebase`."
         raise FileError(
             "file-invalid",
-            f"{session.project.stack_file} is not written in the form that bump rewrites.",
-            details=[f"expected: {fork} at {new} instead of {old}"],
-            todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright rebase`.",
-        )  # fmt: skip
+            f"{project.stack_file} is not written in the form that bump rewrites.",
+            details=details,
+            todo=todo,
+        )
     return text
-
-
-def _ledger_text(book: ledger.Ledger, stack: str, gone: Mapping[str, str]) -> str:
-    """Return the ledger's text without what the stack no longer carries; empty when nothing changes."""
-    dropped = [one for one in book.records if one.name in gone and stack in one.stacks]
-    for one in dropped:
-        stacks = {name: paths for name, paths in one.stacks.items() if name != stack}
-        book = book.with_record(msgspec.structs.replace(one, stacks=stacks))
-    return ledger.render(book) if dropped else ""

@@ -1,8 +1,8 @@
 """
-The conflict report: why a patch does not fit, in the order in which a maintainer asks.
+The conflict report: why a patch does not apply, in the order in which a maintainer asks.
 
-Which patch of what, on which base; each hunk, and what stands there instead; what upstream did to those lines meanwhile, found by the
-ids of the files in the base and in the patch, so that it works for a release archive, too; whether an earlier patch of ours did it.
+It names the patch and the base; each hunk, and what is in its place; the upstream commits that changed those lines, which are found by the
+ids of the files in the base and in the patch, so that a release archive will do; and the earlier patches of ours that changed the file.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import diff, history
+from sparkwright.cherry_picks import already_upstream, apply, history
 from sparkwright.cherry_picks.already_upstream import Evidence
-from sparkwright.cherry_picks.diff import Hunk, Section
+from sparkwright.cherry_picks.apply import Explain
 from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.history import Commit
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Hunk, Patch, Section, lines_of
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
 from sparkwright.core.git_store import Objects
-from sparkwright.forks.mirror import Mirror
 
-#: Lines of a hunk, columns of a line, and upstream commits that a report shows; more help nobody.
+#: Lines of a hunk, columns of a line, and upstream commits that a report shows.
 SHOWN, COLUMNS, NAMED = 8, 96, 20
-#: Lines of a hunk that are compared to find those.
+#: Lines of a hunk that are compared, in a time that grows with the square of their number.
 COMPARED = 2000
 
 
 class HunkState(msgspec.Struct, frozen=True):
     """
-    How a hunk meets the tree.
+    A hunk on the tree.
 
     Attributes:
-        state: ``fits``; ``moved`` (its lines stand at *line* instead); ``ambiguous`` (they stand at several places, none the named
-            one); ``already`` (what it would write stands there); ``gone`` (its lines are nowhere).
-        line: Where, from 1; 0 where there is no such place.
-        expected, found: Of a hunk that is gone, the lines that differ: what it wants, and what stands at the likeliest place.
+        state: ``fits``; ``moved`` (fits at *line* instead); ``ambiguous`` (fits at several other lines); ``already`` (its replacement
+            is there); ``gone`` (its lines are nowhere).
+        line: Its line in the tree, from 1; 0 if there is none.
+        expected, found: Of a hunk that is gone, the lines that differ: those it replaces, and those at the likeliest line.
     """
 
     label: str
@@ -55,15 +55,15 @@ class HunkState(msgspec.Struct, frozen=True):
 
 class FileConflict(msgspec.Struct, frozen=True):
     """
-    A file that a patch touches.
+    A file that the patch changes.
 
     Attributes:
-        state: ``there``, ``missing``, ``exists`` (a new file that is there already), ``binary`` (another content than the patch is for).
-        candidates: Files of the same name elsewhere, where it is missing.
-        base_lacks: Upstream commits that the patch builds on and the base does not have, on the hunks' lines where that is known.
-        base_has: Upstream commits that the base has and the patch was made before.
-        ours: Earlier patches that touched the file.
-        note: What could not be found out.
+        state: ``exists``: a new file that the tree has; ``binary``: its content is not the one that the patch changes.
+        candidates: Files of the same name elsewhere, if the tree lacks the file.
+        base_lacks: Upstream commits that the patch builds on and the base lacks, on the hunks' lines if that is known.
+        base_has: Upstream commits that the base has and that are newer than the patch.
+        ours: Earlier patches that changed the file.
+        note: What could not be determined.
     """
 
     path: str
@@ -77,11 +77,12 @@ class FileConflict(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
+        """Whether the change of the file applies."""
         return self.state == "there" and all(hunk.state in ("fits", "moved") for hunk in self.hunks)
 
 
 class ConflictReport(msgspec.Struct, frozen=True):
-    """A patch that does not apply; see the module."""
+    """The report of one patch; see the module."""
 
     fork: str
     base: str
@@ -96,153 +97,271 @@ class ConflictReport(msgspec.Struct, frozen=True):
 
 
 def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
-    """Return how *hunk* meets the file content *text*, the other hunks left aside."""
+    """Return the state of *hunk* on the file content *text*, without the other hunks."""
     if not text and not (hunk.before and hunk.after):
-        # Of an empty file there is no line to look for.
         return HunkState(hunk.label, hunk.heading, "already" if hunk.before else "fits")
-    at = diff.places(text, hunk)
-    if hunk.start in at:
-        return HunkState(hunk.label, hunk.heading, "fits", hunk.start)
-    if at:
-        nearest = min(at, key=lambda line: abs(line - hunk.start))
-        return HunkState(hunk.label, hunk.heading, "moved" if len(at) == 1 else "ambiguous", nearest)
-    if done := diff.places(text, hunk, done=True):
-        return HunkState(hunk.label, hunk.heading, "already", min(done, key=lambda line: abs(line - hunk.new_start)))
-    have = diff.lines_of(text)
+    places = hunk.places(text)
+    if places:
+        nearest = min(places, key=lambda line: abs(line - hunk.start))
+        state: Literal["fits", "moved", "ambiguous"] = "moved" if len(places) == 1 else "ambiguous"
+        return HunkState(
+            hunk.label, hunk.heading, "fits" if nearest == hunk.start else state, nearest
+        )
+    if done := hunk.places(text, done=True):
+        return HunkState(
+            hunk.label,
+            hunk.heading,
+            "already",
+            min(done, key=lambda line: abs(line - hunk.new_start)),
+        )
+    have = lines_of(text)
     line = _likeliest(have, hunk)
-    # Its first lines may be gone from the file's beginning.
-    expected, found = _differing(hunk.before, have[max(line, 0) : max(line + len(hunk.before), 0)])
-    return HunkState(hunk.label, hunk.heading, "gone", max(line, 0) + 1, _shown(expected), _shown(found))
-
-
-def _differing(wanted: Sequence[bytes], have: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Return the lines of each side that the other lacks at that place."""
-    # Its time grows with the square of their number.
-    wanted, have = wanted[:COMPARED], have[:COMPARED]
-    changed = [one for one in difflib.SequenceMatcher(None, wanted, have).get_opcodes() if one[0] != "equal"]
-    return [line for one in changed for line in wanted[one[1] : one[2]]], [line for one in changed for line in have[one[3] : one[4]]]
+    wanted = hunk.before[:COMPARED]
+    there = have[max(line, 0) : max(line + len(hunk.before), 0)][:COMPARED]
+    changes = [
+        code
+        for code in difflib.SequenceMatcher(None, wanted, there).get_opcodes()
+        if code[0] != "equal"
+    ]
+    expected = [text for _, start, end, _, _ in changes for text in wanted[start:end]]
+    found = [text for _, _, _, start, end in changes for text in there[start:end]]
+    return HunkState(
+        hunk.label, hunk.heading, "gone", max(line, 0) + 1, _shown(expected), _shown(found)
+    )
 
 
 def _likeliest(have: list[bytes], hunk: Hunk) -> int:
-    """Return the index at which most of the hunk's lines stand, where it should be when none does."""
+    """Return the index at which most of the hunk's lines are; its own if there are none."""
     scores: dict[int, float] = {}
-    wanted = [(offset, line) for offset, line in enumerate(hunk.before) if line.strip()]
     index: dict[bytes, list[int]] = {}
     for number, line in enumerate(have):
         index.setdefault(line, []).append(number)
-    for offset, line in wanted:
-        # A line that stands everywhere (a closing bracket) says little of the place.
-        standing = index.get(line, [])
-        for number in standing[:20]:
-            scores[number - offset] = scores.get(number - offset, 0.0) + 1 / len(standing)
-    return max(scores, key=lambda at: (scores[at], -abs(at + 1 - hunk.start)), default=min(hunk.start, len(have)) - 1)
+    for offset, line in enumerate(hunk.before):
+        # A frequent line (a closing bracket) is weak evidence.
+        numbers = index.get(line, []) if line.strip() else []
+        for number in numbers[:20]:
+            scores[number - offset] = scores.get(number - offset, 0.0) + 1 / len(numbers)
+    return max(
+        scores,
+        key=lambda at: (scores[at], -abs(at + 1 - hunk.start)),
+        default=min(hunk.start, len(have)) - 1,
+    )
 
 
 def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
-    """Return the first lines for people: a file's bytes must not reach a terminal as commands, and a CR or no line end is to be seen."""
+    """Return the first lines as text, with a sign for a missing line end."""
     texts = [line.decode("utf-8", "replace") for line in lines[:SHOWN]]
-    ended = [text[:-1] if text.endswith("\n") else f"{text}␄" for text in texts]
-    return tuple(_plain(text[:400]) for text in ended)
+    return tuple(_plain((text[:-1] if text.endswith("\n") else f"{text}␄")[:400]) for text in texts)
 
 
 def _plain(text: str) -> str:
-    """Return *text* with a sign in the place of whatever a terminal would take for a command."""
+    """Return *text* with control characters, which a terminal would obey, replaced by their symbols."""
     return "".join(
-        one if one.isprintable() or one == "\t" else chr(0x2400 + ord(one)) if ord(one) < 32 else "\N{REPLACEMENT CHARACTER}"
-        for one in text
+        c
+        if c.isprintable() or c == "\t"
+        else chr(0x2400 + ord(c))
+        if ord(c) < 32
+        else "\N{REPLACEMENT CHARACTER}"
+        for c in text
     )
 
 
 def explain(
-    objects: Objects, tree: str, one: Patch, *, fork: str, base: str, earlier: Sequence[Patch] = (), mirror: Mirror | None = None,
-    tip: str = "", page: str = "", evidence: tuple[Evidence, ...] = (), commands: tuple[str, ...] = (), origin: str = "",
-) -> ConflictReport:  # fmt: skip
+    upstream: Upstream, base: Base, tree: str, patch: Patch, earlier: Sequence[Patch], *, says: Sequence[str] = (),
+    commands: Sequence[str] = (), todo: str = "",
+) -> PatchError:  # fmt: skip
     """
-    Return why the patch *one* does not apply to *tree*.
+    Return the failure of *patch*, which does not apply to *tree*, with its report.
 
     Args:
-        base: What people call what the tree came from.
-        earlier: The patches that were applied before it.
-        mirror, tip: The upstream and the newest commit of its branch, where its history is in the store.
-        origin: The tree that the base came with, before *earlier*; only its files are states of upstream's branch.
+        base: The base of *tree*; only its files are states of upstream's branch.
+        earlier: The patches between *base* and *tree*.
+        says: git's messages.
+        commands: Command lines to go on with, each with its reason after four blanks.
     """
-    blobs = _regular(objects, tree)
-    came = _regular(objects, origin) if origin else blobs
-    files = tuple(_file(objects, tree, blobs, came, section, earlier, mirror, tip) for section in one.sections())
-    return ConflictReport(fork, base, tree, one.name, one.subject, one.author, page, files, evidence, commands)
+    objects, fork = upstream.session.objects, upstream.fork
+    present, original = (_regular(objects, name) for name in (tree, base.tree))
+    files = tuple(
+        _file(upstream, tree, present, original, part, earlier) for part in patch.sections()
+    )
+    reverts = patch.name in apply.taken_away(objects, base.tree, [patch])
+    evidence = already_upstream.evidence(upstream, base, patch, reverts=reverts)
+    page = upstream.book.page(patch.pick) if upstream.book and patch.pick else ""
+    report = ConflictReport(
+        fork,
+        base.name,
+        tree,
+        patch.name,
+        patch.subject,
+        patch.author,
+        page,
+        files,
+        evidence,
+        tuple(commands),
+    )
+    wrong = [file.path for file in files if not file.fits]
+    what = f"{patch.name} does not apply to {fork}{': ' + ', '.join(wrong) if wrong else ''}."
+    return PatchError(
+        "patch-conflict",
+        what,
+        details=[*says, *lines(report)],
+        data={"conflict": report},
+        todo=todo,
+    )
+
+
+def explainer(upstream: Upstream, base: Base) -> Explain:
+    """Return the function that explains a conflict while the series is applied to the locked source *base*."""
+    verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
+
+    def failure(
+        tree: str, patch: Patch, earlier: Sequence[Patch], says: Sequence[str]
+    ) -> PatchError:
+        why = "leave a file out, and carry it as a patch of ours"
+        exclude = f"sparkwright pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
+        commands = (
+            exclude if patch.pick else "",
+            f"sparkwright rebase {verb}",
+            "" if patch.pick else f"sparkwright export {verb}",
+        )
+        return explain(
+            upstream, base, tree, patch, earlier, says=says, commands=[*filter(None, commands)]
+        )
+
+    return failure
 
 
 def _regular(objects: Objects, tree: str) -> dict[str, str]:
-    return {path: blob for path, (mode, blob) in objects.paths(tree).items() if mode.startswith(REGULAR[:3])}
+    return {
+        path: blob
+        for path, (mode, blob) in objects.paths(tree).items()
+        if mode.startswith(REGULAR[:3])
+    }
 
 
 def _file(
-    objects: Objects, tree: str, blobs: dict[str, str], came: dict[str, str], section: Section, earlier: Sequence[Patch],
-    mirror: Mirror | None, tip: str,
-) -> FileConflict:  # fmt: skip
-    path = section.old or section.new
-    ours = tuple(one.name for one in earlier if path in one.files)
-    if not section.old:
-        return FileConflict(path, "exists" if path in blobs else "there", ours=ours)
-    if path not in blobs:
+    upstream: Upstream,
+    tree: str,
+    present: dict[str, str],
+    original: dict[str, str],
+    part: Section,
+    earlier: Sequence[Patch],
+) -> FileConflict:
+    path = part.old or part.new
+    ours = tuple(patch.name for patch in earlier if path in patch.files)
+    if not part.old:
+        return FileConflict(path, "exists" if path in present else "there", ours=ours)
+    if path not in present:
         name = posixpath.basename(path)
+        candidates = sorted(other for other in present if posixpath.basename(other) == name)
+        return FileConflict(path, "missing", candidates=tuple(candidates[:3]), ours=ours)
+    if part.binary:
         return FileConflict(
-            path, "missing", candidates=tuple(sorted(other for other in blobs if posixpath.basename(other) == name)[:3]), ours=ours
+            path,
+            "there" if part.blob and present[path].startswith(part.blob) else "binary",
+            ours=ours,
         )
-    if section.binary:
-        return FileConflict(path, "there" if section.blob and blobs[path].startswith(section.blob) else "binary", ours=ours)
-    text = objects.blob(tree, path) or b""
-    hunks = tuple(hunk_state(text, hunk) for hunk in section.hunks)
-    made = FileConflict(path, "there", hunks, ours=ours)
-    if made.fits:
-        return made
-    wrong = [hunk for hunk, state in zip(section.hunks, hunks, strict=True) if state.state not in ("fits", "moved")]
-    return _with_upstream(objects, made, section, wrong, came.get(path, ""), mirror, tip)
+    text = upstream.session.objects.blob(tree, path) or b""
+    conflict = FileConflict(
+        path, "there", tuple(hunk_state(text, hunk) for hunk in part.hunks), ours=ours
+    )
+    if conflict.fits:
+        return conflict
+    pairs = zip(part.hunks, conflict.hunks, strict=True)
+    wanted = [
+        line
+        for hunk, state in pairs
+        if state.state not in ("fits", "moved")
+        for line in hunk.before
+    ]
+    return _with_upstream(upstream, conflict, part, wanted, original.get(path, ""))
 
 
 def _with_upstream(
-    objects: Objects, made: FileConflict, section: Section, wrong: Sequence[Hunk], blob: str, mirror: Mirror | None, tip: str
+    upstream: Upstream, conflict: FileConflict, part: Section, wanted: Sequence[bytes], blob: str
 ) -> FileConflict:
-    """Place the base's file and the patch's file in upstream's history of it, and list what lies between."""
-    if mirror is None or not tip:
-        return msgspec.structs.replace(made, note="upstream's history is not in the store; `sparkwright drift` brings it")
-    states = history.states(objects, made.path, tip)
-    at = next((number for number, (_, one) in enumerate(states) if one == blob), None)
-    of = next((number for number, (_, one) in enumerate(states) if section.blob and one.startswith(section.blob)), None)
-    if at is None or of is None:
-        whose = "base" if at is None else "patch"
-        return msgspec.structs.replace(made, note=f"the {whose}'s {made.path} is no state of upstream's branch")
-    newer, older = min(at, of), max(at, of)
-    between = states[newer : older + 1]
+    """Find the file of the base and the file of the patch in upstream's history, and list the commits between them."""
+    objects, replace = upstream.session.objects, msgspec.structs.replace
+    if upstream.mirror is None or not upstream.tip:
+        return replace(
+            conflict, note="upstream's history is not in the store; `sparkwright drift` brings it"
+        )
+    states = history.states(objects, conflict.path, upstream.tip)
+    of_base = next((number for number, (_, state) in enumerate(states) if state == blob), None)
+    of_patch = next(
+        (
+            number
+            for number, (_, state) in enumerate(states)
+            if part.blob and state.startswith(part.blob)
+        ),
+        None,
+    )
+    if of_base is None or of_patch is None:
+        whose = "base" if of_base is None else "patch"
+        return replace(
+            conflict, note=f"the {whose}'s {conflict.path} is no state of upstream's branch"
+        )
+    between = states[min(of_base, of_patch) : max(of_base, of_patch) + 1]
     try:
-        mirror.files({blob for _, blob in between if blob.strip("0")})
+        upstream.mirror.files({state for _, state in between if state.strip("0")})
     except SparkwrightError as error:
-        console.detail(f"not all states of {made.path} can be read: {error.what}")
-    lines = [line for hunk in wrong for line in hunk.before]
-    touched = [one for (one, after), (_, before) in itertools.pairwise(between) if history.touches(objects, before, after, lines)]
-    found = tuple(history.commit(objects, one) for one in (touched or [commit for commit, _ in between[:-1]])[:NAMED])
-    return msgspec.structs.replace(made, base_lacks=found) if of < at else msgspec.structs.replace(made, base_has=found)
+        console.detail(f"not all states of {conflict.path} can be read: {error.what}")
+    pairs = itertools.pairwise(between)
+    touching = [
+        commit
+        for (commit, after), (_, before) in pairs
+        if history.touches(objects, before, after, wanted)
+    ]
+    commits = tuple(
+        history.commit(objects, name)
+        for name in (touching or [commit for commit, _ in between[:-1]])[:NAMED]
+    )
+    return (
+        replace(conflict, base_lacks=commits)
+        if of_patch < of_base
+        else replace(conflict, base_has=commits)
+    )
 
 
 def lines(report: ConflictReport) -> list[str]:
-    """Return the report as people read it."""
-    rows = [f"base: {report.base}", f"tree: {report.tree}", f"patch: {report.patch}  {report.subject}"]
+    """Return the report as text."""
+    rows = [
+        f"base: {report.base}",
+        f"tree: {report.tree}",
+        f"patch: {report.patch}  {report.subject}",
+    ]
     rows += [f"       {part}" for part in (report.author, report.page) if part]
     for file in report.files:
         if file.fits:
             rows.append(f"{file.path}: fits")
             continue
-        rows += [f"{file.path}: {_FILE[file.state]}", *(f"  is it {name}?" for name in file.candidates)]
+        rows += [
+            f"{file.path}: {_FILE[file.state]}",
+            *(f"  is it {name}?" for name in file.candidates),
+        ]
         for hunk in file.hunks:
-            rows.append(f"  {hunk.label} {_cut(hunk.heading, 30)}".rstrip() + f": {_HUNK[hunk.state].format(line=hunk.line)}")
-            rows += [_cut(f"    {verb}: {line}") for verb, each in (("wants", hunk.expected), ("finds", hunk.found)) for line in each]
-        rows += [f"  the patch builds on, and the base lacks: {one.line()}" for one in file.base_lacks]
-        rows += [f"  the base has, and the patch does not know: {one.line()}" for one in file.base_has]
+            rows.append(
+                f"  {hunk.label} {_cut(hunk.heading, 30)}".rstrip()
+                + f": {_HUNK[hunk.state].format(line=hunk.line)}"
+            )
+            rows += [
+                _cut(f"    {verb}: {line}")
+                for verb, each in (("wants", hunk.expected), ("finds", hunk.found))
+                for line in each
+            ]
+        rows += [
+            f"  the patch builds on, and the base lacks: {commit.line()}"
+            for commit in file.base_lacks
+        ]
+        rows += [
+            f"  the base has, and the patch does not know: {commit.line()}"
+            for commit in file.base_has
+        ]
         rows += [f"  touched by our {name} before" for name in file.ours]
         rows += [f"  ({file.note})"] if file.note else []
-    for one in report.evidence:
-        mark = "could not be tested" if one.holds is None else "yes" if one.holds else "no"
-        rows.append(f"already upstream by {one.test}: {mark}, {one.says}")
+    for test in report.evidence:
+        mark = "could not be tested" if test.holds is None else "yes" if test.holds else "no"
+        rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
     rows = [line for row in rows for line in _wrapped(_plain(row))]
     for command, _, why in (command.partition("    ") for command in report.commands):
         rows += [f"to go on: {command}", *([f"          {why.strip()}"] if why else [])]
@@ -254,11 +373,13 @@ def _cut(text: str, columns: int = COLUMNS) -> str:
 
 
 def _wrapped(row: str) -> list[str]:
-    """Return *row* as lines for a narrow terminal; what it quotes from files is cut already, and long names stay whole."""
+    """Return *row* as lines for a narrow terminal; long names stay whole."""
     if len(row) <= COLUMNS:
         return [row]
     deeper = " " * (len(row) - len(row.lstrip()) + 4)
-    return textwrap.wrap(row, COLUMNS, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        row, COLUMNS, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+    )
 
 
 _FILE = {
@@ -269,19 +390,8 @@ _FILE = {
 }
 _HUNK = {
     "fits": "fits",
-    "moved": "its lines stand at line {line}",
-    "ambiguous": "its lines stand at several places, the nearest at line {line}",
+    "moved": "its lines are at line {line}",
+    "ambiguous": "its lines are at several places, the nearest at line {line}",
     "already": "is there already, at line {line}",
     "gone": "its lines are not there; the likeliest place is line {line}",
 }
-
-
-def error(report: ConflictReport, says: Sequence[str] = ()) -> PatchError:
-    """Return the failure that carries *report*, after what git *says*."""
-    bad = [file.path for file in report.files if not file.fits]
-    return PatchError(
-        "patch-conflict",
-        f"{report.patch} does not apply to {report.fork}{': ' + ', '.join(bad) if bad else ''}.",
-        details=[*says, *lines(report)],
-        data={"conflict": report},
-    )

@@ -1,25 +1,36 @@
-"""Drift: what becomes of a series on later states of its upstream. Nothing reviewed is written; the answers stay in the store."""
+"""Drift: the series on later revisions of its upstream. It writes nothing that is reviewed; the results stay in the store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import already_upstream, apply_check, diff, series
-from sparkwright.cherry_picks.already_upstream import Base, Evidence
-from sparkwright.cherry_picks.apply_check import Outcome
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks import already_upstream, apply, patch
+from sparkwright.cherry_picks.already_upstream import Evidence
+from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import digest
+from sparkwright.core.console import console
 from sparkwright.forks.context import Session
-from sparkwright.forks.mirror import Mirror
 
-#: Share of a patch's added lines that stand in a base on which it conflicts, from which on the base most likely has it.
+#: Share of its added lines that are in a base on which a patch conflicts, from which on the base most likely has it.
 LIKELY = 0.8
 
 State = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
+
+#: Each state in words.
+MEANING = {
+    "applies": "applies",
+    "moves": "applies at other lines",
+    "already-upstream": "is upstream",
+    "likely-upstream": "is upstream most likely",
+    "empty": "is empty",
+    "conflict": "conflicts",
+}
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -27,12 +38,12 @@ class Trial(msgspec.Struct, frozen=True):
     One patch on one base.
 
     Attributes:
-        sha256: Of what was tried.
-        state: ``moves`` is a patch of ours that applies at other lines than it names; ``likely-upstream`` is a conflict with most of
-            the added lines in place: taken, and changed since. No test proves it.
-        moved: Hunks that stand at other lines than they name.
-        standing: Added lines that stand in the base, of how many.
-        evidence: What the three tests found; empty where the patch applies.
+        sha256: Of the patch.
+        state: ``moves``: a patch of ours applies at other lines than it names; ``likely-upstream``: a conflict, but most of the added
+            lines are there, so that upstream took it and changed it since, which no test proves.
+        moved: Hunks that apply at other lines than they name.
+        standing: Added lines that the base has, of how many.
+        evidence: Results of the three tests; empty if the patch applies.
     """
 
     patch: str
@@ -44,15 +55,29 @@ class Trial(msgspec.Struct, frozen=True):
     evidence: tuple[Evidence, ...]
     says: tuple[str, ...] = ()
 
+    @property
+    def applies(self) -> bool:
+        """Whether the patch applies and has an effect."""
+        return self.state in ("applies", "moves")
+
+    @property
+    def proof(self) -> str:
+        """The reason why upstream counts as having the patch."""
+        proved = [f"{test.test}: {test.says}" for test in self.evidence if test.holds]
+        return (
+            "; ".join(proved)
+            or f"{self.standing[0]} of its {self.standing[1]} added lines stand there"
+        )
+
 
 class Absorbed(msgspec.Struct, frozen=True):
     """
-    Where a patch ended, in the order of the bases.
+    The end of a patch, in the order of the bases.
 
     Attributes:
-        last: The last base in a row, from the first, that takes the patch; empty when none does.
-        first: The first base that has it; empty when none has.
-        state: What it is on the newest base.
+        last: The last base in a row, from the first, to which the patch applies; empty if there is none.
+        first: The first base that has it; empty if there is none.
+        state: On the newest base.
     """
 
     patch: str
@@ -63,7 +88,7 @@ class Absorbed(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """The trials of one fork's series, as of a *day* (UTC)."""
+    """The trials of a fork's series, on a *day* (UTC)."""
 
     fork: str
     stack: str
@@ -73,90 +98,109 @@ class Drift(msgspec.Struct, frozen=True):
 
     def of(self, patch: str) -> list[Trial]:
         """Return the trials of the patch of that name, in the order of the bases."""
-        return [one for one in self.trials if one.patch == patch]
+        return [trial for trial in self.trials if trial.patch == patch]
+
+    @property
+    def patches(self) -> list[str]:
+        """The names of the patches."""
+        return list(dict.fromkeys(trial.patch for trial in self.trials))
+
+    def absorbed(self, patch: str) -> Absorbed:
+        """Return the end of the patch of that name."""
+        trials = self.of(patch)
+        end = next(
+            (number for number, trial in enumerate(trials) if not trial.applies), len(trials)
+        )
+        first = next(
+            (trial for trial in trials if trial.state in ("already-upstream", "likely-upstream")),
+            None,
+        )
+        last = trials[end - 1].base if end else ""
+        state = trials[-1].state if trials else "conflict"
+        return Absorbed(
+            patch, last, first.base if first else "", state, first.proof if first else ""
+        )
 
 
-class Told(msgspec.Struct, frozen=True):
+class DriftEntry(msgspec.Struct, frozen=True):
     """The drift of one fork, in a `Document`."""
 
     of: Drift
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What ``sparkwright drift --json`` prints, as others read it; *error* where it failed."""
+    """The output of ``drift --json``; *error* if it failed."""
 
-    drift: tuple[Told, ...] = ()
+    drift: tuple[DriftEntry, ...] = ()
     error: dict[str, object] = {}
 
 
-def trials(session: Session, fork: str, book: Ledger | None, patches: Sequence[Patch], base: Base) -> list[Trial]:
-    """Return what becomes of every patch on *base*; those that do not apply are left out for the ones after them."""
-    records = [already_upstream.record_of(book, one) for one in patches]
-    pins = [(one.name, one.sha256, record.merge if record else "") for one, record in zip(patches, records, strict=True)]
-    key = digest.key("trial", {"fork": fork, "base": base, "patches": pins})
-    known = session.store.get("trial", key, _Trials)
-    if known:
-        return list(known.trials)
-    mirror = session.mirror(book.url) if book else None
-    taken = apply_check.taken_away(session.objects, base.tree, patches)
-    outcomes = series.evaluate(session.objects, base.tree, patches)
-    made = [_trial(session, mirror, base, *one, taken) for one in zip(patches, records, outcomes, strict=True)]
-    # What could not be read today may be readable tomorrow.
-    if not base.commit or all(test.holds is not None for one in made for test in one.evidence if test.test == "patch-id"):
-        session.store.put("trial", key, _Trials(tuple(made)))
-    return made
-
-
-class _Trials(msgspec.Struct, frozen=True):
-    trials: tuple[Trial, ...]
+def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Trial]:
+    """Return the trials of *patches* on *base*; each is tried without the earlier ones that do not apply."""
+    session = upstream.session
+    merges = {
+        record.name: record.merge for record in (upstream.book.records if upstream.book else ())
+    }
+    names = [(patch.name, patch.sha256, merges.get(patch.name, "")) for patch in patches]
+    key = digest.key("trial", {"fork": upstream.fork, "base": base, "patches": names})
+    if stored := session.store.get("trial", key, list[Trial]):
+        return stored
+    reverting = apply.taken_away(session.objects, base.tree, patches)
+    outcomes = apply.evaluate(session.objects, base.tree, patches)
+    tried = [
+        _trial(upstream, base, patch, outcome, reverts=patch.name in reverting)
+        for patch, outcome in zip(patches, outcomes, strict=True)
+    ]
+    # A test that could not be made today may succeed tomorrow.
+    if not base.commit or all(
+        test.holds is not None for one in tried for test in one.evidence if test.test == "patch-id"
+    ):
+        session.store.put("trial", key, tried)
+    return tried
 
 
 def _trial(
-    session: Session, mirror: Mirror | None, base: Base, one: Patch, record: Record | None, outcome: Outcome, taken: frozenset[str]
+    upstream: Upstream, base: Base, tried: Patch, outcome: Outcome, *, reverts: bool
 ) -> Trial:
-    standing = diff.standing(session.objects, base.tree, one.sections())
+    standing = patch.standing(upstream.session.objects, base.tree, tried.sections())
     if outcome.status == "applied":
-        state: State = "moves" if outcome.moved and not one.pick else "applies"
-        return Trial(one.name, one.sha256, base.name, state, outcome.moved, standing, ())
-    found = already_upstream.evidence(session, mirror, base, one, record, taken)
-    if outcome.status == "already-upstream" or any(test.holds for test in found):
+        state: State = "moves" if outcome.moved and not tried.pick else "applies"
+        return Trial(tried.name, tried.sha256, base.name, state, outcome.moved, standing, ())
+    evidence = already_upstream.evidence(upstream, base, tried, reverts=reverts)
+    if outcome.status == "already-upstream" or any(test.holds for test in evidence):
         state = "already-upstream"
     elif outcome.status == "empty":
         state = "empty"
     else:
-        state = "likely-upstream" if standing[1] and standing[0] >= LIKELY * standing[1] else "conflict"
-    return Trial(one.name, one.sha256, base.name, state, outcome.moved, standing, found, outcome.says)
+        state = (
+            "likely-upstream" if standing[1] and standing[0] >= LIKELY * standing[1] else "conflict"
+        )
+    return Trial(
+        tried.name, tried.sha256, base.name, state, outcome.moved, standing, evidence, outcome.says
+    )
 
 
-def absorbed(drift: Drift, patch: str) -> Absorbed:
-    """Return where the patch of that name ended; see `Absorbed`."""
-    found = drift.of(patch)
-    last = ""
-    for one in found:
-        if one.state not in ("applies", "moves"):
-            break
-        last = one.base
-    first = next((one for one in found if one.state in ("already-upstream", "likely-upstream")), None)
-    return Absorbed(patch, last, first.base if first else "", found[-1].state if found else "conflict", proof(first) if first else "")
-
-
-def proof(one: Trial) -> str:
-    """Return why upstream counts as having the patch of the trial *one*."""
-    proved = [test for test in one.evidence if test.holds]
-    if proved:
-        return "; ".join(f"{test.test}: {test.says}" for test in proved)
-    return f"{one.standing[0]} of its {one.standing[1]} added lines stand there"
+def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base]) -> Drift:
+    """Return the drift of *patches* over *bases*, and keep it as the last one of its stack and fork."""
+    session, names, tried = upstream.session, list[str](), list[Trial]()
+    for base in bases:
+        results = trials(upstream, patches, base)
+        tried += results
+        names.append(base.name)
+        console.note(
+            f"{base.name}: {sum(trial.applies for trial in results)} of {len(results)} apply"
+        )
+    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    drift = Drift(upstream.fork, session.project.stack, day, tuple(names), tuple(tried))
+    if tried:
+        session.store.put("drift", _key(session, upstream.fork), drift)
+    return drift
 
 
 def _key(session: Session, fork: str) -> str:
     return digest.key("drift", {"stack": session.project.stack, "fork": fork})
 
 
-def save(session: Session, drift: Drift) -> None:
-    """Keep *drift* as the last one of its stack and fork."""
-    session.store.put("drift", _key(session, drift.fork), drift)
-
-
 def last(session: Session, fork: str) -> Drift | None:
-    """Return the last drift of *fork* that was looked at from this store; None when there was none."""
+    """Return the last drift of *fork* in the store; None if there is none."""
     return session.store.get("drift", _key(session, fork), Drift)

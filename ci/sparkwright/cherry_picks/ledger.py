@@ -8,7 +8,7 @@ nobody has seen is ``unresolved``, and a record that a stack carries must not be
 from __future__ import annotations
 
 import datetime
-import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,9 +24,7 @@ State = Literal["open", "merged", "closed", "unresolved"]
 #: Text that a person wrote.
 Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
-_COMMIT = re.compile(r"[0-9a-f]{40}|unresolved")
-_SHA256 = re.compile(r"[0-9a-f]{64}|unresolved")
-_PATCH_ID = re.compile(r"(?:[0-9a-f]{40})?|unresolved")
+Commit = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,30 +50,30 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     state: State
     seen: str
     date: str
-    head: str
-    base: str
-    sha256: str
-    patch_id: str
+    head: Commit
+    base: Commit
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64}|unresolved)\Z")]
+    patch_id: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved|)\Z")]
     reason: Prose
     drop_when: Prose
-    merge: str = ""
+    merge: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|)\Z")] = ""
     files: tuple[str, ...] = ()
     stacks: dict[str, dict[str, Prose]] = {}
 
     def __post_init__(self) -> None:
-        forms = {"head": _COMMIT, "base": _COMMIT, "sha256": _SHA256, "patch_id": _PATCH_ID}
-        for field, pattern in forms.items():
-            if not pattern.fullmatch(getattr(self, field)):
-                raise ValueError(f"{field} {getattr(self, field)!r} of #{self.number} is not of the form {pattern.pattern}")
         for field, word in (("seen", "never"), ("date", UNRESOLVED)):
             if getattr(self, field) != word and not _is_day(getattr(self, field)):
-                raise ValueError(f"{field} {getattr(self, field)!r} of #{self.number} is neither a day nor {word}")
-        if self.merge and (not _COMMIT.fullmatch(self.merge) or self.merge == UNRESOLVED):
-            raise ValueError(f"merge {self.merge!r} of #{self.number} is not a commit")
+                raise ValueError(
+                    f"{field} {getattr(self, field)!r} of #{self.number} is neither a day nor {word}"
+                )
         if bool(self.merge) != (self.state == "merged"):
-            raise ValueError(f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge commit")
+            raise ValueError(
+                f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge commit"
+            )
         if self.stacks and not self.pinned:
-            raise ValueError(f"#{self.number} is carried by {', '.join(self.stacks)}, but its diff is not pinned")
+            raise ValueError(
+                f"#{self.number} is carried by {', '.join(self.stacks)}, but its diff is not pinned"
+            )
 
     @property
     def name(self) -> str:
@@ -125,15 +123,16 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             not-provided: There is none.
         """
-        if found := self.known(number):
-            return found
+        if record := self.known(number):
+            return record
+        todo = f"Write one with `sparkwright pick {number}`."
         raise SourceError(
-            "not-provided", f"The ledger of {self.url} has no record #{number}.", todo=f"Write one with `sparkwright pick {number}`."
+            "not-provided", f"The ledger of {self.url} has no record #{number}.", todo=todo
         )
 
     def known(self, number: int) -> Record | None:
-        """Return the record of pull request *number*, or None when there is none."""
-        return next((one for one in self.records if one.number == number), None)
+        """Return the record of pull request *number*, or None if there is none."""
+        return next((record for record in self.records if record.number == number), None)
 
     def carried(self, stack: str) -> tuple[Record, ...]:
         """Return the records that *stack* carries, in order."""
@@ -141,9 +140,18 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def with_record(self, record: Record) -> Ledger:
         """Return the ledger with *record* in its old place, or at the end."""
-        known = any(one.number == record.number for one in self.records)
-        records = tuple(record if one.number == record.number else one for one in self.records)
-        return msgspec.structs.replace(self, records=records if known else (*records, record))
+        records = [record if old.number == record.number else old for old in self.records]
+        records += [] if self.known(record.number) else [record]
+        return msgspec.structs.replace(self, records=tuple(records))
+
+    def without(self, stack: str, names: Collection[str]) -> Ledger:
+        """Return the ledger with the records *names* no longer carried by *stack*."""
+        book = self
+        for record in self.carried(stack):
+            if record.name in names:
+                stacks = {name: paths for name, paths in record.stacks.items() if name != stack}
+                book = book.with_record(msgspec.structs.replace(record, stacks=stacks))
+        return book
 
     def page(self, number: int) -> str:
         """Return the address where people read about pull request *number*."""
@@ -173,24 +181,27 @@ def require(root: Path, fork: str) -> Ledger:
     Raises:
         file-invalid: As `load`; also when there is none.
     """
-    found = load(root, fork)
-    if found is None:
-        raise FileError(
-            "file-invalid",
-            f"{fork} has no ledger.",
-            details=[f"expected: {path_of(root, fork)}"],
-            todo="Begin one: a file with the field `url`.",
+    book = load(root, fork)
+    if book is None:
+        details, todo = (
+            [f"expected: {path_of(root, fork)}"],
+            "Begin one: a file with the field `url`.",
         )
-    return found
+        raise FileError("file-invalid", f"{fork} has no ledger.", details=details, todo=todo)
+    return book
 
 
 def render(ledger: Ledger) -> str:
     """Return the text of the file: records as blocks, defaults left out."""
     data = msgspec.to_builtins(ledger)
     head = {key: data[key] for key in ("url", "branch")}
-    body = strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ") if data["records"] else "records: []\n"
-    says = "# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, people write reasons."
-    return f"{says}\n{strict_yaml.dump(head)}{body}"
+    body = (
+        strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ")
+        if data["records"]
+        else "records: []\n"
+    )
+    head_line = "# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, "
+    return f"{head_line}people write reasons.\n{strict_yaml.dump(head)}{body}"
 
 
 def write(root: Path, fork: str, ledger: Ledger) -> None:

@@ -1,27 +1,117 @@
 """
-Patches: ours, each a mail as ``git format-patch`` writes it, and the diffs of the pull requests that we carry.
+Patches: ours, as ``git format-patch`` writes them, and the diffs of the pull requests that we carry.
 
-The header of ours says why it exists and until when, in trailers that every patch must have; of a pull request the ledger says it.
+git applies them. This module reads them, because git lets pass what a build must refuse: links, submodules, paths outside of the tree
+(git-apply(1)), and sections that were cut off. The conflict report needs the hunks, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import email.policy
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from email.parser import HeaderParser
 
 import msgspec
 
-from sparkwright.cherry_picks import diff
-from sparkwright.cherry_picks.diff import Section
 from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.core.digest import sha256_bytes
+from sparkwright.core.git import LINK, SUBMODULE
+from sparkwright.core.git_store import Objects
 
 #: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
 TRAILERS = ("Upstream-Status", "Reason", "Drop-When")
+
+#: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
+_FLAGS = (
+    "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
+    "--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=myers", "--no-indent-heuristic",
+    "--inter-hunk-context=0", "--ignore-submodules=none", "--submodule=short",
+)  # fmt: skip
+
+_BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
+_FIELD = re.compile(
+    rb"^(--- |\+\+\+ |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
+    re.MULTILINE,
+)
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)")
+#: The last word is missing where the mode changes.
+_INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: (\d{6}))?\r?$")
+#: The abbreviated id of an empty file, and of no file.
+_EMPTY = re.compile(rb"e69de29|0+$")
+_ESCAPED = re.compile(rb'\\([0-7]{3}|["\\abfnrtv])')
+_LETTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+
+
+class Hunk(msgspec.Struct, frozen=True):
+    """
+    A hunk.
+
+    Attributes:
+        start, new_start: First line, from 1, of the replaced lines and of their replacement.
+        heading: The surrounding function, as git shows it.
+        before, after: The replaced lines and their replacement, with context and line ends.
+        last: No context follows the change, so git expects the end of the file there.
+    """
+
+    start: int
+    new_start: int
+    heading: str
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
+    last: bool = False
+
+    @property
+    def label(self) -> str:
+        """The header of the hunk, without the heading."""
+        return f"@@ -{self.start},{len(self.before)} +{self.new_start},{len(self.after)} @@"
+
+    def places(self, text: bytes, *, done: bool = False) -> list[int]:
+        """
+        Return every line of *text*, from 1, at which git could apply the hunk (apply.c).
+
+        Args:
+            done: Look for the replacement instead of the replaced lines.
+        """
+        have, wanted = lines_of(text), self.after if done else self.before
+        starts = range(len(have) - len(wanted) + 1) if wanted else ()
+        fits = [
+            n + 1
+            for n in starts
+            if have[n] == wanted[0] and tuple(have[n : n + len(wanted)]) == wanted
+        ]
+        if (self.new_start if done else self.start) == 1:
+            fits = [n for n in fits if n == 1]
+        return [n for n in fits if n - 1 + len(wanted) == len(have)] if self.last else fits
+
+
+class Section(msgspec.Struct, frozen=True):
+    """
+    The part of a diff that changes one file.
+
+    Attributes:
+        old, new: Path before and after; empty if there is no file.
+        data: The bytes of the section.
+        binary: The content is a binary delta instead of hunks.
+        blob: Id of the content that the section was made for, possibly abbreviated; empty for a new file.
+    """
+
+    old: str
+    new: str
+    data: bytes
+    hunks: tuple[Hunk, ...]
+    binary: bool = False
+    blob: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path after the change, or before it if the file is deleted."""
+        return self.new or self.old
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -30,13 +120,13 @@ class Patch(msgspec.Struct, frozen=True):
 
     Attributes:
         name: File name inside the series; ``#35568`` for a pull request.
-        sha256: Of the file, or of the diff that is applied; two patches are the same when this is.
-        author, date: As its header has them.
-        status, reason, drop_when: Its trailers.
-        files: Paths that it touches, in order.
+        sha256: Of the file, or of the diff of a pull request.
+        author, date: As in the header.
+        status, reason, drop_when: The trailers.
+        files: Changed paths, in order.
         data: The diff.
         pick: Number of the pull request; 0 for a patch of ours.
-        text: What the header says besides, trailers included.
+        text: The header below the subject, trailers included.
     """
 
     name: str
@@ -53,8 +143,8 @@ class Patch(msgspec.Struct, frozen=True):
     text: str = ""
 
     def sections(self) -> tuple[Section, ...]:
-        """Return what it does, file by file."""
-        return diff.sections(self.data)
+        """Return the diff, file by file."""
+        return sections(self.data)
 
 
 def parse(name: str, data: bytes) -> Patch:
@@ -66,54 +156,221 @@ def parse(name: str, data: bytes) -> Patch:
     """
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
-    raw, found, rest = body.partition(b"\n---\n")
+    raw, separator, rest = body.partition(b"\n---\n")
     try:
-        head = raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise PatchError("patch-invalid", f"The header of {name} is not UTF-8.") from error
-    if not found or b"\ndiff --git " not in b"\n" + rest:
+    if not separator or b"\ndiff --git " not in b"\n" + rest:
         raise PatchError("patch-invalid", f"{name} is not a patch as git format-patch writes it.")
-    trailers = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(tuple(f"{one}: " for one in TRAILERS)))
-    missing = [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]
-    if missing:
-        raise PatchError(
-            "patch-invalid", f"The header of {name} does not say everything.", details=[f"missing trailer: {', '.join(missing)}"]
-        )
+    marks = tuple(f"{trailer}: " for trailer in TRAILERS)
+    trailers = dict(line.split(": ", 1) for line in text.splitlines() if line.startswith(marks))
+    if missing := [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]:
+        details = [f"missing trailer: {', '.join(missing)}"]
+        raise PatchError("patch-invalid", f"The header of {name} is incomplete.", details=details)
     if trailers["Upstream-Status"].split()[0] not in STATUSES:
+        details = [trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
         raise PatchError(
-            "patch-invalid",
-            f"{name} has an unknown Upstream-Status.",
-            details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
+            "patch-invalid", f"{name} has an unknown Upstream-Status.", details=details
         )
-    data_of = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
+    diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
     try:
-        touched = diff.sections(data_of)
+        parts = sections(diff)
     except PatchError as error:
-        if error.reference != "patch-invalid":
-            raise
         raise PatchError("patch-invalid", f"{name}: {error.what}", details=error.details) from error
     return Patch(
-        name=name,
-        sha256=sha256_bytes(data),
-        subject=_subject(str(message.get("Subject", ""))),
-        status=trailers["Upstream-Status"],
-        reason=trailers["Reason"],
-        drop_when=trailers["Drop-When"],
-        files=tuple(dict.fromkeys(path for section in touched for path in (section.old, section.new) if path)),
-        data=data_of,
-        author=_plain(str(message.get("From", ""))),
-        date=str(message.get("Date", "")),
-        text=head,
+        name=name, sha256=sha256_bytes(data), status=trailers["Upstream-Status"], reason=trailers["Reason"],
+        subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(), drop_when=trailers["Drop-When"],
+        files=tuple(dict.fromkeys(path for part in parts for path in (part.old, part.new) if path)),
+        data=diff, author=_decoded(str(message.get("From", ""))), date=str(message.get("Date", "")), text=text,
+    )  # fmt: skip
+
+
+def _decoded(header: str) -> str:
+    """Return a header as its author wrote it: git encodes non-ASCII text (RFC 2047) and folds long lines."""
+    with contextlib.suppress(HeaderParseError, LookupError, ValueError):
+        header = str(make_header(decode_header(header)))
+    # Some encodings that a header may name have surrogates, which are no text.
+    return " ".join(header.encode("utf-8", "replace").decode().split())
+
+
+def render(objects: Objects, before: str, after: str, *, context: int = 3) -> bytes:
+    """Return the diff between two trees or commits, which must be in *objects*, independent of configuration."""
+    return objects.run(["diff-tree", *_FLAGS, f"-U{context}", before, after, "--"])[1]
+
+
+def blobs(objects: Objects, before: str, after: str) -> set[str]:
+    """Return the ids of the file contents that a diff between two trees or commits reads."""
+    out = objects.run(
+        ["diff-tree", "-r", "-z", "--no-renames", "--no-abbrev", before, after, "--"]
+    )[1].decode()
+    rows = [row.split() for row in out.split("\0") if row.startswith(":")]
+    sides = [side for row in rows for side in ((row[0][1:], row[2]), (row[1], row[3]))]
+    return {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
+
+
+def patch_id(objects: Objects, diff: bytes) -> str:
+    """Return git's stable patch-id of *diff*; empty for an empty diff."""
+    return objects.run(["patch-id", "--stable"], stdin=diff)[1].decode().partition(" ")[0].strip()
+
+
+def without(diff: bytes, paths: Collection[str]) -> bytes:
+    """Return *diff* without the files *paths*."""
+    return (
+        b"".join(part.data for part in sections(diff) if part.path not in paths) if paths else diff
     )
 
 
-def _subject(header: str) -> str:
-    """Return the subject as its author wrote it: git encodes what is not ASCII (RFC 2047), and folds long lines."""
-    return _plain(header).removeprefix("[PATCH]").strip()
+def standing(objects: Objects, tree: str, parts: Collection[Section]) -> tuple[int, int]:
+    """Return how many of the added, non-blank lines of a diff are in the same files of *tree*, and how many it adds."""
+    present = total = 0
+    for part in parts:
+        lines = (
+            line
+            for hunk in part.hunks
+            for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
+        )
+        added = Counter(line for line in lines if line.strip())
+        have = Counter(lines_of(objects.blob(tree, part.new) or b"")) if added else Counter[bytes]()
+        present += (added & have).total()
+        total += added.total()
+    return present, total
 
 
-def _plain(header: str) -> str:
-    with contextlib.suppress(HeaderParseError, LookupError, ValueError):
-        header = str(make_header(decode_header(header)))
-    # Some of the encodings that a header may name have halves of pairs, which are no text.
-    return " ".join(header.encode("utf-8", "replace").decode().split())
+def lines_of(text: bytes) -> list[bytes]:
+    """Return the lines of *text* with their ends; only a line feed ends a line, as in git."""
+    return re.findall(rb"[^\n]*\n|[^\n]+", text)
+
+
+def sections(diff: bytes) -> tuple[Section, ...]:
+    """
+    Return *diff*, file by file.
+
+    Raises:
+        patch-invalid: A header or a hunk is cut off, a path leaves the tree, or a link or submodule is changed.
+    """
+    return tuple(_section(data) for data in re.split(rb"(?m)^(?=diff --git )", diff)[1:])
+
+
+def _section(data: bytes) -> Section:
+    body = _BODY.search(data)
+    head = data[: body.start()] if body else data
+    first = head.partition(b"\n")[0].decode("utf-8", "replace")
+    fields = dict(_FIELD.findall(head))
+    index = _INDEX.match(fields.get(b"index ", b""))
+    modes = {
+        fields.get(b"new mode ", b"").strip(),
+        fields.get(b"new file mode ", b"").strip(),
+        index[3] if index else b"",
+    }
+    for mode, kind in ((LINK, "link"), (SUBMODULE, "submodule")):
+        if mode.encode() in modes:
+            raise PatchError("patch-invalid", f"A patch makes a {kind}, or changes one: {first}")
+    old, new = _paths(head, fields)
+    if not old and not new:
+        raise PatchError("patch-invalid", f"A patch has a header without a path: {first}")
+    for path in (old, new):
+        _check(path)
+    path, binary = new or old, body is not None and not body[0].startswith(b"@@ ")
+    if body is None and not _complete(fields, index):
+        raise PatchError("patch-invalid", f"The header of {path} is cut off.")
+    blob = index[1].decode() if index and index[1].strip(b"0") else ""
+    hunks = () if body is None or binary else tuple(_hunks(data[body.start() :].split(b"\n"), path))
+    return Section(old, new, data, hunks, binary, blob)
+
+
+def _check(path: str) -> None:
+    if path.startswith("/") or {"..", ".git", "."} & set(path.lower().split("/")):
+        raise PatchError("patch-invalid", f"A patch names a path outside the tree: {path!r}")
+    if re.search("[\0-\x08\n-\x1f\x7f\ud800-\udfff]", path):
+        raise PatchError(
+            "patch-invalid", f"A patch names a path that is not plain UTF-8 text: {path!r}"
+        )
+
+
+def _complete(fields: dict[bytes, bytes], index: re.Match[bytes] | None) -> bool:
+    """Return whether a section without a body is whole: a change of mode or name, or of an empty file."""
+    if b"--- " in fields or b"+++ " in fields:
+        return False
+    if index:
+        return all(_EMPTY.match(index[side]) for side in (1, 2))
+    return any(key in fields for key in (b"new mode ", b"rename to ", b"copy to "))
+
+
+def _paths(head: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
+    """Return both paths; if only the first line has them, they are equal (git-diff(1), "Generating patch text")."""
+    names = head.partition(b"\n")[0].removeprefix(b"diff --git ")
+    old = new = _unquoted(names[: len(names) // 2])[2:]
+    if b"--- " in fields and b"+++ " in fields:
+        old, new = _side(fields[b"--- "], "a/"), _side(fields[b"+++ "], "b/")
+    for verb in (b"rename", b"copy"):
+        if verb + b" from " in fields:
+            old, new = (_unquoted(fields.get(verb + end, b"")) for end in (b" from ", b" to "))
+    return (
+        "" if b"new file mode " in fields else old,
+        "" if b"deleted file mode " in fields else new,
+    )
+
+
+def _side(text: bytes, prefix: str) -> str:
+    path = _unquoted(text.rstrip(b"\t\r"))
+    return "" if path == "/dev/null" else path.removeprefix(prefix)
+
+
+def _unquoted(text: bytes) -> str:
+    def plain(match: re.Match[bytes]) -> bytes:
+        code = (
+            int(match[1], 8) & 255 if len(match[1]) == 3 else _LETTERS.get(match[1][0], match[1][0])
+        )
+        return bytes([code])
+
+    if text.startswith(b'"') and text.endswith(b'"'):
+        text = _ESCAPED.sub(plain, text[1:-1])
+    return text.decode("utf-8", "surrogateescape")
+
+
+def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
+    at = 0
+    while at < len(lines) and (match := _HUNK.match(lines[at])):
+        start, count, new_start, new_count = (
+            int(part) if part is not None else 1 for part in match.groups()[:4]
+        )
+        before, after, last = list[bytes](), list[bytes](), False
+        at += 1
+        # The last element follows the last line end; a hunk line there was cut off.
+        while at < len(lines) and (
+            len(before) < count or len(after) < new_count or lines[at].startswith(b"\\")
+        ):
+            mark, text = lines[at][:1] or b" ", lines[at][1:] + b"\n"
+            sides = [side for side, marks in ((before, b" -"), (after, b" +")) if mark in marks]
+            if mark == b"\\":
+                previous = lines[at - 1][:1]
+                for side in [
+                    side
+                    for side, marks in ((before, b" -"), (after, b" +"))
+                    if previous in marks and side
+                ]:
+                    side[-1] = side[-1].removesuffix(b"\n")
+            elif not sides or at == len(lines) - 1:
+                break
+            else:
+                last = mark != b" "
+            for side in sides:
+                side.append(text)
+            at += 1
+        whole = all(line.endswith(b"\n") for line in before[:-1] + after[:-1])
+        if (len(before), len(after)) != (count, new_count) or not whole:
+            details = [f"at its line {start}: {count} and {new_count} lines announced"]
+            raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=details)
+        heading = match[5].decode("utf-8", "replace").strip()
+        yield Hunk(start, new_start, heading, tuple(before), tuple(after), last)
+    # git ignores them. A mail's patch is followed by its signature.
+    if (
+        at < len(lines)
+        and lines[at].startswith((b"@", b"+", b"-", b" "))
+        and lines[at].rstrip() != b"--"
+    ):
+        details = [lines[at].decode("utf-8", "replace")]
+        raise PatchError(
+            "patch-invalid", f"A hunk of {path} has more lines than it announces.", details=details
+        )

@@ -1,8 +1,7 @@
 """
-``sparkwright bisect``: what changed something.
+``sparkwright bisect``: the first upstream commit or release at which a patch stops applying, or is already there.
 
-With a patch: the first upstream commit or release at which it stops applying, or is already there. With ``--run``: the commit, the
-patch or the pieces of a stack that changed the answer of a command.
+With ``--run``: the commit, the patch or the piece of a stack that changed the answer of a command.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from sparkwright.builder import bisect_axes
-from sparkwright.builder.bisect_axes import Cause
-from sparkwright.builder.bisect_command import Predicate
-from sparkwright.cherry_picks import bisect, ledger, series, upstream_revisions
-from sparkwright.cherry_picks.bisect import Turn
+from sparkwright.builder import bisect
+from sparkwright.builder.bisect import Cause, Predicate, Turn
+from sparkwright.cherry_picks import ledger, series, upstream_revisions
+from sparkwright.cherry_picks.drift import MEANING
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cli.drift import MARKS
+from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli.rebase import only_fork
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -25,77 +23,117 @@ from sparkwright.forks.errors import SourceError
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Search between two ends, by halves, and tell what turned and who did it."""
+    """Search between two ends, and show what changed and who changed it."""
     fork = only_fork(session)
     if bool(arguments.run) == bool(arguments.patch):
         raise UsageError("usage", "bisect wants a patch, or --run and a command.")
     if arguments.run:
-        return _measured(session, fork, arguments)
-    patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
-    turn = _over_releases(session, fork, patches, arguments) if arguments.releases else _over_commits(session, fork, patches, arguments)
+        return _command(session, fork, arguments)
+    turn = _turn(Upstream(session, fork), arguments)
+    rows = [
+        [label, trial.base, MEANING[trial.state]]
+        for label, trial in (("last", turn.last), ("first", turn.first))
+    ]
     console.table(
-        f"{turn.patch}: {turn.tried[0]} of {turn.tried[1]} bases tried", ["", "base", "there it"],
-        [["last", turn.last.base, MARKS[turn.last.state]], ["first", turn.first.base, MARKS[turn.first.state]]], result=True,
-    )  # fmt: skip
-    console.result(turn.commit)
-    if turn.page:
-        console.result(turn.page)
-    for one in turn.first.evidence:
-        if one.holds:
-            console.result(f"already upstream by {one.test}: {one.says}")
+        f"{turn.patch}: {turn.tried[0]} of {turn.tried[1]} bases tried",
+        ["", "base", "there it"],
+        rows,
+        result=True,
+    )
+    for line in (turn.commit, turn.page):
+        console.result(line) if line else None
+    for test in turn.first.evidence:
+        if test.holds:
+            console.result(f"already upstream by {test.test}: {test.says}")
     console.document({"turn": turn})
     return 0
 
 
-def _measured(session: Session, fork: str, arguments: argparse.Namespace) -> int:
-    """Search for what changed the answer of a command, and show every state that was asked about, whatever comes of it."""
-    session = dataclasses.replace(session, forks=(fork,))
-    predicate = Predicate(session, fork, arguments.run, build=arguments.build, repeat=arguments.repeat, fresh=arguments.fresh)
-    cause = None
-    with session.store.lock(f"bisect-{session.project.stack}-{fork}"):
-        try:
-            cause = _cause(session, fork, predicate, arguments)
-        finally:
-            rows = [[one.name, one.answer, " ".join(map(str, one.status)) or one.why, f"{one.seconds:.1f}"] for one in predicate.steps]
-            console.table(f"bisect {fork} over {arguments.over}", ["state", "answer", "exit status", ">seconds"], rows, result=True)
-            console.document({"cause": cause, "steps": predicate.steps})
-    console.result(f"{cause.answers[0]}: {cause.last}\n{cause.answers[1]}: {cause.first}")
-    for what in (*cause.what, *filter(None, [cause.page])):
-        console.result(what)
-    return 0
-
-
-def _cause(session: Session, fork: str, predicate: Predicate, arguments: argparse.Namespace) -> Cause:
-    if arguments.over == "patches":
-        return bisect_axes.over_patches(session, fork, predicate)
-    if arguments.over == "locks":
-        if not (arguments.start and arguments.end):
-            raise UsageError("usage", "--over locks wants two stacks or revisions of this checkout: --from and --to.")
-        sides = [bisect_axes.side(session, fork, name) for name in (arguments.start, arguments.end)]
-        return bisect_axes.over_locks(sides[0], sides[1], (arguments.start, arguments.end), predicate)
-    book = ledger.require(session.project.root, fork)
-    ends = bisect.ends(session, session.mirror(book.url), book, None, arguments.start, arguments.end)
-    return bisect_axes.over_commits(session, fork, book, ends, predicate, bare=arguments.alone)
-
-
-def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:
-    """Return the patch that *name* means, after those that it stands on."""
-    called = [{one.name, one.name.removesuffix(".patch"), *([str(one.pick)] if one.pick else [])} for one in patches]
-    at = next((number for number, words in enumerate(called) if name in words), None)
-    if at is None:
-        raise SourceError("not-provided", f"The series has no patch {name!r}.", details=[one.name for one in patches])
-    return [patches[at]] if alone else list(patches[: at + 1])
-
-
-def _over_commits(session: Session, fork: str, patches: list[Patch], arguments: argparse.Namespace) -> Turn:
-    book = ledger.require(session.project.root, fork)
-    start, end = bisect.ends(session, session.mirror(book.url), book, patches[-1], arguments.start, arguments.end)
-    return bisect.over_commits(session, fork, book, patches, start, end)
-
-
-def _over_releases(session: Session, fork: str, patches: list[Patch], arguments: argparse.Namespace) -> Turn:
+def _turn(upstream: Upstream, arguments: argparse.Namespace) -> Turn:
+    session, fork = upstream.session, upstream.fork
+    patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
+    if not arguments.releases:
+        ledger.require(session.project.root, fork)
+        return bisect.patch_over_commits(
+            upstream, patches, *bisect.ends(upstream, patches[-1], arguments.start, arguments.end)
+        )
     sdist = session.lock.forks[fork].sdist
     if sdist is None:
         raise SourceError("not-provided", f"{fork} has no releases on the package index.")
-    found = upstream_revisions.between(session, sdist.name, arguments.start or sdist.version, arguments.end)
-    return bisect.over_releases(session, fork, ledger.load(session.project.root, fork), patches, found)
+    releases = upstream_revisions.between(
+        session, sdist.name, arguments.start or sdist.version, arguments.end
+    )
+    return bisect.patch_over_releases(upstream, patches, releases)
+
+
+def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:
+    """Return the patch that *name* means, after those before it."""
+    names = [
+        {patch.name, patch.name.removesuffix(".patch"), *([str(patch.pick)] if patch.pick else [])}
+        for patch in patches
+    ]
+    at = next((number for number, words in enumerate(names) if name in words), None)
+    if at is None:
+        details = [patch.name for patch in patches]
+        raise SourceError("not-provided", f"The series has no patch {name!r}.", details=details)
+    return [patches[at]] if alone else list(patches[: at + 1])
+
+
+def _command(session: Session, fork: str, arguments: argparse.Namespace) -> int:
+    """Search for what changed the answer of a command, and show every state that was asked about, whatever the outcome."""
+    session = dataclasses.replace(session, forks=(fork,))
+    predicate = Predicate(
+        session,
+        fork,
+        arguments.run,
+        build=arguments.build,
+        repeat=arguments.repeat,
+        fresh=arguments.fresh,
+    )
+    cause = None
+    with session.store.lock(f"bisect-{session.project.stack}-{fork}"):
+        try:
+            cause = _cause(Upstream(session, fork), predicate, arguments)
+        finally:
+            rows = [
+                [
+                    step.name,
+                    step.answer,
+                    " ".join(map(str, step.status)) or step.why,
+                    f"{step.seconds:.1f}",
+                ]
+                for step in predicate.steps
+            ]
+            console.table(
+                f"bisect {fork} over {arguments.over}",
+                ["state", "answer", "exit status", ">seconds"],
+                rows,
+                result=True,
+            )
+            console.document({"cause": cause, "steps": predicate.steps})
+    for line in (
+        f"{cause.answers[0]}: {cause.last}",
+        f"{cause.answers[1]}: {cause.first}",
+        cause.what,
+        cause.page,
+    ):
+        console.result(line) if line else None
+    return 0
+
+
+def _cause(upstream: Upstream, predicate: Predicate, arguments: argparse.Namespace) -> Cause:
+    session, fork, names = upstream.session, upstream.fork, (arguments.start, arguments.end)
+    if arguments.over == "patches":
+        return bisect.over_patches(session, fork, predicate)
+    if arguments.over == "locks":
+        if not all(names):
+            raise UsageError(
+                "usage",
+                "--over locks wants two stacks or revisions of this checkout: --from and --to.",
+            )
+        one, other = (bisect.side(session, fork, name) for name in names)
+        return bisect.over_locks(one, other, names, predicate)
+    ledger.require(session.project.root, fork)
+    return bisect.over_commits(
+        upstream, *bisect.ends(upstream, None, *names), predicate, bare=arguments.alone
+    )

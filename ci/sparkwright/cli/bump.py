@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from sparkwright.cherry_picks import bump, export, history, rebase, upstream_revisions
+from sparkwright.cherry_picks import bump, history, rebase
 from sparkwright.cherry_picks.bump import Bump
-from sparkwright.cherry_picks.drift import proof
+from sparkwright.cherry_picks.drift import MEANING
 from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cli import drift
+from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.core.console import console
 from sparkwright.core.github import ADDRESS, GitHub
 from sparkwright.core.github_repository import Repository
-from sparkwright.forks import fetch
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.operate.upkeep import bumped, foreseen, proposal
@@ -24,58 +23,92 @@ from sparkwright.operate.upkeep.proposal import Proposed
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a worktree where a person is needed."""
-    fork = only_fork(session)
+    """Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a worktree for a person."""
+    upstream = Upstream(session, only_fork(session))
+    fork, version = upstream.fork, arguments.to
     if session.offline:
+        todo = "Run it with a connection."
         raise SourceError(
-            "not-provided", "bump asks the index and the upstream, which --offline forbids.", todo="Run it with a connection."
+            "not-provided",
+            "bump asks the index and the upstream, which --offline forbids.",
+            todo=todo,
         )
     if arguments.pull:
         bumped.clean(session.project.root)
-    version = arguments.to
     if version == "newest":
-        version = _newest(session, fork)
-        if not version:
+        later = upstream.later_releases()
+        if not later:
             console.result(f"{fork} is at its newest release already.")
             console.document({"bump": None})
             return 0
-    old = fetch.fetch(session, fork).tree
-    made = bump.plan(session, fork, version)
-    _tell(made)
-    if stuck := [one for one in made.trials if one.patch.startswith("#") and one.state in ("conflict", "likely-upstream")]:
+        version = later[-1].version
+    old = upstream.locked()
+    plan = bump.plan(upstream, version, arguments.drop)
+    rows = [
+        [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")] for trial in plan.trials
+    ]
+    rows += [[name, "is not tried", plan.gone[name]] for name in arguments.drop]
+    console.table(
+        f"{fork} to {plan.base.name}",
+        ["patch", "on the new base it", "so it is dropped"],
+        rows,
+        result=True,
+    )
+    for line in plan.difference:
+        console.result(line)
+    if plan.stuck:
+        drop = " ".join(f"--drop '{trial.patch}'" for trial in plan.stuck)
+        exclude = f"{command(session, fork, 'pick')} NUMBER --exclude PATH=REASON"
         raise PatchError(
-            "patch-conflict",
-            f"{', '.join(one.patch for one in stuck)} of {fork} cannot go along to {version}.",
-            details=[f"{one.patch}: {drift.MARKS[one.state]}; {proof(one)}" for one in stuck],
-            todo=f"Drop each, or leave files out of it: {command(session, fork, 'pick')} NUMBER --drop, or --exclude PATH=REASON.",
-        )
-    before = export.line(session, fork, upstream_revisions.of_source(session, fork))
-    done = rebase.start(session, fork, made.base, files=made.files, gone=made.gone)
+            "patch-conflict", f"{', '.join(trial.patch for trial in plan.stuck)} of {fork} cannot go along to {version}.",
+            details=[f"{trial.patch}: {MEANING[trial.state]}; {trial.proof}" for trial in plan.stuck],
+            todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {drop}; or leave files out: {exclude}.",
+        )  # fmt: skip
+    before = rebase.commits(upstream, old)
+    done = rebase.start(upstream, plan.base, files=plan.files, gone=plan.gone)
     if done.stopped:
-        console.document({"bump": made, "rebase": done})
-        show(session, fork, made.base, done)
+        console.document({"bump": plan, "rebase": done})
+        show(upstream, plan.base, done)
     changed = from_worktree(session, fork, [])
     between = history.range_diff(session.objects, before, (done.base, done.tip))
-    units = foreseen.foresee(session.objects, old, made.base.tree) if _compiles(session, fork) else None
-    for line in (*changed, "", "range-diff of both series:", *between, "", *(foreseen.lines(units) if units else ())):
+    units = (
+        foreseen.foresee(session.objects, old.tree, plan.base.tree)
+        if _compiles(session, fork)
+        else None
+    )
+    for line in (
+        *changed,
+        "",
+        "range-diff of both series:",
+        *between,
+        "",
+        *(foreseen.lines(units) if units else ()),
+    ):
         console.result(line)
-    proposed = _propose(session, arguments, made, between, units) if arguments.pull else None
-    console.document({"bump": made, "changed": changed, "range_diff": between, "recompiles": units, "pull": proposed})
+    proposed = _propose(session, arguments, plan, between, units) if arguments.pull else None
+    console.document(
+        {
+            "bump": plan,
+            "changed": changed,
+            "range_diff": between,
+            "recompiles": units,
+            "pull": proposed,
+        }
+    )
     return 0
-
-
-def _newest(session: Session, fork: str) -> str:
-    """Return the newest release of *fork*; empty where it is the locked one, or where it has none."""
-    locked = session.lock.forks[fork].sdist
-    later = upstream_revisions.releases_after(upstream_revisions.listed(session, locked.name), locked.version) if locked else []
-    return later[-1].version if later else ""
 
 
 def _compiles(session: Session, fork: str) -> bool:
     return session.project.fork(fork).build != "headers"
 
 
-def _propose(session: Session, arguments: argparse.Namespace, made: Bump, between: Sequence[str], units: Foreseen | None) -> Proposed:
+def _propose(
+    session: Session,
+    arguments: argparse.Namespace,
+    made: Bump,
+    between: Sequence[str],
+    units: Foreseen | None,
+) -> Proposed:
     """Open the pull request, or set it to this change."""
     root, stack = session.project.root, session.project.stack
     repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull)
@@ -86,10 +119,3 @@ def _propose(session: Session, arguments: argparse.Namespace, made: Bump, betwee
     )  # fmt: skip
     console.result(f"pull request {done.done}: {done.url}")
     return done
-
-
-def _tell(made: Bump) -> None:
-    rows = [[one.patch, drift.MARKS[one.state], made.gone.get(one.patch, "")] for one in made.trials]
-    console.table(f"{made.fork} to {made.base.name}", ["patch", "on the new base it", "so it is dropped"], rows, result=True)
-    for line in made.difference:
-        console.result(line)

@@ -7,9 +7,9 @@ import re
 
 import msgspec
 
-from sparkwright.cherry_picks import conflict, ledger, pull_requests, series
-from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks import apply, conflict, ledger, pull_requests
 from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks import fetch
@@ -18,7 +18,7 @@ from sparkwright.forks.context import Session
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Look at each pull request, pin it, and write the ledger."""
-    excluded = pull_requests.left_out(arguments.exclude)
+    excluded = _excluded(arguments.exclude)
     _agree(arguments)
     made = []
     for word in arguments.pulls:
@@ -37,9 +37,27 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         ]
         for fork, one in made
     ]
-    console.table("ledger", ["pull request", "state", "seen", "commit", "patch-id", "stacks"], rows, result=True)
+    console.table(
+        "ledger",
+        ["pull request", "state", "seen", "commit", "patch-id", "stacks"],
+        rows,
+        result=True,
+    )
     console.document({"records": [{"fork": fork, "record": one} for fork, one in made]})
     return 0
+
+
+def _excluded(words: list[str]) -> dict[str, str]:
+    """
+    Return the paths and reasons of the ``--exclude PATH=REASON`` options.
+
+    Raises:
+        UsageError: One has no reason.
+    """
+    pairs = [word.partition("=") for word in words]
+    if wrong := [path for path, _, reason in pairs if not path or not reason.strip()]:
+        raise UsageError("usage", f"--exclude {wrong[0]!r} is not of the form PATH=REASON.")
+    return {path: reason.strip() for path, _, reason in pairs}
 
 
 def _agree(arguments: argparse.Namespace) -> None:
@@ -48,7 +66,11 @@ def _agree(arguments: argparse.Namespace) -> None:
     if arguments.drop and (arguments.carry or arguments.exclude):
         raise UsageError("usage", "A stack cannot both drop and carry a pull request.")
     if arguments.unseen and (arguments.carry or arguments.exclude or arguments.accept):
-        raise UsageError("usage", "What nobody looked at cannot be carried.", todo="Give --unseen without --carry, --exclude and --accept.")
+        raise UsageError(
+            "usage",
+            "What nobody looked at cannot be carried.",
+            todo="Give --unseen without --carry, --exclude and --accept.",
+        )
 
 
 def _named(session: Session, word: str) -> tuple[str, int]:
@@ -57,27 +79,47 @@ def _named(session: Session, word: str) -> tuple[str, int]:
     if not fork and len(session.forks) == 1:
         fork = session.forks[0]
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", number) or not fork:
-        raise UsageError("usage", f"{word!r} names no pull request.", todo="Say FORK#NUMBER, or NUMBER with --fork FORK.")
+        raise UsageError(
+            "usage",
+            f"{word!r} names no pull request.",
+            todo="Say FORK#NUMBER, or NUMBER with --fork FORK.",
+        )
     session.project.fork(fork)
     return fork, int(number)
 
 
-def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: int, excluded: dict[str, str]) -> Record:
+def _pick(
+    session: Session,
+    arguments: argparse.Namespace,
+    fork: str,
+    number: int,
+    excluded: dict[str, str],
+) -> Record:
     book = ledger.require(session.project.root, fork)
     known = book.known(number)
-    reason, drop_when = (getattr(arguments, field) or (getattr(known, field) if known else "") for field in ("reason", "drop_when"))
+    reason, drop_when = (
+        getattr(arguments, field) or (getattr(known, field) if known else "")
+        for field in ("reason", "drop_when")
+    )
     if not reason.strip() or not drop_when.strip():
         raise UsageError(
-            "usage", f"{fork}#{number} needs a reason and a condition for dropping it.", todo="Give both: --reason TEXT --drop-when TEXT."
+            "usage",
+            f"{fork}#{number} needs a reason and a condition for dropping it.",
+            todo="Give both: --reason TEXT --drop-when TEXT.",
         )
     if arguments.unseen:
         made = pull_requests.unseen(book, number, reason, drop_when)
         ledger.write(session.project.root, fork, book.with_record(made))
         return made
-    seen = pull_requests.see(session, book, number)
+    seen = pull_requests.snapshot(session, book, number)
     if known and not arguments.accept:
         pull_requests.check_head(session, book, known, seen)
-    made = _carried(pull_requests.record(session, book, seen, number, reason, drop_when), session.project.stack, arguments, excluded)
+    made = _carried(
+        pull_requests.record(session, book, seen, number, reason, drop_when),
+        session.project.stack,
+        arguments,
+        excluded,
+    )
     if session.project.stack in made.stacks:
         _try(session, book.with_record(made), fork, made)
     ledger.write(session.project.root, fork, book.with_record(made))
@@ -85,7 +127,9 @@ def _pick(session: Session, arguments: argparse.Namespace, fork: str, number: in
     return made
 
 
-def _carried(record: Record, stack: str, arguments: argparse.Namespace, excluded: dict[str, str]) -> Record:
+def _carried(
+    record: Record, stack: str, arguments: argparse.Namespace, excluded: dict[str, str]
+) -> Record:
     stacks = dict(record.stacks)
     if arguments.carry or excluded:
         stacks[stack] = {**stacks.get(stack, {}), **excluded}
@@ -98,11 +142,14 @@ def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
     """See that the stack can carry the record before the ledger says so; the picks before it count."""
     source = fetch.fetch(session, fork)
     carried = book.carried(session.project.stack)
-    patches = [pull_requests.patch_of(session, book, one, session.project.stack) for one in carried[: carried.index(record) + 1]]
-    done = series.evaluate(session.objects, source.tree, patches)[-1]
-    if done.status == "conflict":
-        raise conflict.error(series.explainer(session, source, book)(done.tree, patches[-1], patches[:-1]), done.says)
-    if done.status == "empty":
-        raise PatchError("patch-no-effect", f"{fork}{record.name} changes nothing in {session.project.stack}.", details=done.says)
-    if done.status != "applied":
-        raise PatchError("patch-already-upstream", f"{fork}{record.name} is in {session.project.stack} already.", details=done.says)
+    patches = [
+        pull_requests.patch_of(session, book, one, session.project.stack)
+        for one in carried[: carried.index(record) + 1]
+    ]
+    *_, outcome = apply.evaluate(session.objects, source.tree, patches)
+    if outcome.status == "conflict":
+        base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
+        explain = conflict.explainer(Upstream(session, fork, book), base)
+        raise explain(outcome.tree, patches[-1], patches[:-1], outcome.says)
+    if outcome.status != "applied":
+        raise apply.refusal(session.project.stack, patches[-1], outcome)

@@ -162,12 +162,6 @@ class Objects:
         with self._index(tree) as env:
             yield Index(self, env)
 
-    @contextlib.contextmanager
-    def empty_index(self) -> Iterator[Index]:
-        """Yield a temporary index that holds nothing yet."""
-        with room_guard(self.path), tempfile.TemporaryDirectory(dir=self.path, prefix="index-") as folder:
-            yield Index(self, {"GIT_INDEX_FILE": str(Path(folder) / "index")})
-
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
         Make *folder* hold exactly the tracked files of *tree*, touching only those that differ.
@@ -270,22 +264,9 @@ class Index:
         # A binary hunk that is cut off gets an error from git, but no status: the rest would be applied.
         return status == 0 and not any(line.startswith("error:") for line in said.splitlines()), said
 
-    def add(self, files: Mapping[str, tuple[str, str]]) -> None:
-        """Put *files* (path → mode and blob id) into the index."""
-        rows = "".join(f"{mode} {blob}\t{path}\0" for path, (mode, blob) in files.items())
-        self._objects.run(["update-index", "-z", "--index-info"], env=self._env, stdin=rows.encode("utf-8", "surrogateescape"))
-
-    def blobs(self) -> dict[str, str]:
-        """Return what the index holds, path → blob id."""
-        out = self._objects.run(["ls-files", "-z", "--stage"], env=self._env)[1].decode("utf-8", "surrogateescape")
-        rows = (row.split("\t", 1) for row in out.split("\0") if row)
-        return {path: head.split()[1] for head, path in rows}
-
-    def apply_files(self, patches: Sequence[str]) -> tuple[bool, str]:
-        """Apply the patches in the files *patches*, one after another, as `apply` does one; all of them or none."""
-        words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "--", *patches]
-        status, _, said = self._objects.run(words, env=self._env, check=False)
-        return status == 0 and not any(line.startswith("error:") for line in said.splitlines()), said
+    def reset(self, tree: str) -> None:
+        """Make the index hold *tree* again."""
+        self._objects.run(["read-tree", tree], env=self._env)
 
     def tree(self) -> str:
         """Return the tree that the index holds now."""

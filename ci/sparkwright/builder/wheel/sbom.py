@@ -18,7 +18,7 @@ from sparkwright import __version__
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.component import component, github, index, release
-from sparkwright.cherry_picks.series import AppliedPatch
+from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import digest
 from sparkwright.forks.lock import UNRESOLVED, VendoredLock
 

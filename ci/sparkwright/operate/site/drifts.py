@@ -118,7 +118,7 @@ def _report(one: Drift) -> Report:
 
 def _ended(one: Drift) -> Iterator[Ended]:
     # What the document says was absorbed is not taken: it follows from the trials.
-    for name in dict.fromkeys(trial.patch for trial in one.trials):
-        told, newest = drift.absorbed(one, name), one.of(name)[-1]
+    for name in one.patches:
+        told, newest = one.absorbed(name), one.of(name)[-1]
         says = told.proof or " · ".join(newest.says[:3])
         yield Ended(line(name), newest.state, line(newest.base), line(told.first), line(told.last), line(says))

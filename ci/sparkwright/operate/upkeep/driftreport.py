@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks.drift import Document, Drift, Trial, proof
+from sparkwright.cherry_picks.drift import Document, Drift, Trial
 from sparkwright.core.errors import FileError
 from sparkwright.core.github_summary import block, plain, table
 
@@ -85,7 +85,7 @@ def _patch(one: Drift, trial: Trial) -> Iterator[str]:
         yield block(trial.says or ("git does not say where",))
         yield f"To mend it: `sparkwright rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `export`."
     else:
-        yield f"Because: {plain(proof(trial))}. The next bump drops it, or `export --drop` does."
+        yield f"Because: {plain(trial.proof)}. The next bump drops it, or `export --drop` does."
     yield ""
 
 

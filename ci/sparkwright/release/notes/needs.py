@@ -7,15 +7,15 @@ counts as upstream's only where a test proves that, or the ledger names the merg
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import drift, ledger, series, upstream_revisions
+from sparkwright.cherry_picks import drift, ledger, series
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Record
+from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import Session
@@ -81,20 +81,12 @@ def _known(session: Session, fork: str, *, ask: bool) -> _Known:
 
 def _asked(session: Session, fork: str) -> _Known:
     """Return what becomes of the series on upstream's newest: releases of the package index, and the tip of its branch."""
-    book = ledger.load(session.project.root, fork)
-    patches = series.of(session, fork)
-    mirror = session.mirror(book.url) if book else None
+    upstream, patches = Upstream(session, fork), series.of(session, fork)
     sdist = session.lock.forks[fork].sdist if fork in session.lock.forks else None
-    later = upstream_revisions.releases_after(upstream_revisions.listed(session, sdist.name), sdist.version) if sdist else []
-    newest = sdist.version if sdist and not later else ""
-    found: list[Trial] = []
-    for base in upstream_revisions.later(session, fork, mirror, book.branch if book else "", patches, every=False):
-        found += drift.trials(session, fork, book, patches, base)
-    if not found:
+    newest = sdist.version if sdist and not upstream.later_releases() else ""
+    made = drift.measure(upstream, patches, upstream.later(patches, every=False))
+    if not made.trials:
         return _Known(drift.last(session, fork), newest, "upstream's branch was not tried" if newest else _NOTHING)
-    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    made = Drift(fork, session.project.stack, day, tuple(dict.fromkeys(one.base for one in found)), tuple(found))
-    drift.save(session, made)
     return _Known(made, newest)
 
 
@@ -107,7 +99,7 @@ def _need(session: Session, fork: Fork, one: Carried, known: _Known) -> Need:
         where = ", at other lines" if tried[-1].state == "moves" else ""
         return _made(fork, one, "needed", f"{tried[-1].base} lacks it and takes it{where}", day, merged)
     if has := next((trial for trial in tried if trial.state == "already-upstream"), None):
-        return _made(fork, one, "upstream", f"{has.base} has it: {drift.proof(has)}", day)
+        return _made(fork, one, "upstream", f"{has.base} has it: {has.proof}", day)
     if not tried and known.newest and known.newest == fork.version:
         return _made(fork, one, "needed", f"{known.newest} is the newest release, and the patch was applied to it", known.asked, merged)
     if merged:
