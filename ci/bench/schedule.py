@@ -1,8 +1,10 @@
 """
-The compile schedule on a recorded build, replayed on machines of many sizes, and the launcher's cost.
+The compile schedule on a recorded build, replayed on machines of many sizes, and the launcher's
+cost.
 
-Exits with 1 if a bound is broken: makespan at most 1.10 times the lower bound where no unit and no pool
-of large units decides it; never over the memory; 25 ms of CPU for each unit that the launcher runs.
+Exits with 1 if a bound is broken: makespan at most 1.10 times the lower bound where no unit and no
+pool of large units decides it; never over the memory; 25 ms of CPU for each unit that the launcher
+runs.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class Replay(msgspec.Struct, frozen=True):
 def recorded(options: argparse.Namespace) -> list[Expected]:
     """Return the recorded build: a record of this machine, else the one that the stack ships."""
     if options.record:
-        costs = [msgspec.json.decode(line, type=Cost) for line in options.record.read_bytes().splitlines()]
+        costs = [
+            msgspec.json.decode(line, type=Cost)
+            for line in options.record.read_bytes().splitlines()
+        ]
         newest = {cost.unit: cost for cost in costs}
         return [Expected(cost.seconds, cost.megabytes, "record") for cost in newest.values()]
     path = options.root / "build" / "2026.11" / "costs.yaml"
@@ -113,7 +118,9 @@ def row(units: Sequence[Expected], cores: int, gigabytes: int) -> Row:
     jobs, best = min(safe, key=lambda pair: pair[1].makespan)
     # Deterministic: the n-th unit takes 70 to 130 % of its time, which the order did not know.
     varied = [
-        msgspec.structs.replace(unit, seconds=unit.seconds * (0.7 + 0.6 * (number * 37 % 101) / 100))
+        msgspec.structs.replace(
+            unit, seconds=unit.seconds * (0.7 + 0.6 * (number * 37 % 101) / 100)
+        )
         for number, unit in enumerate(longest)
     ]
     late = replay(varied, order)
@@ -138,7 +145,7 @@ def cpu_seconds() -> float:
 
 
 def calls(prefix: list[str], env: dict[str, str]) -> tuple[float, float]:
-    """Run `LAUNCHES` compilers that do nothing behind *prefix*; return CPU and wall seconds of each."""
+    """Run `LAUNCHES` idle compilers behind *prefix*; return CPU and wall seconds of each."""
     cpu, wall = cpu_seconds(), time.perf_counter()
     for number in range(LAUNCHES):
         subprocess.run([*prefix, "/bin/true", "-c", f"{number}.cu"], env=env, check=True)
@@ -152,7 +159,10 @@ def launcher_cost() -> dict[str, float]:
         prefix = [sys.executable, "-IS", launcher.__file__]
         calls(prefix, env)
         bare, behind = calls([], env), calls(prefix, env)
-    return {"cpu": round(1000 * (behind[0] - bare[0]), 2), "wall": round(1000 * (behind[1] - bare[1]), 2)}
+    return {
+        "cpu": round(1000 * (behind[0] - bare[0]), 2),
+        "wall": round(1000 * (behind[1] - bare[1]), 2),
+    }
 
 
 def main() -> int:
@@ -165,7 +175,11 @@ def main() -> int:
     units = recorded(options)
     rows = [row(units, cores, gigabytes) for cores in CORES for gigabytes in GIGABYTES]
     cost = launcher_cost()
-    broken = [f"{each.cores} cores, {each.gigabytes} GB: over the memory" for each in rows if each.overruns]
+    broken = [
+        f"{each.cores} cores, {each.gigabytes} GB: over the memory"
+        for each in rows
+        if each.overruns
+    ]
     # One large unit at a time: with 16 GB their seconds one after the other are the bound of ours.
     broken += [
         f"{each.cores} cores, {each.gigabytes} GB: {each.makespan}"

@@ -36,7 +36,10 @@ def _session(mini: Mini) -> Session:
 
 
 def test_without_ccache_a_build_works_and_says_what_to_install(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing is cached then; who asked for ccache gets an error."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -48,7 +51,10 @@ def test_without_ccache_a_build_works_and_says_what_to_install(
 
 
 def test_an_old_ccache_is_not_used(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ubuntu 22.04 has 4.5, which would preprocess every unit before it looks."""
     program = tmp_path / "ccache"
@@ -67,7 +73,9 @@ def test_the_users_own_cache_settings_do_not_reach_a_build() -> None:
     assert ccache.without_settings(own) == {"PATH": "/bin"}
 
 
-def test_the_users_file_configures_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_file_configures_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tool, remote and size; anything else is a typing error and refused."""
     file = tmp_path / "config.yaml"
     file.write_text("compiler_cache: {remote: 'redis://cache.example', size: 20G}\n")
@@ -158,7 +166,9 @@ def test_machines_share_results_by_a_web_server(
 @needs_ccache
 def test_a_build_does_not_depend_on_the_remote_cache(tmp_path: Path) -> None:
     """Nothing listens there."""
-    assert compiled(tmp_path / "one", ccache.remote_storage("redis://127.0.0.1:9", "word")) == "miss"
+    assert (
+        compiled(tmp_path / "one", ccache.remote_storage("redis://127.0.0.1:9", "word")) == "miss"
+    )
 
 
 @pytest.mark.parametrize(

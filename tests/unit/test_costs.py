@@ -21,7 +21,9 @@ def _costs(tmp_path: Path) -> Costs:
 
 def again(folder: Path) -> Costs:
     """Return the costs as the next run reads them."""
-    return Costs(folder / "records" / "vllm.jsonl", SHIPPED, {"moe/*.cu": 5000, "*.cu": 3000}, "2026.11")
+    return Costs(
+        folder / "records" / "vllm.jsonl", SHIPPED, {"moe/*.cu": 5000, "*.cu": 3000}, "2026.11"
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,8 +37,10 @@ def again(folder: Path) -> Costs:
         ("", Expected(30, 1200, "kind")),
     ],
 )
-def test_a_unit_that_this_machine_never_compiled(costs: Costs, unit: str, expected: Expected) -> None:
-    """What the stack ships counts first, then the first pattern, then the kind of source; the last two are guesses."""
+def test_a_unit_that_this_machine_never_compiled(
+    costs: Costs, unit: str, expected: Expected
+) -> None:
+    """Shipped costs count first, then the first pattern, then the suffix; two are guesses."""
     assert costs.expected(unit) == expected
     assert expected.measured == (expected.origin == "shipped")
 
@@ -50,7 +54,7 @@ def test_what_this_machine_recorded_counts_most(tmp_path: Path, costs: Costs) ->
 
 
 def test_the_largest_of_the_newest_peaks_counts(tmp_path: Path, costs: Costs) -> None:
-    """A peak varies from run to run and the largest of three is granted; what is older, of another version of the source, is forgotten."""
+    """A peak varies from run to run; older ones, of another source, are forgotten."""
     for seconds, megabytes in ((1, 9000), (2, 500), (3, 700), (4, 600)):
         costs.add([("a.cu", seconds, megabytes)])
 
@@ -58,8 +62,10 @@ def test_the_largest_of_the_newest_peaks_counts(tmp_path: Path, costs: Costs) ->
 
 
 @pytest.mark.parametrize("kept", range(1, 60, 7))
-def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, costs: Costs, kept: int) -> None:
-    """A build was killed while it wrote: the lines before count, and the next line is one of its own."""
+def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(
+    tmp_path: Path, costs: Costs, kept: int
+) -> None:
+    """The lines before the cut count, and the next line is one of its own."""
     costs.add([("a.cu", 1, 100)])
     file = tmp_path / "records" / "vllm.jsonl"
     whole = file.read_bytes()

@@ -1,4 +1,4 @@
-"""Compiling with real ninja, launcher, gcc and ccache: order, failures, costs, and what a kill leaves."""
+"""Compiling with real ninja, gcc and ccache: order, failures, costs, and what a kill leaves."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.sandbox import Room
 
 #: Of the test environment, else of the machine.
-NINJA = Path(shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja")
+NINJA = Path(
+    shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
+)
 PATIENCE = 90
 LIMITS = Limits(2, 10_000)
+RULES = {".cpp": "gcc"}
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
 COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
 
@@ -66,7 +69,7 @@ class Work:
             "rule gcc\n  command = $launcher gcc -MD -MF $out.d -c $in -o $out\n  deps = gcc\n"
             "  depfile = $out.d\nrule link\n  command = cat $in > $out\n"
             + "".join(
-                f"build {name}.o: {'gcc' if name.endswith('.cpp') else 'script'} {self.source}/{name}\n"
+                f"build {name}.o: {RULES.get(Path(name).suffix, 'script')} {self.source}/{name}\n"
                 for name in self.units
             )
             + f"build lib.so: link {objects}\n"
@@ -83,7 +86,7 @@ class Work:
         return BuildFolder("test", NINJA, self.folder, Room("none"), env, log, cache)
 
     def compile(self, limits: Limits = LIMITS, cache: Cache | None = None) -> list[str]:
-        """Compile everything, and return the units that were compiled and not taken from the cache."""
+        """Compile everything, and return the units that were not taken from the cache."""
         done = self.build_folder(cache).compile((), self.ledger(), limits)
         return sorted(call.unit for call in done.units)
 
@@ -130,7 +133,12 @@ def test_units_start_longest_first(work: Work) -> None:
         work.add(name, "", seconds)
 
     assert work.compile(Limits(1, 10_000)) == ["a.cu", "b.cu", "c.cu", "d.cu"]
-    assert [line for line in work.events() if line.startswith("+")] == ["+ a.cu", "+ b.cu", "+ c.cu", "+ d.cu"]
+    assert [line for line in work.events() if line.startswith("+")] == [
+        "+ a.cu",
+        "+ b.cu",
+        "+ c.cu",
+        "+ d.cu",
+    ]
     assert (work.build / "lib.so").exists()
 
 
@@ -165,7 +173,11 @@ def test_a_second_run_compiles_what_changed(work: Work) -> None:
 
 def test_a_unit_that_was_killed_for_memory_is_compiled_again_alone(work: Work) -> None:
     """The first kill leaves the other units; the second try has the machine to itself."""
-    work.add("killed.cu", f"test -e {work.folder}/flag || {{ touch {work.folder}/flag; sleep 0.3; kill -KILL $$; }}", 9)
+    work.add(
+        "killed.cu",
+        f"test -e {work.folder}/flag || {{ touch {work.folder}/flag; sleep 0.3; kill -KILL $$; }}",
+        9,
+    )
     work.add("other.cu", "sleep 1", 8)
     work.add("later.cu", "", 1)
 
@@ -213,7 +225,11 @@ def test_a_unit_that_is_measured_too_large_fails_before_anything_starts(work: Wo
         ("echo a.cu:7: error: no >&2; exit 1", "compile-failed", "a.cu:7: error: no"),
         ("exit 255", "compile-failed", "status: 255"),
         ("kill -SEGV $$", "compiler-crashed", "signal 11"),
-        ("echo \"nvcc error : 'ptxas' died due to signal 6\"; exit 1", "compiler-crashed", "signal 6"),
+        (
+            "echo \"nvcc error : 'ptxas' died due to signal 6\"; exit 1",
+            "compiler-crashed",
+            "signal 6",
+        ),
         ("echo internal compiler error: x; exit 4", "compiler-crashed", "status: 4"),
         ('cp "$2" /dev/full; exit 1', "disk-full", "No space left"),
     ],
@@ -260,7 +276,9 @@ def test_a_full_file_system_is_called_one(work: Work) -> None:
 def test_a_link_that_fails_is_named_by_its_output(work: Work) -> None:
     """No unit is at fault there."""
     work.add("a.cu", 'rm -f "$4"; touch ../late')
-    text = (work.build / "build.ninja").read_text().replace("cat $in > $out", "echo undefined; exit 1")
+    text = (
+        (work.build / "build.ninja").read_text().replace("cat $in > $out", "echo undefined; exit 1")
+    )
     (work.build / "build.ninja").write_text(text)
 
     with refusal("compile-failed", match=r"lib\.so") as raised:
@@ -294,7 +312,9 @@ work.compile()
 
 def child(work: Work) -> subprocess.Popen[bytes]:
     """Start to compile *work* in another process."""
-    state = {name: str(value) if isinstance(value, Path) else value for name, value in vars(work).items()}
+    state = {
+        name: str(value) if isinstance(value, Path) else value for name, value in vars(work).items()
+    }
     script = CHILD.format(path=sys.path, state=state)
     return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
 
@@ -303,14 +323,16 @@ def slow(work: Work) -> None:
     """Add a unit that is compiled at once, and one that writes half of its object and waits."""
     work.add("done.cu", "", 9)
     flag = work.folder / "flag"
-    work.add("half.cu", f'test -e {flag} || {{ echo half > "$4"; touch {flag}; exec sleep 1000; }}', 1)
+    work.add(
+        "half.cu", f'test -e {flag} || {{ echo half > "$4"; touch {flag}; exec sleep 1000; }}', 1
+    )
 
 
 @pytest.mark.parametrize("recompiled", [False, True])
 def test_a_half_written_object_is_made_again_after_everything_was_killed(
     work: Work, recompiled: bool
 ) -> None:
-    """An object that is newer than its source, but that ninja did not log, is not taken for whole."""
+    """An object that is newer than its source, but not in ninja's log, is not taken for whole."""
     slow(work)
     if recompiled:
         (work.folder / "flag").touch()
@@ -361,14 +383,20 @@ def test_calls_that_compile_nothing_become_the_program(work: Work) -> None:
     calls = str(work.folder / "calls")
     for words, variables in ((["-c", "exit 7"], {}), (["+e", "-c"], {"SPARKWRIGHT_CALLS": calls})):
         done = subprocess.run(
-            [sys.executable, "-IS", str(launcher), "sh", *words], env={**os.environ, **variables}, check=False, capture_output=True
+            [sys.executable, "-IS", str(launcher), "sh", *words],
+            env={**os.environ, **variables},
+            check=False,
+            capture_output=True,
         )
         assert done.returncode in (7, 2)
     refused = subprocess.run(
         [sys.executable, "-IS", str(launcher), "no-such-compiler", "-c", "a.cu"],
         env={**os.environ, "SPARKWRIGHT_CALLS": calls}, check=False, capture_output=True, text=True,
     )  # fmt: skip
-    assert (refused.returncode, refused.stderr) == (127, "no-such-compiler: No such file or directory\n")
+    assert (refused.returncode, refused.stderr) == (
+        127,
+        "no-such-compiler: No such file or directory\n",
+    )
     assert not Path(calls).exists()
 
 

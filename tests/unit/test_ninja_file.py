@@ -1,4 +1,4 @@
-"""The schedule that ninja is given: the same commands in another order, and never more memory than there is."""
+"""The schedule for ninja: the same commands in another order, within the memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from sparkwright.builder.compile.costs import Expected
 from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge, Order
 
 #: Of the test environment, else of the machine.
-NINJA = Path(shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja")
+NINJA = Path(
+    shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
+)
 #: As CMake writes it, with every kind of escape, and a pool, an order-only input and a link.
 TEXT = """\
 # A comment that ends in a dollar $
@@ -56,7 +58,7 @@ def commands(build: Path, file: str) -> list[str]:
 
 
 def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
-    """Large units get the pool, unless they have one; the schedule of a schedule is the same file."""
+    """Large units get the pool, unless they have one; build.ninja stays as it is."""
     (tmp_path / "build.ninja").write_text(TEXT)
     edges = ninja_file.compile_edges(tmp_path, tmp_path)
     ninja_file.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2)
@@ -91,7 +93,9 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
 
     ninja_file.write_schedule(tmp_path, Path("/in"), cost, 1)
 
-    assert ninja_file.compile_edges(tmp_path, Path("/in"))[1] == CompileEdge("/src/b9.cu", "/in/b/u.o")
+    assert ninja_file.compile_edges(tmp_path, Path("/in"))[1] == CompileEdge(
+        "/src/b9.cu", "/in/b/u.o"
+    )
     text = (tmp_path / ninja_file.SCHEDULE).read_text()
     assert text.splitlines()[2:] == [
         f"subninja /in/{name}/build.{ninja_file.SCHEDULE}" for name in ("b", "a")
@@ -114,7 +118,7 @@ units = st.lists(
 def test_no_units_that_can_meet_exceed_the_memory(
     units: Sequence[Expected], cores: int, megabytes: int
 ) -> None:
-    """The largest units of each kind that the order lets run together fit, whatever their times are."""
+    """The largest units that the order lets run together fit, whatever their times are."""
     order = ninja_file.order(units, cores, megabytes)
     sizes = sorted((unit.megabytes for unit in units), reverse=True)
     heavy = [size for size in sizes if size > HEAVY][: min(order.heavy, order.jobs)]

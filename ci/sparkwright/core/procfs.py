@@ -15,7 +15,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What a process holds with all its descendants, itself left out: bytes of memory, and seconds of CPU that they used so far."""
+    """Bytes of memory that descendants of a process hold, and seconds of CPU that they used."""
 
     memory: int = 0
     cpu: float = 0.0
@@ -27,7 +27,12 @@ def use_below(pid: int) -> Use:
     for child in _below(pid):
         try:
             # The name in the second field may hold blanks and brackets (proc(5)).
-            fields = Path(f"/proc/{child}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
+            fields = (
+                Path(f"/proc/{child}/stat")
+                .read_text("utf-8", "replace")
+                .rpartition(") ")[2]
+                .split()
+            )
         except OSError:
             continue
         # utime, stime and those of children that were waited for; rss in pages.
@@ -38,7 +43,11 @@ def use_below(pid: int) -> Use:
 
 def _below(pid: int) -> Iterator[int]:
     try:
-        children = [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in _read(task / "children").split()]
+        children = [
+            int(word)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for word in _read(task / "children").split()
+        ]
     except OSError:
         return
     for child in children:
@@ -54,14 +63,19 @@ def _read(path: Path) -> str:
 
 
 def available_megabytes() -> int:
-    """Return the megabytes that programs can still take on this machine, or in this container where that is less."""
+    """Return the megabytes that programs can still take on this machine or in this container."""
     import psutil
 
     free = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        limit, used = int((group / "memory.max").read_text("ascii")), int((group / "memory.current").read_text("ascii"))
+        limit, used = (
+            int((group / "memory.max").read_text("ascii")),
+            int((group / "memory.current").read_text("ascii")),
+        )
         # Cached files are counted as used and given back when needed.
-        files = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
+        files = re.search(
+            r"^inactive_file (\d+)", (group / "memory.stat").read_text("ascii"), re.MULTILINE
+        )
         free = min(free, limit - used + (int(files[1]) if files else 0))
     return int(free // 1_000_000)

@@ -1,8 +1,9 @@
 """
 What a unit costs: seconds of CPU, and peak resident megabytes of one process of its compiler.
 
-A cost is taken from this machine's record, else as the stack ships it, else guessed by pattern, else
-by the suffix of the unit. The peak is that of the largest process (``ru_maxrss`` of wait4(2)), not of
+A cost is taken from this machine's record, else as the stack ships it, else guessed by pattern,
+else by the suffix of the unit. The peak is that of the largest process (``ru_maxrss`` of wait4(2)),
+not of
 all together: nvcc runs cicc and ptxas one after the other.
 """
 
@@ -22,14 +23,14 @@ from sparkwright.core import digest, strict_yaml
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
 
-#: Seconds and megabytes of a unit by its suffix alone. Typical CUDA units of vLLM 0.33.0 take 6-16 s
-#: and 450-760 MB on one x86-64 core; a guess should rather be too large.
+#: Seconds and megabytes of a unit by its suffix alone. Typical CUDA units of vLLM 0.33.0 take 6-16
+#: s and 450-760 MB on one x86-64 core; a guess should rather be too large.
 KINDS: Mapping[str, tuple[float, int]] = {".cu": (20, 1200), ".c": (3, 300)}
 OTHERS = (30.0, 1200)
 #: How many of the newest records of a unit count: its largest peak, its last time.
 NEWEST = 3
-#: Seconds that a graft onto a wheel of hundreds of megabytes takes beside compiling: two configures of
-#: 20 s, comparing and packing, the audit; measured for vLLM 0.33.0 on two x86-64 cores.
+#: Seconds that a graft onto a wheel of hundreds of megabytes takes beside compiling: two configures
+#: of 20 s, comparing and packing, the audit; measured for vLLM 0.33.0 on two x86-64 cores.
 OVERHEAD = 120.0
 
 
@@ -189,7 +190,7 @@ class Costs:
 
 
 def build_seconds(project: Project, fork: str, jobs: int) -> float:
-    """Return the expected seconds of building *fork* with *jobs* units at once, from environment.yaml."""
+    """Return the expected seconds of building *fork* with *jobs* units at once."""
     settings = toolchain.spec(project).forks[fork]
     if not settings.core_targets:
         return settings.seconds

@@ -17,7 +17,8 @@ LINES = 25
 STATUS = "[%f/%t] "
 _STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
 _FAILED = re.compile(r"FAILED: (?:\[code=(\d+)\] )?(.+)")
-#: How the drivers of GCC and nvcc report a killed program, and how compilers ask in vain for memory.
+#: How the drivers of GCC and nvcc report a killed program, and how compilers ask in vain for
+#: memory.
 _KILLED = re.compile(
     r"died due to signal 9\b|Killed signal terminated program|terminated by signal 9\b|^Killed$"
     r"|out of memory allocating|virtual memory exhausted|std::bad_alloc|Memory allocation failure",
@@ -93,12 +94,6 @@ def compile_error(unit: str, failed: FailedEdge) -> SparkwrightError:
     return BuildError("compile-failed", what, details=details, data={"unit": unit})
 
 
-def disk_full(lines: Iterable[str]) -> SparkwrightError | None:
-    """Return the error if ninja itself says in *lines* that it could not write; None otherwise."""
-    found = [line for line in lines if line.startswith("ninja: ") and _FULL.search(line)]
-    return StoreError("disk-full", "ninja cannot write to the build folder.", details=found) if found else None
-
-
 def memory_too_small(unit: str, needed: int, budget: int, available: int) -> BuildError:
     """Return the error for *unit*, whose compiler was measured to hold *needed* megabytes."""
     return BuildError(
@@ -111,7 +106,7 @@ def memory_too_small(unit: str, needed: int, budget: int, available: int) -> Bui
 
 
 def memory_exceeded(unit: str, peak: int, budget: int, available: int) -> BuildError:
-    """Return the error for *unit*, which was killed for memory twice, at last with *peak* megabytes."""
+    """Return the error for *unit*, killed for memory twice, at last with *peak* megabytes."""
     return BuildError(
         "memory-exceeded",
         f"The compiler of {unit} was killed for memory twice; nothing ran beside it the second "

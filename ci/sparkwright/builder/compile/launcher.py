@@ -1,16 +1,17 @@
 """
 Run one compiler call and record what it cost: the compiler launcher of CMake.
 
-A copy of this file stands before every compiler (``CMAKE_<LANG>_COMPILER_LAUNCHER``). It runs alone,
-once for each unit, on the standard library. These environment variables are set while ninja runs:
+A copy of this file stands before every compiler (``CMAKE_<LANG>_COMPILER_LAUNCHER``). It runs
+alone, once for each unit, on the standard library. These environment variables are set while ninja
+runs:
 
-- ``SPARKWRIGHT_CALLS``: the file that gets one JSON line for each call. Without it, as in CMake's own
-  trials, the compiler takes the place of the launcher.
+- ``SPARKWRIGHT_CALLS``: the file that gets one JSON line for each call. Without it, as in CMake's
+  own trials, the compiler takes the place of the launcher.
 - ``SPARKWRIGHT_CCACHE``: the path of ccache, if the call goes through it.
 - ``SPARKWRIGHT_PATIENCE``: the seconds without any use of the CPU after which a compiler hangs.
 
-Launcher and compiler stay in the process group that ninja made for them, so that the signals by which
-ninja ends its jobs reach both.
+Launcher and compiler stay in the process group that ninja made for them, so that the signals by
+which ninja ends its jobs reach both.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def cpu_ticks() -> int:
 
 
 def _group_parent() -> str:
-    """Return the parent of this process group's leader: ninja, which starts a shell for each command."""
+    """Return the parent of this group's leader: ninja, which starts a shell for each command."""
     try:
         return _stat(_stat("self")[2])[1]
     except OSError:

@@ -2,8 +2,8 @@
 Compile with ninja over CMake's build folder, and continue where the last run stopped.
 
 A unit that was compiled is not compiled again while its inputs stay: ninja knows by its log and the
-header lists, and the build folder outlives the run. What ninja did not log is made again, so that an
-object of a killed run is never taken for whole.
+header lists, and the build folder outlives the run. What ninja did not log is made again, so that
+an object of a killed run is never taken for whole.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sparkwright.core.store import room_guard
 from sparkwright.forks import context as sessions
 from sparkwright.forks.context import Session
 
-#: Of the memory that is available at the start; the rest is left to the system, which shares it with
-#: the GPU on a GB10.
+#: Of the memory that is available at the start; the rest is left to the system, which shares it
+#: with the GPU on a GB10.
 SHARE = 0.85
 #: Seconds without any use of the CPU after which a compiler hangs.
 PATIENCE = 1800.0
@@ -103,7 +103,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 def memory_budget(memory: int) -> int:
-    """Return the megabytes that compilers may hold together: *memory* bytes, or most of what is free."""
+    """Return the megabytes for all compilers: *memory* bytes, or most of what is free."""
     return memory // 1_000_000 or int(procfs.available_megabytes() * SHARE)
 
 
@@ -198,8 +198,8 @@ class BuildFolder:
             env: More variables for this run.
 
         Raises:
-            compile-failed, compiler-crashed, compiler-hung, disk-full: A unit failed; what was compiled stays.
-            memory-too-small: A unit needs more memory than there is, as measured.
+            compile-failed, compiler-crashed, compiler-hung, disk-full: A unit failed; what was
+            compiled stays. memory-too-small: A unit needs more memory than there is, as measured.
             memory-exceeded: A unit was killed for memory twice, the second time alone.
             build-downloads: A build step asked for a host.
         """
@@ -209,9 +209,7 @@ class BuildFolder:
             _require_memory(edges, todo, limits)
             order = ninja_file.order(list(todo.values()), limits.cores, limits.megabytes)
             self._write_schedule(costs, order.heavy)
-        title = (
-            f"compile {self._name}: {len(todo)} units, {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
-        )
+        title = f"compile {self._name}: {len(todo)} units, {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
         with (
             room_guard(self.path),
             self.recording(costs, limits) as (calls, variables),
@@ -272,14 +270,21 @@ class BuildFolder:
     def _ninja(
         self, options: Sequence[str], env: Mapping[str, str], show: Callable[[str], None]
     ) -> list[FailedEdge]:
-        """Run ninja, and return the edges that failed; raise `compile-failed` if ninja itself failed."""
+        """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
         lines: list[str] = []
 
         def on_line(line: str) -> None:
             lines.append(line)
             show(line)
 
-        command: list[str | Path] = [self._program, "-C", self._inside, "-f", ninja_file.SCHEDULE, *options]
+        command: list[str | Path] = [
+            self._program,
+            "-C",
+            self._inside,
+            "-f",
+            ninja_file.SCHEDULE,
+            *options,
+        ]
         try:
             self._room.run(
                 command,
@@ -290,12 +295,12 @@ class BuildFolder:
                 failure=partial(BuildError, "compile-failed"),
                 what=f"{self._name} does not compile.",
             )
-        except BuildError as error:
-            if error.reference != "compile-failed":
+        except SparkwrightError as error:
+            if error.reference not in ("compile-failed", "disk-full"):
                 raise
             if failed := list(failures.failed_edges(lines)):
                 return failed
-            raise failures.disk_full(lines) or error from error
+            raise
         return []
 
     def _outstanding(
@@ -313,9 +318,7 @@ class BuildFolder:
                 outputs.append(match[1])
 
         self._ninja(["-n", "-v", *goals], self._env, on_line)
-        return {
-            output: costs.expected(edges[output]) for output in outputs if output in edges
-        }
+        return {output: costs.expected(edges[output]) for output in outputs if output in edges}
 
     def _write_schedule(self, costs: Costs, depth: int) -> None:
         def cost(unit: str) -> Expected:
@@ -399,9 +402,7 @@ def _belongs(output: str, goals: Sequence[str]) -> bool:
     return any(output == goal or f"CMakeFiles/{goal}.dir/" in output for goal in goals)
 
 
-def _require_memory(
-    edges: Mapping[str, str], todo: Mapping[str, Expected], limits: Limits
-) -> None:
+def _require_memory(edges: Mapping[str, str], todo: Mapping[str, Expected], limits: Limits) -> None:
     for output, cost in todo.items():
         if cost.measured and cost.megabytes > limits.megabytes:
             available = procfs.available_megabytes()
@@ -410,9 +411,7 @@ def _require_memory(
             )
 
 
-def remaining(
-    todo: Mapping[str, Expected], calls: Sequence[CompilerCall], jobs: int
-) -> float:
+def remaining(todo: Mapping[str, Expected], calls: Sequence[CompilerCall], jobs: int) -> float:
     """
     Return the seconds that the rest of *todo* should take, by the pace of the finished *calls*.
 
@@ -433,8 +432,8 @@ def compile_targets(
     compiled = folder.compile(goals, costs, limits)
     work = duration(sum(call.seconds for call in compiled.units))
     hits = len(compiled.calls) - len(compiled.units)
-    cached = f", {hits} taken from the compiler cache" if folder.cached else ""
-    console.note(
-        f"{len(compiled.units)} units compiled ({work} of work){cached}, {compiled.fresh} were up to date"
-    )
+    summary = [f"{len(compiled.units)} units compiled ({work} of work)"]
+    if folder.cached:
+        summary.append(f"{hits} taken from the compiler cache")
+    console.note(", ".join([*summary, f"{compiled.fresh} were up to date"]))
     return compiled

@@ -1,8 +1,9 @@
 """
 The order in which ninja compiles: compile edges longest first, large ones in a pool of their own.
 
-Of the edges that are ready, ninja starts the one on the longest path first, and among equals the one
-that stands first in the file (1.12 and later). CMake's ``build.ninja`` is left as it is: its edges are
+Of the edges that are ready, ninja starts the one on the longest path first, and among equals the
+one that stands first in the file (1.12 and later). CMake's ``build.ninja`` is left as it is: its
+edges are
 written to a second file in another order, every command unchanged, so that both share one log.
 """
 
@@ -60,10 +61,13 @@ def order(units: Sequence[Expected], cores: int, megabytes: int) -> Order:
     """
     Return the fastest order of *units* that never holds more than *megabytes*.
 
-    It is safe for the largest units that can meet, so that the peak holds whatever the real times are.
+    It is safe for the largest units that can meet, so that the peak holds whatever the real times
+    are.
     """
     heavy, light = (
-        sorted((unit.megabytes for unit in units if (unit.megabytes > HEAVY) == large), reverse=True)
+        sorted(
+            (unit.megabytes for unit in units if (unit.megabytes > HEAVY) == large), reverse=True
+        )
         for large in (True, False)
     )
     longest = sorted(units, key=lambda unit: -unit.seconds)
@@ -133,7 +137,10 @@ def write_schedule(build: Path, inside: Path, cost: Callable[[str], Expected], d
     text, _ = _sorted(first.read_text("utf-8"), cost)
     parts = statements(text)
     slots = [number for number, part in enumerate(parts) if _SUBNINJA.fullmatch(part)]
-    paths = sorted((_outside(parts[slot], build, inside) for slot in slots), key=lambda path: -longest[str(path)])
+    paths = sorted(
+        (_outside(parts[slot], build, inside) for slot in slots),
+        key=lambda path: -longest[str(path)],
+    )
     for slot, path in zip(slots, paths, strict=True):
         parts[slot] = f"subninja {inside / path.relative_to(build).with_suffix(f'.{SCHEDULE}')}\n"
     _replace(build / SCHEDULE, f"pool heavy\n  depth = {depth}\n{''.join(parts)}")
@@ -166,7 +173,8 @@ def _sorted(text: str, cost: Callable[[str], Expected]) -> tuple[str, float]:
         if edge := compile_edge(part, variables):
             units[number] = cost(edge.unit)
     ordered = sorted(units, key=lambda number: -units[number].seconds)
-    # Every other statement keeps its place; rules and variables stand before the edges that use them.
+    # Every other statement keeps its place; rules and variables stand before the edges that use
+    # them.
     result = list(parts)
     for slot, number in zip(units, ordered, strict=True):
         large = units[number].megabytes > HEAVY and not _POOL.search(parts[number])

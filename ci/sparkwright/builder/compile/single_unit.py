@@ -38,7 +38,8 @@ class SingleUnit(msgspec.Struct, frozen=True):
 
 def compile_unit(session: Session, fork: str, name: str) -> SingleUnit:
     """
-    Compile the unit of *fork* whose path is *name* or ends with it, up to date or not; make no wheel.
+    Compile the unit of *fork* whose path is *name* or ends with it, up to date or not; make no
+    wheel.
 
     Raises:
         UsageError: No unit has this name, or several have.

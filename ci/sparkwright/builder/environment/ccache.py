@@ -1,9 +1,9 @@
 """
 The compiler cache: a unit that any checkout, stack or build folder compiled is not compiled again.
 
-ccache comes from the machine's own packages and works in its depend mode: the includes of a unit are
-known from the compiler's own list, so that a lookup costs milliseconds and no preprocessor. Machines
-share results by ccache's own remote storage. Without ccache a build works all the same.
+ccache comes from the machine's own packages and works in its depend mode: the includes of a unit
+are known from the compiler's own list, so that a lookup costs milliseconds and no preprocessor.
+Machines share results by ccache's own remote storage. Without ccache a build works all the same.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks.context import CompilerCache, Session
 
-#: The objects of all units of vLLM's core are some hundred megabytes; this holds those of many stacks and patches.
+#: The objects of all units of vLLM's core are some hundred megabytes; this holds those of many
+#: stacks and patches.
 SIZE = "10G"
-#: The first release with depend mode for nvcc and remote storage under this name; Debian 12 has 4.7.5, Ubuntu 24.04 has 4.9.1.
+#: The first release with depend mode for nvcc and remote storage under this name; Debian 12 has
+#: 4.7.5, Ubuntu 24.04 has 4.9.1.
 OLDEST = (4, 7)
 #: Password of a remote cache; a file must not hold one.
 PASSWORD = "SPARKWRIGHT_CACHE_PASSWORD"  # noqa: S105  a name, not a password
@@ -48,8 +50,12 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return *environment* without the user's own settings of a cache, which would change what a build takes from where."""
-    return {name: value for name, value in environment.items() if not name.startswith(("CCACHE_", "SCCACHE_"))}
+    """Return *environment* without the user's own settings of a compiler cache."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("CCACHE_", "SCCACHE_", PASSWORD))
+    }
 
 
 def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | None:
@@ -57,7 +63,8 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
     Return the ccache of *session*, or nothing where there is none.
 
     Args:
-        base: Paths below it are the same place in every checkout; None where they already have the same name everywhere.
+        base: Paths below it mean the same in every checkout; None if they have the same name
+            everywhere already.
 
     Raises:
         tool-missing: The user's configuration asks for ccache, and it is not here or is too old.
@@ -71,16 +78,22 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
         has = f"ccache {found[0]}.{found[1]} is too old" if program else "ccache is not installed"
         if wanted.tool == "ccache":
             raise CommandError(
-                "tool-missing", f"{has}.", todo=f"Install ccache {OLDEST[0]}.{OLDEST[1]} or newer: sudo apt-get install ccache"
+                "tool-missing",
+                f"{has}.",
+                todo=f"Install ccache {'.'.join(map(str, OLDEST))}: sudo apt-get install ccache",
             )
-        console.note(f"{has}: what is compiled here is compiled again in the next checkout (sudo apt-get install ccache)")
+        console.note(
+            f"{has}: what is compiled here is compiled again in the next checkout "
+            "(sudo apt-get install ccache)"
+        )
         return None
     settings = {
         "CCACHE_DIR": str(session.store.folder("ccache")),
         "CCACHE_CONFIGPATH": os.devnull,
         "CCACHE_MAXSIZE": wanted.size,
         "CCACHE_DEPEND": "true",
-        # ccache would look at nvcc and at the host compiler's driver alone; the code is made by what these call.
+        # ccache would look at nvcc and at the host compiler's driver alone; the code is made by
+        # what these call.
         "CCACHE_COMPILERCHECK": f"string:{compilers(session)}",
         # Objects hold no name of their folder: there is no debug information in them.
         "CCACHE_NOHASHDIR": "true",
@@ -89,7 +102,9 @@ def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | No
     if base:
         settings["CCACHE_BASEDIR"] = str(base)
     if wanted.remote:
-        settings["CCACHE_REMOTE_STORAGE"] = remote_storage(wanted.remote, os.environ.get(PASSWORD, ""))
+        settings["CCACHE_REMOTE_STORAGE"] = remote_storage(
+            wanted.remote, os.environ.get(PASSWORD, "")
+        )
     return Cache(program, settings, bool(wanted.remote))
 
 
@@ -116,7 +131,7 @@ def remote_storage(url: str, password: str) -> str:
         raise FileError("file-invalid", what)
     if not password:
         return url
-    # ccache decodes before it looks for the colon. Redis has had the user "default" since version 6.
+    # ccache decodes before it looks for the colon; Redis has the user "default" since version 6.
     user = parts.username or ("default" if parts.scheme == "http" or ":" in password else "")
     login = f"{user}:{quote(password, safe='')}" if user else quote(password, safe="")
     return parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}").geturl()
@@ -130,16 +145,22 @@ def version(program: str) -> tuple[int, int]:
 
 
 def compilers(session: Session) -> str:
-    """Return the address of everything that turns a unit into an object: the CUDA wheels, and the host compiler's programs."""
+    """Return the address of all compilers: the CUDA wheels, and the host compiler's programs."""
     decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
     wheels = [sha256 for name, _, sha256 in pylock.wheels(session.project) if name in decisive]
     driver = cross.driver(session)
-    return digest.key("compilers", {"wheels": wheels, "host": [_program(driver, name) for name in ("", "cc1plus", "cc1", "as")]})[:32]
+    return digest.key(
+        "compilers",
+        {
+            "wheels": wheels,
+            "host": [_program(driver, name) for name in ("", "cc1plus", "cc1", "as")],
+        },
+    )[:32]
 
 
 @cache
 def _program(driver: str, name: str) -> str:
-    """Return the hash of *driver*, or of the program *name* that it calls; empty where there is none."""
+    """Return the hash of *driver*, or of the program *name* that it calls; empty if it has none."""
     try:
         said = process.output([driver, f"-print-prog-name={name}"]).strip() if name else driver
     except CommandError:
