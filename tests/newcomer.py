@@ -350,7 +350,9 @@ def follow(command: list[str], log: Path, told: list[Line], limit: int) -> str:
     has, began = "", 0.0
     current: Line | None = None
     text: list[str] = []
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/")
+    # A session of its own: a signal to a group reaches neither this process from there nor that one from here.
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=same, cwd="/", start_new_session=True)
     timer = threading.Timer(limit, child.kill)
     timer.start()
     try:
