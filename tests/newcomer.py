@@ -5,8 +5,9 @@ Does what the README tells a newcomer to do, on fresh minimal Debian systems.
     nox -s newcomer -- bookworm --background --again     # what .ci/run does
 
 The lines of the README's first ``console`` block are read out of it and run in order by one shell of an ordinary user, in a Debian that
-debootstrap made (``minbase``, and sudo) and a clean clone of HEAD. In the foreground they have a terminal, and ``/sys`` as a container has
-it. In the background nox's lines are started by ``nohup … &`` from a script, so they ignore interruptions, and there is no ``/sys``.
+debootstrap made (``minbase``, and sudo) and a clean clone of HEAD. In the foreground they have a terminal, ``/sys``, and namespaces, as on
+a machine. In the background nox's lines are started by ``nohup … &`` from a script, so they ignore interruptions, and there is no ``/sys``
+and no namespace to be had, as in many containers.
 
 Needs root and debootstrap. How this machine reaches its package indexes goes along: apt's archive and settings, proxies, certificates,
 and pip's and uv's indexes; folders of this machine that pip looks into stay behind.
@@ -72,6 +73,7 @@ SUMMARY = re.compile(r"^=+ ((?:\d+ \w+(?:, )?)+) in [\d.]+s.*=+$", re.MULTILINE)
 MOUNTS = """
 set -eu
 root=$1 mode=$2 user=$3 command=$4
+mount --bind "$root" "$root"
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
 mount -t tmpfs -o nosuid,mode=755 tmpfs "$root/dev"
 for device in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0"; do
@@ -86,12 +88,18 @@ ln -s /proc/self/fd "$root/dev/fd"
 ln -s fd/0 "$root/dev/stdin"
 ln -s fd/1 "$root/dev/stdout"
 ln -s fd/2 "$root/dev/stderr"
+apart=(chroot "$root")
 if [[ $mode == foreground ]]; then
     mount -t sysfs -o ro,nosuid,nodev,noexec sysfs "$root/sys"
+    # Who is in a changed root gets no namespaces from the kernel; a root that was swapped is as good as the machine's own.
+    cd "$root"
+    pivot_root . mnt
+    umount --lazy /mnt
+    apart=()
 fi
 # This shell stays the first process: it collects the children that others leave behind.
 ended=0
-chroot "$root" env -i TERM=xterm PATH=/usr/sbin:/usr/bin:/sbin:/bin su --login "$user" --command "$command" || ended=$?
+"${apart[@]}" env -i TERM=xterm PATH=/usr/sbin:/usr/bin:/sbin:/bin su --login "$user" --command "$command" || ended=$?
 exit "$ended"
 """
 
@@ -342,7 +350,9 @@ def follow(command: list[str], log: Path, told: list[Line], limit: int) -> str:
     has, began = "", 0.0
     current: Line | None = None
     text: list[str] = []
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/")
+    # A session of its own: a signal to a group reaches neither this process from there nor that one from here.
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=same, cwd="/", start_new_session=True)
     timer = threading.Timer(limit, child.kill)
     timer.start()
     try:

@@ -76,6 +76,20 @@ def test_whatever_lies_in_a_folder_goes_and_nothing_else(
     shutil.rmtree(base)
 
 
+@pytest.mark.parametrize("mode", [0, 0o111, 0o222, 0o444, 0o555], ids=oct)
+def test_a_folder_goes_whatever_its_owner_may_do_in_it(tmp_path: Path, outside: Path, mode: int) -> None:
+    """An owner who is not root and took rights away from a folder gets rid of it and of what is in it."""
+    work = tmp_path / "work"
+    (work / "folder" / "inner").mkdir(parents=True)
+    (work / "folder" / "link").symlink_to(outside)
+    (work / "folder" / "inner" / "file").write_text("x")
+    (work / "folder" / "inner").chmod(mode)
+    (work / "folder").chmod(mode)
+
+    assert emptied.empty(work).stubborn == ()
+    assert list(work.iterdir()) == []
+
+
 def test_depth_and_number_do_not_matter(tmp_path: Path) -> None:
     """Folders nested deeper than a path may be long, and than files may be open, are emptied like any others."""
     work = tmp_path / "work"

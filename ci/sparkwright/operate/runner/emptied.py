@@ -105,11 +105,16 @@ class _Work:
 
     def _opened(self, name: str) -> int:
         try:
-            return os.open(name, _FOLDER, dir_fd=self._top)
+            handle = os.open(name, _FOLDER, dir_fd=self._top)
         except PermissionError:
             # Not root's: a folder of our own that nobody may read. Links are no folders and never come here.
             os.chmod(name, 0o700, dir_fd=self._top, follow_symlinks=True)
             return os.open(name, _FOLDER, dir_fd=self._top)
+        if os.geteuid() != 0:
+            # One that may be read and not searched gives names alone.
+            with contextlib.suppress(PermissionError):
+                os.fchmod(handle, 0o700)
+        return handle
 
     def _lift(self, handle: int, inner: str) -> None:
         """Move the folder *inner* to the top, under a name that nothing has."""
