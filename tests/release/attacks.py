@@ -37,9 +37,8 @@ from tests.release import world  # noqa: E402
 from sparkwright.builder.wheel import archive  # noqa: E402
 from sparkwright.builder.wheel.archive import WheelName  # noqa: E402
 from sparkwright.cli import main  # noqa: E402
-from sparkwright.core import digest  # noqa: E402
+from sparkwright.core import digest, http  # noqa: E402
 from sparkwright.gates import ladder as ladders  # noqa: E402
-from sparkwright.release.client import files  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
 from sparkwright.release.evidence import make, predicates  # noqa: E402
 from sparkwright.release.manifest import places, times  # noqa: E402
@@ -651,7 +650,7 @@ def scenes() -> Iterator[Callable[[], Scene]]:
 
         def fresh() -> Scene:
             host.served.fault = None
-            files.PAUSE = 0.05  # nobody needs to wait for a server that is wrong on purpose
+            http.PAUSE = 0.05  # nobody needs to wait for a server that is wrong on purpose
             return Scene(host, world.User(Path(name) / "users" / str(next(count))))
 
         yield fresh

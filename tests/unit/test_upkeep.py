@@ -18,8 +18,7 @@ from tests.unit.conftest import Repository as Work
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cli import main
 from sparkwright.core.git_store import Objects
-from sparkwright.core.github import ADDRESS, GitHub
-from sparkwright.core.github_repository import Repository
+from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.core.github_summary import LARGEST, append, block, plain
 from sparkwright.operate.upkeep import driftreport, foreseen, issue, proposal
 

@@ -152,21 +152,6 @@ def test_an_empty_file_is_refused() -> None:
     assert "null" in refused("")
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """The path of a missing file stands in the message."""
-    with refusal("file-invalid", match=r"gone\.yaml cannot be read"):
-        strict_yaml.load(tmp_path / "gone.yaml", Pin)
-
-
-def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """Text of another encoding is an error, not a guess."""
-    path = tmp_path / "pins.yaml"
-    path.write_bytes("commit: é\n".encode("latin-1"))
-
-    with refusal("file-invalid", match=r"pins\.yaml cannot be read"):
-        strict_yaml.load(path, Pin)
-
-
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     """A file that is larger than any of ours is an error before its content is looked at."""
     path = tmp_path / "pins.yaml"

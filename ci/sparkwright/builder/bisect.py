@@ -36,11 +36,11 @@ from sparkwright.cherry_picks.upstream_revisions import Base, Release, Upstream
 from sparkwright.core import digest, git, process, strict_yaml
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import CommandError, FileError, SparkwrightError
+from sparkwright.core.http import redact_credentials
 from sparkwright.forks import archive, fetch, lock
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock, Lock
-from sparkwright.forks.package_index import shown
 from sparkwright.forks.stack import ForkSpec, Project, StackSpec
 
 Answer = Literal["good", "bad", "skip"]
@@ -206,7 +206,7 @@ def ends(upstream: Upstream, patch: Patch | None, start: str, end: str) -> tuple
     for name, commit in ((start, begin), (end or book.branch, last)):
         if not commit or not objects.has(f"{commit}^{{commit}}"):
             what, todo = (
-                f"{shown(book.url)} has no branch, tag or commit {name}.",
+                f"{redact_credentials(book.url)} has no branch, tag or commit {name}.",
                 "Choose ends with --from and --to.",
             )
             raise SourceError("not-provided", what, todo=todo)

@@ -101,7 +101,7 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> H
     import psutil
 
     from sparkwright.builder.environment import toolchain
-    from sparkwright.forks.package_index import shown
+    from sparkwright.core.http import redact_credentials
 
     probes: dict[str, Callable[[], Any]] = {
         **{f"tool {name}": partial(tool_version, name) for name in TOOLS},
@@ -132,8 +132,8 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> H
         tools={name: version for name in TOOLS if (version := answers.get(f"tool {name}"))},
         docker=answers.get("docker", ""),
         container=_container(),
-        index=answers.get("index", Endpoint(shown(index), reachable=False, note=note)),
-        upstream=answers.get("upstream", Endpoint(shown(upstream), reachable=False, note=note)),
+        index=answers.get("index", Endpoint(redact_credentials(index), reachable=False, note=note)),
+        upstream=answers.get("upstream", Endpoint(redact_credentials(upstream), reachable=False, note=note)),
     )
 
 
@@ -203,19 +203,19 @@ def reach_index(url: str) -> Endpoint:
     """Return whether the package index at *url* has the page of a small project that every index has."""
     import requests
 
-    from sparkwright.forks.package_index import shown
+    from sparkwright.core.http import redact_credentials
 
     page = f"{url.rstrip('/')}/packaging/"
     try:
         status = requests.head(page, timeout=PATIENCE - 1, allow_redirects=True).status_code
     except requests.RequestException as error:
-        return Endpoint(shown(url), reachable=False, note=type(error).__name__)
-    return Endpoint(shown(url), status < 400, "" if status < 400 else f"HTTP status {status}")
+        return Endpoint(redact_credentials(url), reachable=False, note=type(error).__name__)
+    return Endpoint(redact_credentials(url), status < 400, "" if status < 400 else f"HTTP status {status}")
 
 
 def reach_git(url: str) -> Endpoint:
     """Return whether the repository at *url* has a HEAD, without the user's git configuration."""
-    from sparkwright.forks.package_index import shown
+    from sparkwright.core.http import redact_credentials
 
     environment = clean_environment(
         GIT_TERMINAL_PROMPT="0",
@@ -229,5 +229,5 @@ def reach_git(url: str) -> Endpoint:
     except SparkwrightError as error:
         line = (error.details or (error.what,))[-1]
         note = line.removeprefix("fatal: ").rpartition("': ")[2]
-        return Endpoint(shown(url), reachable=False, note=note)
-    return Endpoint(shown(url), reachable=True)
+        return Endpoint(redact_credentials(url), reachable=False, note=note)
+    return Endpoint(redact_credentials(url), reachable=True)

@@ -15,12 +15,12 @@ import msgspec
 
 from sparkwright.builder.configure import DEPS, Call
 from sparkwright.core.console import console
+from sparkwright.core.http import redact_credentials
 from sparkwright.forks import fetch as sources
 from sparkwright.forks import resolve
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
-from sparkwright.forks.package_index import shown
 from sparkwright.forks.vendored import require_safe
 
 #: FetchContent asks no host, and takes every source from the folder named by FETCHCONTENT_SOURCE_DIR_<NAME>.
@@ -146,13 +146,13 @@ def check(fork: str, declared: Iterable[Declaration], locked: ForkLock, ignored:
 
 
 def _fault(declaration: Declaration, entry: VendoredLock | None) -> str:
-    url, ref = shown(declaration.url), declaration.ref
+    url, ref = redact_credentials(declaration.url), declaration.ref
     if not declaration.pinnable or not ref:
         return f"{url} is a download that the lock cannot pin"
     if entry is None:
         return f"{url} at {ref} is not in the lock"
     if (entry.url, entry.ref) != (declaration.url, ref) or (_COMMIT.fullmatch(ref) and entry.commit != ref):
-        return f"CMake asks for {url} at {ref}; the lock names {shown(entry.url)} at {entry.ref} ({entry.commit})"
+        return f"CMake asks for {url} at {ref}; the lock names {redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
     return ""
 
 
@@ -175,7 +175,7 @@ def fetch(session: Session, fork: str) -> dict[str, str]:
                 if error.reference not in {"offline", "source-unreachable", "source-unresolved"}:
                     raise
                 reason = " · ".join([error.what, *error.details[:4]])
-                missing[name] = f"{name}: {shown(entry.url)} at {entry.ref}: {reason}"
+                missing[name] = f"{name}: {redact_credentials(entry.url)} at {entry.ref}: {reason}"
     if missing:
         raise SourceError(
             "source-unresolved",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from sparkwright.cherry_picks import patch
+from sparkwright.core.console import one_line
 from sparkwright.core.git_store import Objects
-from sparkwright.core.github import one_line
 
 #: The id of an empty tree, which git knows without having it.
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"

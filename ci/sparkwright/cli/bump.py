@@ -13,8 +13,7 @@ from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.core.console import console
-from sparkwright.core.github import ADDRESS, GitHub
-from sparkwright.core.github_repository import Repository
+from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.operate.upkeep import bumped, foreseen, proposal

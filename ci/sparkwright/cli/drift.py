@@ -11,8 +11,7 @@ from sparkwright.cherry_picks.drift import MEANING, Drift, Trial, measure
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import github_summary
 from sparkwright.core.console import console
-from sparkwright.core.github import ADDRESS, GitHub
-from sparkwright.core.github_repository import Repository
+from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.forks.context import Session
 from sparkwright.operate.upkeep import driftreport, issue
 from sparkwright.operate.upkeep.issue import Kept

@@ -39,6 +39,21 @@ def printable(text: str) -> str:
     )
 
 
+#: Commands of a terminal (colour, title, movement), which leave rubbish when only their first character is removed.
+_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]?"
+)
+
+
+def one_line(text: str, limit: int, secret: str = "") -> str:
+    """Return *text* as one printable line of at most *limit* characters, without terminal commands or *secret*."""
+    spaced = (letter if letter.isprintable() else " " for letter in _SEQUENCES.sub("", text))
+    line = " ".join("".join(spaced).split())
+    # A host name comes back in small letters.
+    line = re.sub(re.escape(secret), "***", line, flags=re.IGNORECASE) if secret else line
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
 class OutputClosed(BaseException):
     """Nobody reads the output any more, as after ``| head -1``; the run ends without a word, like any program's."""
 

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sparkwright import __version__
+from sparkwright.core import http
 from sparkwright.core.console import console
-from sparkwright.core.store import Store, room_guard
+from sparkwright.core.http import HttpFailure
+from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 from sparkwright.forks.errors import SourceError
-
-if TYPE_CHECKING:
-    import requests
-
-#: A broken connection is taken up again this often before the download counts as failed.
-ATTEMPTS = 5
-#: What a broken connection loses at most; a larger one would never get on where connections break within it.
-CHUNK = 1 << 16
-
-
-def http() -> requests.Session:
-    """Return a session that repeats what servers answer in passing (429, 5xx) and says who asks."""
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3.util import Retry
-
-    session = requests.Session()
-    # pip's own variable for a lab's certificate authority; requests reads only its own.
-    if not os.environ.get("REQUESTS_CA_BUNDLE") and (bundle := os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")):
-        session.verify = bundle
-    retry = Retry(total=4, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), allowed_methods=("GET", "HEAD"))
-    session.mount("https://", HTTPAdapter(max_retries=retry))
-    session.mount("http://", HTTPAdapter(max_retries=retry))
-    session.headers["User-Agent"] = f"sparkwright/{__version__}"
-    # Compressed transfer would make byte ranges and lengths mean something else.
-    session.headers["Accept-Encoding"] = "identity"
-    return session
 
 
 def path_of(store: Store, sha256: str, filename: str) -> Path:
@@ -92,55 +64,19 @@ def _verify(partial: Path, filename: str, sha256: str) -> None:
 
 
 def _resume(url: str, partial: Path) -> None:
-    """Bring the rest of *url* to *partial*, taking a broken connection up again where it broke."""
-    import requests
+    """Bring the rest of *url* to *partial*."""
+    name = http.redact_credentials(url)
+    try:
+        with console.progress(partial.stem, 0, "bytes") as line:
 
-    broke = ""
-    with http() as session:
-        for attempt in range(ATTEMPTS):
-            time.sleep(min(8, attempt))
-            before = partial.stat().st_size if partial.exists() else 0
-            try:
-                if _transfer(session, url, partial):
-                    return
-                broke = "the connection closed before the end"
-            except requests.HTTPError as error:
-                raise SourceError(
-                    "source-unreachable", f"{package_index.shown(url)} cannot be had.", details=[package_index.shown(str(error))]
-                ) from error
-            except requests.RequestException as error:
-                broke = package_index.shown(str(error))
-            after = partial.stat().st_size if partial.exists() else 0
-            console.detail(f"{partial.name}: {broke}; {after - before} bytes came, trying again")
-    raise SourceError(
-        "source-unreachable",
-        f"{package_index.shown(url)} broke off {ATTEMPTS} times.",
-        details=[broke, f"kept: {partial.stat().st_size if partial.exists() else 0} bytes in {partial}"],
-    )
+            def advance(done: int, total: int) -> None:
+                if not line.total:
+                    line.start_at(done)
+                line.total = total
+                line.update(done)
 
-
-def _transfer(session: requests.Session, url: str, partial: Path) -> bool:
-    """Fetch from where *partial* ends; return whether the whole is there now."""
-    have = partial.stat().st_size if partial.exists() else 0
-    headers = {"Range": f"bytes={have}-"} if have else {}
-    with session.get(url, headers=headers, stream=True, timeout=(20, 120)) as reply:
-        if reply.status_code == 416:
-            # The server has no byte after what we hold: it is whole, and the hash will say whether it is right.
-            return True
-        reply.raise_for_status()
-        resumed = reply.status_code == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        have = have if resumed else 0
-        total = have + int(reply.headers.get("Content-Length") or 0)
-        with (
-            room_guard(partial.parent),
-            partial.open("ab" if resumed else "wb") as sink,
-            console.progress(partial.stem, total, "bytes") as line,
-        ):
-            line.start_at(have)
-            for chunk in reply.iter_content(CHUNK):
-                sink.write(chunk)
-                have += len(chunk)
-                line.update(have)
-            sink.flush()
-            os.fsync(sink.fileno())
-    return have >= total
+            http.download(url, partial, on_progress=advance)
+    except HttpFailure as failure:
+        present = partial.stat().st_size if partial.exists() else 0
+        details = [str(failure), f"kept: {present} bytes in {partial}"]
+        raise SourceError("source-unreachable", f"{name} cannot be downloaded.", details=details) from failure

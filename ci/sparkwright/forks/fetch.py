@@ -14,11 +14,11 @@ import msgspec
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
+from sparkwright.core.http import redact_credentials
 from sparkwright.forks import archive, download
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
-from sparkwright.forks.package_index import shown
 from sparkwright.forks.stack import KINDS, SourceKind
 
 
@@ -158,7 +158,7 @@ def verified_tree(session: Session, url: str, commit: str, expected: str) -> str
     if expected not in (UNRESOLVED, tree):
         raise SourceError(
             "source-mismatch",
-            f"Commit {commit} of {shown(url)} has another tree than the lock names.",
+            f"Commit {commit} of {redact_credentials(url)} has another tree than the lock names.",
             details=[f"lock:   {expected}", f"commit: {tree}"],
         )
     return tree
@@ -204,7 +204,7 @@ def vendored_tree(session: Session, fork: str, name: str, vendored: Mapping[str,
 def _reduced(session: Session, url: str, tree: str, without: Sequence[str]) -> str:
     """Return *tree*, its files brought, less the paths *without*, each of which must be there to be left out."""
     if idle := [path for path in without if not session.objects.has(f"{tree}:{path}")]:
-        what = f"{shown(url)} has nothing of what `without` leaves out."
+        what = f"{redact_credentials(url)} has nothing of what `without` leaves out."
         raise FileError("file-invalid", what, details=idle, todo="Take it out of stack.yaml, and lock again.")
     return session.mirror(url).tree(tree, without)
 

@@ -19,9 +19,9 @@ from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import GitError
 from sparkwright.core.git_store import Objects
+from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.package_index import shown
 
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
@@ -62,7 +62,7 @@ class Mirror:
         Raises:
             offline, source-unreachable: The host may not be asked, or does not answer.
         """
-        self._online(f"{name} of {shown(self.url)}")
+        self._online(f"{name} of {redact_credentials(self.url)}")
         try:
             return self._objects.remote_ref(self.address, name, PATIENCE)
         except GitError as error:
@@ -148,7 +148,7 @@ class Mirror:
     @contextlib.contextmanager
     def _held(self) -> Iterator[bool]:
         """Hold the mirror's lock, make the mirror when it is not there, clear up after a killed git; yield whether it has histories."""
-        self._online(f"a part of {shown(self.url)}")
+        self._online(f"a part of {redact_credentials(self.url)}")
         with self._store.lock(f"mirror-{self.path.name}"):
             if self.path.is_file():
                 raise self._damaged(["a file lies where its folder should be"])
@@ -172,7 +172,7 @@ class Mirror:
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")
         try:
-            with console.progress(f"mirror {shown(self.url)}: objects", 0) as progress:
+            with console.progress(f"mirror {redact_credentials(self.url)}: objects", 0) as progress:
 
                 def on_progress(phase: str, done: int, total: int) -> None:
                     progress.total = total
@@ -196,11 +196,12 @@ class Mirror:
             raise SourceError("offline", f"{what} is not in the store.")
 
     def _damaged(self, words: Sequence[str]) -> SourceError:
-        what = f"The mirror of {shown(self.url)} is damaged."
+        what = f"The mirror of {redact_credentials(self.url)} is damaged."
         return SourceError("mirror-damaged", what, details=words, todo=f"Remove {self.path}; the next run fetches it again.")
 
     def _unreachable(self, what: str, error: GitError) -> SourceError:
-        return SourceError("source-unreachable", f"{shown(self.address)} {what}.", details=[shown(line) for line in error.details])
+        details = [redact_credentials(line) for line in error.details]
+        return SourceError("source-unreachable", f"{redact_credentials(self.address)} {what}.", details=details)
 
 
 def _folder(url: str) -> str:

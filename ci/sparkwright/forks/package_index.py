@@ -8,14 +8,18 @@ hold names and hashes, never addresses.
 from __future__ import annotations
 
 import os
-import re
 
 import msgspec
 
+from sparkwright.core import http
+from sparkwright.core.console import one_line
+from sparkwright.core.http import HttpFailure
 from sparkwright.forks.errors import SourceError
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+#: Bytes of the largest page; those of projects with thousands of files have some ten million.
+LARGEST_PAGE = 64 << 20
 
 
 class IndexFile(msgspec.Struct, frozen=True):
@@ -37,11 +41,6 @@ def index_url() -> str:
     return str(PYPI_SIMPLE_ENDPOINT)
 
 
-def shown(text: str) -> str:
-    """Return *text*, a URL or words that hold some, as it may appear in logs: without a user's name and password."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
-
-
 def files(project: str) -> tuple[IndexFile, ...]:
     """
     Return every file that the index offers for *project*.
@@ -49,21 +48,28 @@ def files(project: str) -> tuple[IndexFile, ...]:
     Raises:
         source-unreachable: The index does not answer, or has no such project.
     """
-    import requests
-    from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedRepoVersionError
+    from packaging.utils import canonicalize_name
+    from pypi_simple import ACCEPT_ANY, ProjectPage, UnsupportedRepoVersionError
 
-    from sparkwright.forks.download import http
-
-    where = shown(index_url())
+    index = http.redact_credentials(index_url())
+    url = f"{index_url().rstrip('/')}/{canonicalize_name(project)}/"
     try:
-        with PyPISimple(endpoint=index_url(), session=http()) as client:
-            page = client.get_project_page(project, timeout=60)
-    except NoSuchProjectError as error:
-        raise SourceError("source-unreachable", f"The index at {where} has no project {project!r}.") from error
-    except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
-        raise SourceError(
-            "source-unreachable", f"The index at {where} does not answer for {project!r}.", details=[shown(str(error))]
-        ) from error
+        reply = http.request(
+            "GET", url, headers={"Accept": ACCEPT_ANY}, redirects="any", netrc=True, limit=LARGEST_PAGE
+        )
+        if reply.status in (404, 410):
+            raise SourceError("source-unreachable", f"The index at {index} has no project {project!r}.")
+        if reply.status != 200:
+            raise HttpFailure("status", f"answered {reply.status}", reply.status)
+        if "json" in reply.headers.get("content-type", ""):
+            page = ProjectPage.from_json_data(msgspec.json.decode(reply.body), reply.url)
+        else:
+            page = ProjectPage.from_html(project, reply.body, reply.url)
+    # A page of another form raises whatever the parser meets.
+    except (HttpFailure, UnsupportedRepoVersionError, ValueError, TypeError, KeyError, RecursionError) as error:
+        what = f"The index at {index} does not answer for {project!r}."
+        details = [one_line(http.redact_credentials(str(error)), 300)]
+        raise SourceError("source-unreachable", what, details=details) from None
     return tuple(
         IndexFile(
             file.filename,
@@ -85,4 +91,5 @@ def find(project: str, filename: str) -> IndexFile:
     for file in files(project):
         if file.name == filename:
             return file
-    raise SourceError("source-unreachable", f"The index at {shown(index_url())} does not offer {filename}.")
+    index = http.redact_credentials(index_url())
+    raise SourceError("source-unreachable", f"The index at {index} does not offer {filename}.")

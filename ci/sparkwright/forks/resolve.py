@@ -9,6 +9,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.http import redact_credentials
 from sparkwright.forks import download, fetch, package_index, vendored
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
@@ -121,7 +122,7 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
 def _git(session: Session, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
     mirror = session.mirror(spec.url)
-    address, host = package_index.shown(mirror.address), urlsplit(mirror.address).netloc
+    address, host = redact_credentials(mirror.address), urlsplit(mirror.address).netloc
     if host in session.silent:
         console.warn(f"{spec.ref} of {address}: the host did not answer before: left unresolved")
         return unresolved
@@ -136,7 +137,7 @@ def _git(session: Session, spec: GitSpec) -> GitLock:
         if error.reference != "source-unreachable":
             raise
         session.silent.update({host} - {""})
-        reason = package_index.shown(error.details[-1] if error.details else error.what)
+        reason = redact_credentials(error.details[-1] if error.details else error.what)
         console.warn(f"{address} does not answer ({reason}): left unresolved")
         return unresolved
     tree = session.objects.resolve(f"{commit}^{{tree}}")

@@ -24,8 +24,8 @@ import msgspec
 
 from sparkwright.builder.environment import pylock
 from sparkwright.core import digest
+from sparkwright.core.console import one_line
 from sparkwright.core.errors import CommandError
-from sparkwright.core.github import one_line
 from sparkwright.forks.context import Session
 from sparkwright.gates import limited, locked
 from sparkwright.gates.load import progress, prompts

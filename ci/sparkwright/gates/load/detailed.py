@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.github import one_line
+from sparkwright.core.console import one_line
 from sparkwright.gates.load.order import LoadInvalid, Order, Request
 
 #: Bytes of such a file beside those of its tokens, and for each token: its time, its text and what an error repeats.

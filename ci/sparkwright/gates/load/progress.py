@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright.core.github import one_line
+from sparkwright.core.console import one_line
 from sparkwright.gates.load.order import LoadInvalid, Request
 
 #: Bytes of one line; a line holds the text of a few tokens.

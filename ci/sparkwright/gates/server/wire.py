@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
+from sparkwright.core.console import one_line
 from sparkwright.core.errors import UsageError
-from sparkwright.core.github import one_line
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

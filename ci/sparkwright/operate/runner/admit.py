@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core.github import one_line
+from sparkwright.core.console import one_line
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.policy import Policy, Settings, allowed
 

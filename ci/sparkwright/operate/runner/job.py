@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from sparkwright.core import process
-from sparkwright.core.github import one_line
+from sparkwright.core.console import one_line
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.lines import Lines

@@ -17,7 +17,8 @@ import msgspec
 
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import GitHubError
-from sparkwright.core.github import GitHub, Reply
+from sparkwright.core.github import GitHub, limit_ends, limited
+from sparkwright.core.http import Reply
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.policy import Policy, Settings
 from sparkwright.operate.runner.unit import CREDENTIAL
@@ -101,11 +102,11 @@ def guarded(github: GitHub, policy: Policy, settings: Settings) -> None:
         runner-exposed: It is public, and the policy refuses that, or it does not ask for approval of every outsider.
     """
     where = settings.repository
-    if _decoded(github.ask("GET", f"/repos/{where}", where), _Repository, github, where).private:
+    if _decoded(github.send("GET", f"/repos/{where}", where), _Repository, github, where).private:
         return
     if policy.public == "refuse":
         raise LabError("runner-exposed", f"{where} is public: a pull request can bring a workflow that names this machine.")
-    reply = github.ask("GET", f"/repos/{where}/actions/permissions/fork-pr-contributor-approval", where)
+    reply = github.send("GET", f"/repos/{where}/actions/permissions/fork-pr-contributor-approval", where)
     if _decoded(reply, _Approval, github, where).approval_policy != _APPROVAL:
         raise LabError(
             "runner-exposed",
@@ -148,14 +149,14 @@ def _asked(github: GitHub, settings: Settings, name: str, labels: tuple[str, ...
     where = settings.repository
     # Group 1 is the default one, the only one that a repository has.
     record = {"name": name, "runner_group_id": 1, "labels": list(labels), "work_folder": WORK_FOLDER}
-    answer = _decoded(github.ask("POST", f"/repos/{where}/actions/runners/generate-jitconfig", where, record), _Answer, github, where)
+    answer = _decoded(github.send("POST", f"/repos/{where}/actions/runners/generate-jitconfig", where, record), _Answer, github, where)
     return Registered(answer.runner.id, name, answer.encoded_jit_config)
 
 
 def unregister(github: GitHub, settings: Settings, registered: Registered) -> bool:
     """Take the registration back; False where GitHub keeps it, because a job was given to it a moment ago, or could not be asked."""
     try:
-        reply = github.ask("DELETE", f"/repos/{settings.repository}/actions/runners/{registered.number}", settings.repository)
+        reply = github.send("DELETE", f"/repos/{settings.repository}/actions/runners/{registered.number}", settings.repository)
     except GitHubError as error:
         if error.reference != "github-unreachable":
             raise
@@ -165,10 +166,10 @@ def unregister(github: GitHub, settings: Settings, registered: Registered) -> bo
 
 def _decoded(reply: Reply, kind: type[T], github: GitHub, where: str) -> T:
     """Return what *reply* tells, as a record; what was refused says why, and nothing shows the reply itself, which may be a secret."""
-    says = [f"GitHub says: {said}"] if (said := github.said(reply)) else []
-    if reply.limited:
+    says = [f"GitHub says: {said}"] if (said := github.explanation(reply)) else []
+    if limited(reply):
         raise GitHubError(
-            "github-limited", f"GitHub tells nothing of {where} for now.", details=[f"the limit ends: {reply.limit_ends}", *says]
+            "github-limited", f"GitHub tells nothing of {where} for now.", details=[f"the limit ends: {limit_ends(reply)}", *says]
         )
     if reply.status == 409:
         raise GitHubError("github-unreachable", f"GitHub knows a runner of {where} by that name already.", details=says)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from sparkwright.cherry_picks.drift import Document, Drift, Trial
+from sparkwright.core import files
 from sparkwright.core.errors import FileError
 from sparkwright.core.github_summary import block, plain, table
 
@@ -33,12 +32,11 @@ def read(path: Path) -> tuple[Drift, ...]:
     Raises:
         file-invalid: It is not one, or tells of a drift that failed.
     """
-    try:
-        if path.stat().st_size > LARGEST:
-            raise FileError("file-invalid", f"{path} has more than {LARGEST} bytes.")
-        made = msgspec.json.decode(path.read_bytes(), type=Document)
-    except (OSError, msgspec.DecodeError) as error:
-        raise FileError("file-invalid", f"{path} is no report of drift.", details=[str(error)]) from error
+
+    def no_report(what: str, details: Sequence[str] = ()) -> FileError:
+        return FileError("file-invalid", f"{path} is no report of drift.", details=[what, *details])
+
+    made = files.read_json(path, Document, limit=LARGEST, failure=no_report)
     if made.error:
         raise FileError(
             "file-invalid", f"{path} tells of a drift that failed.", details=[f"{made.error.get('reference')}: {made.error.get('what')}"]

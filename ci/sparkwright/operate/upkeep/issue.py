@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sparkwright.core.errors import GitHubError
-from sparkwright.core.github_repository import Repository
+from sparkwright.core.github import Repository
 
 Done = Literal["filed", "updated", "unchanged", "closed", "nothing to tell"]
 
@@ -59,20 +59,20 @@ def keep(repository: Repository, name: str, title: str, body: str, *, author: st
     if wanted and found.body == text:
         return Kept("unchanged", found.number, found.html_url)
     record = {"title": title, "body": text} if wanted else {"body": text, "state": "closed", "state_reason": "completed"}
-    one = repository.told("PATCH", f"/issues/{found.number}", _Issue, f"the issue {found.number}", record)
+    one = repository.request("PATCH", f"/issues/{found.number}", _Issue, f"the issue {found.number}", record)
     return Kept("updated" if wanted else "closed", one.number, one.html_url)
 
 
 def _found(repository: Repository, mark: str, author: str) -> _Issue | None:
     """Return the open issue with that mark; of several, which two runs at a time may file, the first."""
-    listed = repository.listed("/issues", _Issue, f"the issues of {repository.repository}", "state=open")
+    listed = repository.pages("/issues", _Issue, f"the issues of {repository.repository}", "state=open")
     ours = [one for one in listed if one.pull_request is None and one.user and one.user.login == author and mark in (one.body or "")]
     return min(ours, key=lambda one: one.number, default=None)
 
 
 def _file(repository: Repository, mark: str, title: str, text: str, author: str) -> Kept:
     try:
-        one = repository.told("POST", "/issues", _Issue, "a new issue", {"title": title, "body": text})
+        one = repository.request("POST", "/issues", _Issue, "a new issue", {"title": title, "body": text})
     except GitHubError as error:
         # Nobody knows whether a question without an answer was heard; asking twice would file two.
         if error.reference != "github-unreachable":

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from sparkwright.core.errors import GitHubError
-from sparkwright.core.github_repository import Repository
+from sparkwright.core.github import Repository
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}\Z")]
 _Text = Annotated[str, msgspec.Meta(max_length=300_000)]
@@ -60,8 +60,8 @@ def propose(
     Raises:
         github-unreachable, github-refused, github-limited: It cannot be done; what was made until then is on the branch, and is set anew.
     """
-    before = repository.told("GET", f"/git/commits/{head}", _Commit, f"the commit {head[:12]}")
-    tree = repository.told("POST", "/git/trees", _Object, "a tree", {"base_tree": before.tree.sha, "tree": _entries(repository, files)})
+    before = repository.request("GET", f"/git/commits/{head}", _Commit, f"the commit {head[:12]}")
+    tree = repository.request("POST", "/git/trees", _Object, "a tree", {"base_tree": before.tree.sha, "tree": _entries(repository, files)})
     if tree.sha == before.tree.sha:
         raise GitHubError("github-refused", "The proposal changes nothing.", todo="Compare the files with those of the branch.")
     there = _branch(repository, branch)
@@ -69,18 +69,18 @@ def propose(
     if there and opened and _same(repository, there, tree.sha, head):
         return Proposed("unchanged", opened.number, opened.html_url, there)
     record = {"message": f"{title}\n\n{body}", "tree": tree.sha, "parents": [head]}
-    commit = repository.told("POST", "/git/commits", _Object, "a commit", record).sha
+    commit = repository.request("POST", "/git/commits", _Object, "a commit", record).sha
     if there:
         set_to = {"sha": commit, "force": True}
-        repository.told("PATCH", f"/git/refs/heads/{quote(branch)}", _Ref, f"the branch {branch}", set_to)
+        repository.request("PATCH", f"/git/refs/heads/{quote(branch)}", _Ref, f"the branch {branch}", set_to)
     else:
-        repository.told("POST", "/git/refs", _Ref, f"the branch {branch}", {"ref": f"refs/heads/{branch}", "sha": commit})
+        repository.request("POST", "/git/refs", _Ref, f"the branch {branch}", {"ref": f"refs/heads/{branch}", "sha": commit})
     if opened:
         changed = {"title": title, "body": body}
-        one = repository.told("PATCH", f"/pulls/{opened.number}", _Pull, f"the pull request {opened.number}", changed)
+        one = repository.request("PATCH", f"/pulls/{opened.number}", _Pull, f"the pull request {opened.number}", changed)
         return Proposed("updated", one.number, one.html_url, commit)
     asked = {"title": title, "body": body, "head": branch, "base": base}
-    one = repository.told("POST", "/pulls", _Pull, "a pull request", asked)
+    one = repository.request("POST", "/pulls", _Pull, "a pull request", asked)
     return Proposed("opened", one.number, one.html_url, commit)
 
 
@@ -93,14 +93,14 @@ def _entries(repository: Repository, files: Mapping[str, bytes | None]) -> list[
 
 def _blob(repository: Repository, path: str, data: bytes) -> str:
     record = {"content": base64.b64encode(data).decode(), "encoding": "base64"}
-    return repository.told("POST", "/git/blobs", _Object, path, record).sha
+    return repository.request("POST", "/git/blobs", _Object, path, record).sha
 
 
 def _branch(repository: Repository, branch: str) -> str:
     """Return the commit that *branch* ends in; empty where there is none."""
     where = f"the branch {branch}"
-    reply = repository.github.ask("GET", repository.path(f"/git/ref/heads/{quote(branch)}"), where)
-    return "" if reply.status == 404 else repository.decoded(reply, _Ref, where).object.sha
+    reply = repository.github.send("GET", repository.path(f"/git/ref/heads/{quote(branch)}"), where)
+    return "" if reply.status == 404 else repository.github.decode(reply, _Ref, where).object.sha
 
 
 def _same(repository: Repository, commit: str, tree: str, head: str) -> bool:
@@ -109,11 +109,11 @@ def _same(repository: Repository, commit: str, tree: str, head: str) -> bool:
     class Full(_Commit, frozen=True):
         parents: tuple[_Object, ...] = ()
 
-    one = repository.told("GET", f"/git/commits/{commit}", Full, f"the commit {commit[:12]}")
+    one = repository.request("GET", f"/git/commits/{commit}", Full, f"the commit {commit[:12]}")
     return one.tree.sha == tree and [parent.sha for parent in one.parents] == [head]
 
 
 def _open(repository: Repository, base: str, branch: str) -> _Pull | None:
     owner = repository.repository.partition("/")[0]
     asked = f"state=open&base={quote(base, safe='')}&head={quote(f'{owner}:{branch}', safe='')}"
-    return next(repository.listed("/pulls", _Pull, f"the pull requests of {branch}", asked), None)
+    return next(repository.pages("/pulls", _Pull, f"the pull requests of {branch}", asked), None)

@@ -8,30 +8,23 @@ from holding up or filling the machine before that.
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
+from sparkwright.core import http
+from sparkwright.core.console import one_line
 from sparkwright.core.errors import Failure
+from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import reading
 from sparkwright.forks.context import Outside, config
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.package_index import shown
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.signing import trust
 
-if TYPE_CHECKING:
-    import requests
-
-#: A server may be slow, not endless: seconds for a whole small file, whatever it trickles.
+#: Seconds for a whole small file.
 PATIENCE = 60.0
-PIECE = 1 << 16
-
-_KEPT = threading.local()
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -48,7 +41,7 @@ class Address(msgspec.Struct, frozen=True):
     folder: Path | None = None
 
     def __str__(self) -> str:
-        return shown(self.url) if self.folder is None else str(self.folder)
+        return redact_credentials(self.url) if self.folder is None else str(self.folder)
 
     def of(self, name: str) -> str:
         """Return where *name*, a path below the root or an absolute URL, lies: a URL, ``file://`` ones for a folder."""
@@ -75,7 +68,7 @@ def find(named: str, session: Outside) -> Address:
         return Address(url, reached) if not reached.startswith("file:") else Address(url, "", _path(reached))
     folder = _path(text) if parts.scheme == "file" else Path(text)
     if not folder.is_dir():
-        raise ReleaseError("index-missing", f"{shown(text)} is neither a URL nor a folder.")
+        raise ReleaseError("index-missing", f"{redact_credentials(text)} is neither a URL nor a folder.")
     return Address(folder=folder.absolute())
 
 
@@ -95,7 +88,7 @@ def small(address: Address, name: str, *, most: int, failure: Failure, offline: 
         return _local(address.folder / name, most, failure)
     url = address.of(name)
     if offline:
-        raise SourceError("offline", f"{shown(url)} would have to be asked.")
+        raise SourceError("offline", f"{redact_credentials(url)} would have to be asked.")
     return _remote(url, most, failure)
 
 
@@ -117,46 +110,19 @@ def _bounded(data: bytes | bytearray, where: str, most: int, failure: Failure) -
 
 
 def _remote(url: str, most: int, failure: Failure) -> bytes | None:
-    import requests
-    from urllib3.exceptions import HTTPError
-
+    name = redact_credentials(url)
     try:
-        # The address is signed with the manifest, so another one that a server sends to is not it.
-        with _http().get(url, stream=True, timeout=(20, PATIENCE), allow_redirects=False) as reply:
-            if reply.is_redirect or 300 <= reply.status_code < 400:
-                to = shown(reply.headers.get("Location", "nowhere"))
-                raise failure(f"{shown(url)} sends elsewhere, which is not followed.", details=[f"to: {to[:200]}"])
-            if reply.status_code in (404, 410):
-                return None
-            reply.raise_for_status()
-            return _taken(reply, shown(url), most, failure)
-    except (requests.RequestException, HTTPError) as error:
-        raise SourceError("source-unreachable", f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
-
-
-def _http() -> requests.Session:
-    """Return this thread's session, so that the dozens of small files of a release come over one connection."""
-    from sparkwright.forks.download import http
-
-    if not hasattr(_KEPT, "session"):
-        _KEPT.session = http()
-    session: requests.Session = _KEPT.session
-    return session
-
-
-def _taken(reply: requests.Response, where: str, most: int, failure: Failure) -> bytes:
-    until, data = time.monotonic() + PATIENCE, bytearray()
-    # One byte or many: whatever came is handed on, so that the clock is looked at while a server trickles.
-    while piece := reply.raw.read1(PIECE):
-        data += piece
-        if len(data) > most:
-            break
-        if time.monotonic() > until:
-            raise SourceError(
-                "source-unreachable", f"{where} did not arrive within {PATIENCE:.0f} s.", details=[f"arrived: {len(data)} bytes"]
-            )
-    _bounded(data, where, most, failure)
-    length = reply.headers.get("Content-Length", "")
-    if length.isdigit() and len(data) < int(length):
-        raise SourceError("source-unreachable", f"{where} broke off.", details=[f"arrived: {len(data)} of {length} bytes"])
-    return bytes(data)
+        reply = http.request("GET", url, netrc=True, limit=most, seconds=PATIENCE)
+    except HttpFailure as error:
+        if error.kind == "size":
+            raise failure(f"{name} is larger than such a file can be.", details=[f"bound: {most} bytes"]) from None
+        raise SourceError("source-unreachable", f"{name} cannot be fetched.", details=[str(error)]) from None
+    # The address is signed with the manifest, so another one that a server redirects to is not it.
+    if 300 <= reply.status < 400:
+        target = one_line(redact_credentials(reply.headers.get("location", "nowhere")), 200)
+        raise failure(f"{name} is redirected, which is not followed.", details=[f"to: {target}"])
+    if reply.status in (404, 410):
+        return None
+    if reply.status != 200:
+        raise SourceError("source-unreachable", f"{name} cannot be fetched.", details=[f"answered {reply.status}"])
+    return reply.body

@@ -6,36 +6,26 @@ A file in the store is hashed again before it is used: disks have faults, and no
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from sparkwright.core import digest
+from sparkwright.core import digest, http
 from sparkwright.core.console import Progress, console
+from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import room_guard
 from sparkwright.forks.context import Outside
-from sparkwright.forks.download import ATTEMPTS, CHUNK, http, path_of
+from sparkwright.forks.download import path_of
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.package_index import shown
 from sparkwright.release.client.state import Pinned
 from sparkwright.release.errors import InstallError, ReleaseError
 
-if TYPE_CHECKING:
-    import requests
-
 #: Files at once: one connection rarely fills a line, and more than a few help nobody.
 LINES = 4
-#: Seconds before another attempt, times how many brought nothing.
-PAUSE = 1.0
-#: Where nothing says how large a file is; the largest wheels on the package index are below it.
-LARGEST = 4 << 30
 
 
 class _Account:
@@ -132,91 +122,27 @@ def _copy(one: Pinned, partial: Path, account: _Account) -> None:
     account.add(partial.stat().st_size, one.filename)
 
 
-def _resume(url: str, one: Pinned, partial: Path, account: _Account) -> None:
-    import requests
-    from urllib3.exceptions import HTTPError
-
-    broke, cut, idle = "", False, 0
-    account.add(_size(partial), one.filename)
-    with http() as session:
-        while idle < ATTEMPTS:
-            account.stopped.wait(PAUSE * idle)
-            if account.stopped.is_set():
-                raise SourceError("source-unreachable", "Another file could not be had.")
-            before = _size(partial)
-            try:
-                if _transfer(session, url, one, partial, account):
-                    return
-                broke, cut = "the connection closed early", True
-            except requests.HTTPError as error:
-                gone = error.response.status_code in (404, 410)
-                failure = functools.partial(ReleaseError, "index-damaged") if gone else functools.partial(SourceError, "source-unreachable")
-                raise failure(f"{shown(url)} cannot be had.", details=[shown(str(error))]) from error
-            except (requests.exceptions.InvalidSchema, requests.TooManyRedirects) as error:
-                raise InstallError(
-                    "download-invalid", f"{shown(url)} sends to a place that is not followed.", details=[shown(str(error))]
-                ) from error
-            except HTTPError as error:  # of the body: requests wraps those of the head in its own
-                broke, cut = shown(str(error)), True
-            except requests.RequestException as error:
-                broke, cut = shown(str(error)), False
-            # A line that breaks often, and brings something each time, gets there.
-            idle = 0 if _size(partial) > before else idle + 1
-            console.detail(f"{one.filename}: {broke}; trying again")
-    details = [broke, f"kept: {_size(partial)} of {one.size or 'unknown'} bytes in {partial}"]
-    if cut:
-        todo = "Run again: what arrived is kept. If it ends at the same place each time, go round the proxy between."
-        raise InstallError("download-invalid", f"{shown(url)} broke off {ATTEMPTS} times.", details=details, todo=todo)
-    raise SourceError("source-unreachable", f"{shown(url)} was not reached in {ATTEMPTS} attempts.", details=details)
+#: The failures that a server causes with what it sends, as against one that is not reached.
+_INVALID = frozenset(("address", "broken", "redirect", "size"))
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _resume(url: str, pinned: Pinned, partial: Path, account: _Account) -> None:
+    counted = 0
 
+    def advance(done: int, _total: int) -> None:
+        nonlocal counted
+        account.add(done - counted, pinned.filename)
+        counted = done
 
-def _transfer(session: requests.Session, url: str, one: Pinned, partial: Path, account: _Account) -> bool:
-    """Fetch from where *partial* ends; return whether the whole is there now, as far as its size tells."""
-    have, most = _size(partial), one.size or LARGEST
-    if one.size and have >= one.size:
-        return True
-    headers = {"Range": f"bytes={have}-"} if have else {}
-    with session.get(url, headers=headers, stream=True, timeout=(20, 60)) as reply:
-        if reply.status_code == 416:
-            return True  # no byte is after what we hold; the hash says whether it is right
-        reply.raise_for_status()
-        if reply.status_code != 206 or not reply.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            account.add(-have, one.filename)
-            have = 0
-        length = reply.headers.get("Content-Length", "")
-        whole = one.size or (have + int(length) if length.isdigit() else 0)
-        if length.isdigit() and have + int(length) < whole:
-            details = [
-                f"signed: {whole} bytes",
-                f"served: {have + int(length)} bytes of {reply.headers.get('Content-Type', 'no type')!r:.80}",
-            ]
-            raise InstallError("download-invalid", f"{shown(url)} is shorter than the signed release says.", details=details)
-        with partial.open("ab" if have else "wb") as sink:
-            for chunk in _pieces(reply, account):
-                have += len(chunk)
-                if have > most:
-                    sink.truncate(0)
-                    raise InstallError(
-                        "download-invalid", f"{shown(url)} is longer than the signed release says.", details=[f"says: {most} bytes"]
-                    )
-                sink.write(chunk)
-                account.add(len(chunk), one.filename)
-            sink.flush()
-            os.fsync(sink.fileno())
-    return have >= whole if whole else True
-
-
-def _pieces(reply: requests.Response, account: _Account) -> Iterator[bytes]:
-    """Yield what arrives; a server that trickles less than 1 kB a second over two minutes counts as broken off."""
-    began, came = time.monotonic(), 0
-    while (piece := reply.raw.read1(CHUNK)) and not account.stopped.is_set():
-        yield piece
-        came += len(piece)
-        if time.monotonic() - began > 120:
-            if came < 120_000:
-                return
-            began, came = time.monotonic(), 0
+    try:
+        http.download(url, partial, size=pinned.size, on_progress=advance, stopped=account.stopped)
+    except HttpFailure as failure:
+        name, present = redact_credentials(url), partial.stat().st_size if partial.exists() else 0
+        details = [str(failure), f"kept: {present} of {pinned.size or 'unknown'} bytes in {partial}"]
+        if failure.status in (404, 410):
+            raise ReleaseError("index-damaged", f"{name} does not exist.", details=details) from None
+        if failure.kind in _INVALID:
+            todo = "Run again: what arrived is kept. If it ends at the same point each time, avoid the proxy between."
+            what = f"{name} cannot be downloaded whole."
+            raise InstallError("download-invalid", what, details=details, todo=todo) from None
+        raise SourceError("source-unreachable", f"{name} cannot be downloaded.", details=details) from None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from sparkwright.core import files
 from sparkwright.core.store import flush
 from sparkwright.release import environment
 from sparkwright.release.environment import Environment, access_guard
@@ -136,15 +137,16 @@ def required(place: Environment) -> Installed:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
+    def broken(what: str, details: Sequence[str] = ()) -> InstallError:
+        todo = f"Remove {path} if the environment is worth nothing; then run `install --replace`, which adopts the rest."
+        return InstallError("environment-broken", f"{path} cannot be read.", details=[what, *details], todo=todo)
+
     try:
-        if path.stat().st_size > MOST:
-            raise msgspec.DecodeError(f"{path.stat().st_size} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        todo = f"Remove {path} if the environment is worth nothing; `install --replace` then takes what is there as somebody else's."
-        raise InstallError("environment-broken", f"{path} cannot be read.", details=[str(error)], todo=todo) from error
+        return files.read_json(path, kind, limit=MOST, failure=broken)
+    except InstallError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def begin(

@@ -15,7 +15,8 @@ from urllib.parse import quote, unquote
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError
-from sparkwright.core.github import ATTEMPTS, GitHub, host_of
+from sparkwright.core.github import GitHub, limited
+from sparkwright.core.http import ATTEMPTS, HttpFailure, host_of
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.publish import transfer
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
@@ -145,8 +146,6 @@ class GitHubReleases:
 
     def _send(self, release: Remote, name: str, path: Path, sha256: str, moved: Moved, attempt: int) -> None:
         """Upload once; what came of it is seen by looking at the assets again."""
-        from urllib3.exceptions import HTTPError
-
         url = release.upload_url.partition("{")[0]
         if host_of(url) != host_of(self._uploads):
             there = self._github.shown(host_of(url), 200)
@@ -158,7 +157,7 @@ class GitHubReleases:
         self._observe(f"send {name}")
         try:
             reply, read = transfer.upload(self._github, f"{url}?name={quote(name, safe='')}", path, moved)
-        except (OSError, HTTPError) as error:
+        except HttpFailure as error:
             # GitHub refuses some uploads before it has read them, which looks like a broken connection.
             self._wait(name, self._github.shown(str(error), 200), 0.25 * 2**attempt, attempt)
             return
@@ -168,17 +167,17 @@ class GitHubReleases:
                 f"{name} changed while it was read.", details=[f"read:    {read}", f"decided: {sha256}"],
                 todo="Publish again, once nothing writes to the wheel any more.",
             )  # fmt: skip
-        if reply.limited:
+        if limited(reply):
             if (wait := reply.retry_after) is None or wait > self._github.longest_wait or attempt == ATTEMPTS:
-                raise self._releases.refusal(reply, f"the upload of {name}")
+                raise self._github.refusal(reply, f"the upload of {name}")
             self._wait(name, "GitHub asks to wait", wait, attempt)
         elif reply.status >= 500:
             self._wait(name, f"GitHub answered {reply.status}", 0.25 * 2**attempt, attempt)
         elif reply.status not in (201, 422):  # 422: another upload of that name is there, which the next look judges
-            raise self._releases.refusal(reply, f"the upload of {name}")
+            raise self._github.refusal(reply, f"the upload of {name}")
         elif reply.status == 422 and b"already_exists" not in reply.body:
             raise ReleaseError(
-                "publish-failed", f"GitHub does not take {name}.", details=[self._github.said(reply) or f"answered {reply.status}"]
+                "publish-failed", f"GitHub does not take {name}.", details=[self._github.explanation(reply) or f"answered {reply.status}"]
             )
 
     def _wait(self, name: str, why: str, seconds: float, attempt: int) -> None:
@@ -193,14 +192,12 @@ class GitHubReleases:
             return False
         if asset.digest is not None and asset.digest != f"sha256:{sha256}":
             return False
-        from urllib3.exceptions import HTTPError
-
         broke = ""
         for attempt in range(1, ATTEMPTS + 1):
             self._observe(f"read back {asset.name}")
             try:
                 count, found = transfer.download(self._github, self._releases.asset_url(asset), size, asset.name, moved)
-            except (OSError, HTTPError) as error:
+            except HttpFailure as error:
                 broke = self._github.shown(str(error), 200)
             except GitHubError as error:
                 if error.reference != "github-unreachable":

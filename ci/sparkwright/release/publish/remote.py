@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from sparkwright.core.errors import GitHubError
-from sparkwright.core.github_repository import Repository
+from sparkwright.core.github import Repository
 
 _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
@@ -64,23 +64,23 @@ class Releases(Repository):
 
     def about(self) -> About:
         """Return what GitHub says of the repository."""
-        return self.told("GET", "", About, f"the repository {self.repository}")
+        return self.request("GET", "", About, f"the repository {self.repository}")
 
     def setting(self) -> bool | None:
         """Return whether releases become immutable; None where the token may not know."""
-        reply = self.github.ask("GET", self.path("/immutable-releases"), f"the settings of {self.repository}")
+        reply = self.github.send("GET", self.path("/immutable-releases"), f"the settings of {self.repository}")
         if reply.status in (403, 404):
             return None
-        return self.decoded(reply, Setting, f"the settings of {self.repository}").enabled
+        return self.github.decode(reply, Setting, f"the settings of {self.repository}").enabled
 
     def published(self, tag: str) -> Remote | None:
         """Return the published release of *tag*, if there is one."""
-        reply = self.github.ask("GET", self.path(f"/releases/tags/{quote(tag, safe='')}"), f"the release {tag}")
-        return None if reply.status == 404 else self.decoded(reply, Remote, f"the release {tag}")
+        reply = self.github.send("GET", self.path(f"/releases/tags/{quote(tag, safe='')}"), f"the release {tag}")
+        return None if reply.status == 404 else self.github.decode(reply, Remote, f"the release {tag}")
 
     def drafts(self, tag: str) -> list[Remote]:
         """Return the drafts for *tag*, oldest first; there can be several, since GitHub takes a question twice that was sent twice."""
-        found = [one for one in self.listed("/releases", Remote, f"the drafts of {self.repository}") if one.draft and one.tag_name == tag]
+        found = [one for one in self.pages("/releases", Remote, f"the drafts of {self.repository}") if one.draft and one.tag_name == tag]
         return sorted(found, key=lambda one: one.id)
 
     def create(self, tag: str, title: str, *, prerelease: bool) -> None:
@@ -88,7 +88,7 @@ class Releases(Repository):
         text = "Made by sparkwright. The index says what these files are and what was shown of them; nothing here is ever replaced."
         record = {"tag_name": tag, "name": title, "body": text, "draft": True, "prerelease": prerelease}
         try:
-            self.told("POST", "/releases", Remote, f"a draft for {tag}", record)
+            self.request("POST", "/releases", Remote, f"a draft for {tag}", record)
         except GitHubError as error:
             if error.reference != "github-unreachable":
                 raise
@@ -97,15 +97,15 @@ class Releases(Repository):
 
     def publish(self, release: Remote) -> None:
         """Publish the draft."""
-        self.told("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": False})
+        self.request("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": False})
 
     def withdraw(self, release: Remote) -> None:
         """Make a published release that is not immutable a draft again."""
-        self.told("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": True})
+        self.request("PATCH", f"/releases/{release.id}", Remote, f"the release {release.tag_name}", {"draft": True})
 
     def assets(self, release: Remote) -> dict[str, Asset]:
         """Return the files of *release* by name."""
-        return {one.name: one for one in self.listed(f"/releases/{release.id}/assets", Asset, f"the files of {release.tag_name}")}
+        return {one.name: one for one in self.pages(f"/releases/{release.id}/assets", Asset, f"the files of {release.tag_name}")}
 
     def asset_url(self, asset: Asset) -> str:
         """Return where the bytes of *asset* are read back, of a draft too."""
@@ -122,7 +122,7 @@ class Releases(Repository):
             self._gone(f"/git/refs/tags/{quote(release.tag_name, safe='')}", f"the tag {release.tag_name}")
 
     def _gone(self, path: str, where: str) -> None:
-        reply = self.github.ask("DELETE", self.path(path), where)
+        reply = self.github.send("DELETE", self.path(path), where)
         # 404: an attempt without an answer was heard; 422: there is no such tag.
         if reply.status not in (204, 404, 422):
-            raise self.refusal(reply, where)
+            raise self.github.refusal(reply, where)

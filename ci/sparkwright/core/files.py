@@ -1,0 +1,94 @@
+"""
+Files from outside, read whole and within bounds.
+
+Only regular files are read: a named pipe, a device or a folder is refused instead of waited for. Size, encoding and the
+nesting of JSON are bounded, and a key that appears twice is refused instead of losing one of its values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from sparkwright.core.errors import Failure, FileError
+
+T = TypeVar("T")
+
+#: Bytes of the largest text file that is read whole.
+LARGEST = 64 << 20
+
+_invalid = partial(FileError, "file-invalid")
+
+
+def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) -> bytes:
+    """
+    Return the regular file at *path*.
+
+    Args:
+        limit: The largest file, in bytes.
+        failure: Makes the error, from what failed and its details.
+
+    Raises:
+        file-invalid: The file is missing, larger, or no regular file; or as *failure* says.
+    """
+    try:
+        # Opening a named pipe would wait for a writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise failure(f"{path} is no regular file.")
+            with os.fdopen(handle, "rb", closefd=False) as stream:
+                data = stream.read(limit + 1)
+        finally:
+            os.close(handle)
+    # A ValueError is a NUL in the path.
+    except (OSError, ValueError) as error:
+        raise failure(f"{path} cannot be read.", details=[str(error)]) from error
+    if len(data) > limit:
+        raise failure(f"{path} is larger than {limit} bytes.")
+    return data
+
+
+def read_text(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) -> str:
+    """Return the regular file at *path*, which must be UTF-8; raises as `read_bytes`."""
+    try:
+        return read_bytes(path, limit=limit, failure=failure).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise failure(f"{path} is not UTF-8.", details=[str(error)]) from error
+
+
+def read_json(path: Path, kind: type[T], *, limit: int = LARGEST, failure: Failure = _invalid) -> T:
+    """Return the JSON file at *path* as a record of type *kind*; raises as `read_bytes` and `parse_json`."""
+    return parse_json(read_bytes(path, limit=limit, failure=failure), kind, str(path), failure=failure)
+
+
+def parse_json(data: bytes, kind: type[T], origin: str, *, failure: Failure = _invalid) -> T:
+    """
+    Return *data* as a record of type *kind*.
+
+    Args:
+        origin: Where *data* is from, for messages.
+
+    Raises:
+        file-invalid: It is not JSON, repeats a key, is nested too deeply, holds a number of thousands of digits, or does
+            not fit the record; or as *failure* says.
+    """
+    try:
+        json.loads(data, object_pairs_hook=_unique)
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise failure(f"{origin} is not the expected JSON.", details=[str(error)[:300]]) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"key {name!r:.80} appears twice")
+        names.add(name)

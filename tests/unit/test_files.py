@@ -1,0 +1,61 @@
+"""Files from outside: whatever lies at a path, reading it ends, with its content or with a refusal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+
+from sparkwright.core import files, strict_yaml
+
+
+class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A small record."""
+
+    x: int
+
+
+def test_read_json_returns_the_record(tmp_path: Path) -> None:
+    """A regular file, also behind a link, is read as the record."""
+    (tmp_path / "a.json").write_text('{"x": 1}')
+    (tmp_path / "b.json").symlink_to("a.json")
+
+    assert files.read_json(tmp_path / "b.json", Point) == Point(1)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "loop", "missing", "large", "latin"])
+def test_read_refuses_what_is_no_bounded_text_file(tmp_path: Path, kind: str) -> None:
+    """A pipe without a writer, an endless device, a loop of links and the like are refused at once, by every reader."""
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind in ("large", "latin"):
+        path.write_bytes(b"x" * 2000 if kind == "large" else b"gr\xf6\xdfe")
+
+    with refusal("file-invalid"):
+        files.read_text(path, limit=1000)
+    if kind != "large":
+        with refusal("file-invalid"):
+            strict_yaml.load(path, Any)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"x": 1, "x": 2}', b'{"x": "1"}', b'{"x": 1, "y": 2}', b"", b"\xff", b'{"x": NaN}',
+        b"[" * 100_000, b'{"x":' * 100_000, b'{"x": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda data: repr(data[:20]),
+)  # fmt: skip
+def test_json_is_read_strictly(data: bytes) -> None:
+    """Repeated keys, other types, deep nesting and numbers of thousands of digits are refused."""
+    with refusal("file-invalid", match="somewhere is not the expected JSON"):
+        files.parse_json(data, Point, "somewhere")

@@ -1,0 +1,218 @@
+"""The HTTP reader against servers that misbehave byte for byte: every request ends in time, and nothing leaks."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.badserver import Listener, Say, endless, silent, whole
+
+from sparkwright.core import http
+from sparkwright.core.http import HttpFailure
+
+TOKEN = "github_pat_11SECRETSECRETSECRET"
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.fixture(name="listen")
+def _listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Say], Listener]]:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    listeners: list[Listener] = []
+
+    def listen(say: Say) -> Listener:
+        listeners.append(Listener(say))
+        return listeners[-1]
+
+    yield listen
+    for listener in listeners:
+        listener.close()
+
+
+def drip(begin: bytes, piece: bytes = b"1") -> Say:
+    """Return a server that sends *begin*, and then *piece* again and again, each within the limit of one wait."""
+
+    def say(connection: socket.socket, _: str) -> None:
+        connection.sendall(begin)
+        while True:
+            time.sleep(0.02)
+            connection.sendall(piece)
+
+    return say
+
+
+def says(data: bytes) -> Say:
+    return lambda connection, _: connection.sendall(data)
+
+
+ENDLESS = {
+    "silent": silent,
+    "status line": drip(b"HTTP/1.1 200 "),
+    "headers": drip(OK, b"x: y\r\n"),
+    "header": drip(OK + b"x: "),
+    "body": drip(OK + b"content-length: 99999\r\n\r\n"),
+    "body without a length": drip(OK + b"\r\n"),
+    "chunk size": drip(OK + b"transfer-encoding: chunked\r\n\r\n", b"0"),
+    "chunks": drip(OK + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    "trailer": drip(OK + b"transfer-encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n"),
+    "100 Continue": endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    "slow 100 Continue": drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("part", ENDLESS)
+def test_request_ends_at_its_deadline(listen: Callable[[Say], Listener], part: str) -> None:
+    """Whatever part of a reply never ends, the request fails at its deadline, all attempts together."""
+    began = time.monotonic()
+    with pytest.raises(HttpFailure):
+        http.request("GET", listen(ENDLESS[part]).url, seconds=0.6)
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_long_retry_after_is_not_waited_for(listen: Callable[[Say], Listener], status: int) -> None:
+    """A reply that asks for a day is returned at once, for the caller to refuse."""
+    server = listen(says(f"HTTP/1.1 {status} Busy\r\nretry-after: 86400\r\ncontent-length: 0\r\n\r\n".encode()))
+
+    assert http.request("GET", server.url).status == status
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "-1", "1_0", "+5", "9" * 5000, "5, 6"])
+def test_content_length_is_read_strictly(listen: Callable[[Say], Listener], length: str) -> None:
+    """What is no plain number breaks the reply, and never the program."""
+    server = listen(says(OK + f"content-length: {length}\r\n\r\nhello".encode()))
+
+    with pytest.raises(HttpFailure):
+        http.request("GET", server.url, attempts=1)
+
+
+def test_reply_is_bounded(listen: Callable[[Say], Listener]) -> None:
+    """A larger body is refused; that of an error is cut; a body that is cut off is broken."""
+    with pytest.raises(HttpFailure, match="larger than 1000 bytes"):
+        http.request("GET", listen(endless(b"x" * 65536, OK + b"\r\n")).url, limit=1000)
+    flood = listen(endless(b"x" * 65536, b"HTTP/1.1 500 No\r\n\r\n"))
+    assert http.request("GET", flood.url, limit=1000, seconds=5).status == 500
+    assert len(flood.asked) == http.ATTEMPTS
+    cut = listen(says(OK + b"content-length: 100\r\n\r\nx"))
+    with pytest.raises(HttpFailure) as caught:
+        http.request("GET", cut.url, attempts=1)
+    assert caught.value.kind == "broken"
+
+
+def test_compressed_body_is_not_unpacked(listen: Callable[[Say], Listener]) -> None:
+    """A compressed reply, which was not asked for, may be a bomb."""
+    data = b"\x1f\x8b\x08\x00" + b"\x00" * 100
+    server = listen(says(OK + b"content-encoding: gzip\r\ncontent-length: 104\r\n\r\n" + data))
+
+    assert http.request("GET", server.url).body == data
+
+
+def test_redirects_have_an_end(listen: Callable[[Say], Listener]) -> None:
+    """A circle of redirects fails after a few; without permission none is followed."""
+    server = listen(says(b"HTTP/1.1 302 On\r\nlocation: /again\r\ncontent-length: 0\r\n\r\n"))
+    with pytest.raises(HttpFailure, match="more than"):
+        http.request("GET", server.url, redirects="any")
+
+    assert len(server.asked) == 1 + http.REDIRECTS
+    assert http.request("GET", server.url).status == 302
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/", "http://["])
+def test_redirect_stays_with_http(listen: Callable[[Say], Listener], location: str) -> None:
+    """A redirect to another scheme, or to no address, is not followed."""
+    server = listen(says(f"HTTP/1.1 302 On\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()))
+    with pytest.raises(HttpFailure) as caught:
+        http.request("GET", server.url, redirects="any")
+    assert caught.value.kind == "redirect"
+
+
+def test_credentials_stay_with_their_host(
+    listen: Callable[[Say], Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the token nor a password goes along to another host, and ~/.netrc is read only where it is allowed."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password hush\n", "utf-8")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    heads: list[bytes] = []
+
+    def other(connection: socket.socket, _: str) -> None:
+        connection.sendall(whole({}))
+
+    class Recorder(Listener):
+        def _one(self, connection: socket.socket) -> None:
+            heads.append(connection.recv(65536, socket.MSG_PEEK))
+            super()._one(connection)
+
+    target = Recorder(other)
+    moved = f"HTTP/1.1 302 On\r\nlocation: {target.url.replace('127.0.0.1', 'localhost')}\r\ncontent-length: 0\r\n\r\n"
+    try:
+        http.request("GET", target.url)
+        http.request("GET", listen(says(moved.encode())).url, token=TOKEN, redirects="any")
+        http.request("GET", listen(says(moved.encode())).url.replace("://", "://me:word@"), netrc=True, redirects="any")
+        assert not [head for head in heads if b"authorization" in head.lower()]
+        http.request("GET", target.url, netrc=True)
+        http.request("GET", target.url, token=TOKEN)
+    finally:
+        target.close()
+
+    assert b"Basic" in heads[-2]
+    assert f"Bearer {TOKEN}".encode() in heads[-1]
+
+
+def test_failure_shows_no_credentials(listen: Callable[[Say], Listener]) -> None:
+    """A password in the address, and a token that the server sends back, are in no message."""
+    port = listen(says(f"HTTP/1.1 {TOKEN} \x9b2J\r\n\r\n".encode())).url.rpartition(":")[2]
+    for address in (f"http://me:hush@127.0.0.1:{port}", "git://me:hush@127.0.0.1", "http://me:hush@[", "somewhere"):
+        with pytest.raises(HttpFailure) as caught:
+            http.request("GET", address, token=TOKEN, attempts=1)
+        assert "hush" not in str(caught.value)
+        assert "SECRET" not in str(caught.value)
+        assert str(caught.value).isprintable()
+
+
+def test_stalled_download_stops_within_a_second(listen: Callable[[Say], Listener], tmp_path: Path) -> None:
+    """The event that another download sets, and Ctrl-C, end a transfer that stalls; what arrived is kept."""
+
+    def stalled(connection: socket.socket, _: str) -> None:
+        connection.sendall(OK + b"content-length: 1000\r\n\r\nhello")
+        connection.recv(1)
+
+    server, stopped = listen(stalled), threading.Event()
+    threading.Timer(0.3, stopped.set).start()
+    began = time.monotonic()
+    with pytest.raises(HttpFailure):
+        http.download(server.url, tmp_path / "a.part", stopped=stopped)
+    assert time.monotonic() - began < 1.3
+    assert (tmp_path / "a.part").read_bytes() == b"hello"
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            http.download(server.url, tmp_path / "b.part")
+        assert time.monotonic() - began < 1.3
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_trickled_download_fails(
+    listen: Callable[[Say], Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that brings a byte now and then is given up after two tries, and keeps what came."""
+    monkeypatch.setattr(http, "STALL", 0.4)
+    monkeypatch.setattr(http, "PAUSE", 0.01)
+    server = listen(drip(OK + b"content-length: 99999\r\n\r\n"))
+    with pytest.raises(HttpFailure) as caught:
+        http.download(server.url, tmp_path / "a.part")
+
+    assert caught.value.kind == "slow"
+    assert len(server.asked) == 2
+    assert (tmp_path / "a.part").stat().st_size > 5
