@@ -354,7 +354,8 @@ def request(
                 raise
             console.detail(f"{error}; sending the request again")
         else:
-            passing = reply.status >= 500 or reply.status == 429
+            # A limit that is used up ends hours later; any other 429 is passing.
+            passing = reply.status >= 500 or (reply.status == 429 and "x-ratelimit-reset" not in reply.headers)
             if busy(reply) and reply.retry_after is not None:
                 pause, passing = reply.retry_after, reply.retry_after <= longest_wait
                 if passing and pause >= 1 and attempt < attempts:
