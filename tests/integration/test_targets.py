@@ -79,7 +79,10 @@ WIDGET = {
     "csrc/kernel.cu": "__global__ void widget_kernel(int* x) { *x += 1; }\n",
     "csrc/extra.cpp": 'extern "C" int widget_extra() { return 1; }\n',
 }
-DELTA = "FetchContent_Declare(delta GIT_REPOSITORY https://upstream.example/parts/delta.git GIT_TAG v1)\nFetchContent_MakeAvailable(delta)\n"
+DELTA = (
+    "FetchContent_Declare(delta GIT_REPOSITORY https://upstream.example/parts/delta.git GIT_TAG v1)\n"
+    "FetchContent_MakeAvailable(delta)\n"
+)
 PARTS = {
     "alpha": {"alpha.h": '#define ALPHA "alpha-v1"\n', "alpha.cu": "__global__ void alpha_kernel(int* x) { *x += 2; }\n"},
     "beta": {"beta.h": '#define BETA "beta-v1"\n', "CMakeLists.txt": f"{DELTA}set(delta_SOURCE_DIR ${{delta_SOURCE_DIR}} PARENT_SCOPE)\n"},

@@ -288,8 +288,8 @@ def test_a_full_disk_loses_no_leg(tmp_path: Path) -> None:
     )
     once = f'"{sys.executable}" -c "$PROGRAM" "{disk}"'
     steps = (
-        f'mount -t tmpfs -o size=32k none "{disk}" && {{ {once}; echo "first $?"; wc -l < "{disk}/j"; mount --options-mode ignore -o remount,size=40m "{disk}"; '
-        f'{once}; echo "second $?"; cp "{disk}/j" "{tmp_path}/after"; umount "{disk}"; }}'
+        f'mount -t tmpfs -o size=32k none "{disk}" && {{ {once}; echo "first $?"; wc -l < "{disk}/j"; '
+        f'mount --options-mode ignore -o remount,size=40m "{disk}"; {once}; echo "second $?"; cp "{disk}/j" "{tmp_path}/after"; umount "{disk}"; }}'
     )
     mapped = [] if os.geteuid() == 0 else ["--map-root-user"]
     isolated = ["unshare", *mapped, "--mount", "--propagation", "unchanged", "sh", "-c", steps]

@@ -400,7 +400,8 @@ def _small_disk(tmp_path: Path) -> SmallDisk:
 
     def run(what: str) -> list[str]:
         once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256} {what}'
-        steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && mount --options-mode ignore -o remount,size=40m "{disk}" && {once} && umount "{disk}"'
+        grow = f'mount --options-mode ignore -o remount,size=40m "{disk}"'
+        steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && {grow} && {once} && umount "{disk}"'
         done = subprocess.run([*unshare, steps], capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

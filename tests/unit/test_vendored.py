@@ -62,7 +62,10 @@ def test_submodules_are_links_with_the_address_of_gitmodules(
 @pytest.mark.parametrize(
     "modules",
     [
-        *(section("a", url) for url in ("ext::sh -c x", "fd::17", "-u./run", "https://a.example/\a", "../../../../b.example/x", "x" * 3000)),
+        *(
+            section("a", url)
+            for url in ("ext::sh -c x", "fd::17", "-u./run", "https://a.example/\a", "../../../../b.example/x", "x" * 3000)
+        ),
         "[submodule",
         '[submodule "a"]\n\tpath = a\n\turl = https://a.example\n\turl = https://b.example\n',
         section("a", "https://a.example", "x") + section("a", "https://b.example", "y"),

@@ -161,7 +161,12 @@ class Workspace:
         places = {"{python}": str(self._tools.python), "{cuda}": str(self.target.cuda), "{build}": str(self.build)}
         for need in self._session.project.fork(self._fork).needs:
             places[f"{{source:{need}}}"] = str(self._needed(source_tree.make(self._session, need)))
-        entries = {"CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")), **self.target.defines(), **vendored.defines(self.vendored), **self._settings.defines}
+        entries = {
+            "CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")),
+            **self.target.defines(),
+            **vendored.defines(self.vendored),
+            **self._settings.defines,
+        }
         return {name: _filled(value, places) for name, value in entries.items()}
 
     def _needed(self, source: SourceTree) -> Path:

@@ -135,7 +135,11 @@ def parser() -> argparse.ArgumentParser:
             "--without-rule", action="append", default=[], metavar="RULE", help="leave an arch rule out, to see what it does"
         )
         made[verb].add_argument(
-            "--targets", action="append", default=[], metavar="NAMES", help="the CMake targets to compile, with commas between; all for every one"
+            "--targets",
+            action="append",
+            default=[],
+            metavar="NAMES",
+            help="the CMake targets to compile, with commas between; all for every one",
         )
     for verb in ("plan", "build", "audit"):
         made[verb].add_argument("--target", choices=MACHINES, default="", help="the machine that wheels are made for (default: this one)")

@@ -51,7 +51,8 @@ def resolve_fork(session: Session, name: str, fork: ForkSpec, earlier: ForkLock 
         if locked.git and locked.git.resolved:
             for module in submodules(session, locked.git.tree, locked.git.url):
                 if module.path not in fork.ignored:
-                    sources |= pin(session, fork, module.path, VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"))
+                    entry = VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule")
+                    sources |= pin(session, fork, module.path, entry)
         for declared, entry in (earlier.fetched if earlier else {}).items():
             below = [path.removeprefix(f"{declared}/") for path in earlier.vendored] if earlier and entry.resolved else None
             sources |= pin(session, fork, declared, entry, below)
