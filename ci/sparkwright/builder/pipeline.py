@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import configure, preflight, source_tree
+from sparkwright.builder import configure, preflight, source_tree, vendored
 from sparkwright.builder.arch import plan, planning
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
@@ -241,6 +241,7 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
         label = version_label.label(session, source)
         settings = toolchain.settings(session, fork)
         kind = session.project.fork(fork).build
+        _fetch_inputs(session, fork)
         preflight.check(session, source)
         counts: dict[str, int] = {}
         done: Transplant | None = None
@@ -255,6 +256,16 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
         built = BuiltWheel(fork, key, path.name, digest.sha256_file(path), path.stat().st_size, source.tree, counts, done)
         shelve(session, built, path)
     return built
+
+
+def _fetch_inputs(session: Session, fork: str) -> None:
+    """Fetch the vendored sources and the base wheel that a graft of *fork* reads."""
+    if session.project.fork(fork).build != "graft":
+        return
+    if toolchain.settings(session, fork).needs_vendored:
+        vendored.fetch(session, fork)
+    if base := session.lock.forks[fork].bases.get(session.machine):
+        download.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
 
 
 def shelve(session: Session, built: BuiltWheel, path: Path) -> None:

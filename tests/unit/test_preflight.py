@@ -102,6 +102,26 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("#if A\n#elif B\n#else\n#endif\n", []),
+        ("#if A\nint a;\n", [(1, "#if without #endif")]),
+        ("int a;\n#endif\n", [(2, "#endif without #if")]),
+        ("#ifdef A\n#else\n#elif B\n#endif\n", [(3, "#elif after #else")]),
+        ("#\\\nif A // why\n\t#\tendif\n", []),
+        ("// continued \\\n#if A\nint x; /* \n#if B\n*/ #endif\n", []),
+        ('const char* s = "\\\n#if A"; auto r = R"cuda(\n#if A\n)cuda";\n', []),
+        ("int million = 1'000'000;\n#if 0\nDon't read this\n#endif\n", []),
+        ("%:if A\r\n%:endif\r\n#define S(x) \\\n  #x\n", []),
+        ("/* 2\n3 */ #if A\n", [(2, "#if without #endif")]),
+    ],
+)
+def test_conditionals_are_read_as_the_preprocessor_does(text: str, faults: list[tuple[int, str]]) -> None:
+    """Comments, literals, continued lines and digit separators hide a directive or do not."""
+    assert preflight.unbalanced(text.encode()) == faults
+
+
+@pytest.mark.parametrize(
     "text",
     ["match x:\n    case 1:\n        pass\n", "try:\n    pass\nexcept* ValueError:\n    pass\n"],
 )
