@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder import pipeline, reproduce, wheel_diff
+from sparkwright.audit import policy, reproduce
+from sparkwright.audit.reproduce import Rebuild
+from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
@@ -22,6 +23,7 @@ from sparkwright.cli import main
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
 
+AUDIT = Path(__file__).parents[2] / "ci" / "sparkwright" / "demo" / "project" / "ci" / "audit" / "demo.yaml"
 NAME = "mini-1.0-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
 
@@ -33,92 +35,51 @@ def made(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder / NAME
 
 
-def library(folder: Path, text: str, *flags: str) -> bytes:
-    """Return what the system's C compiler makes of *text*."""
-    folder.mkdir(exist_ok=True, parents=True)
-    (folder / "x.c").write_text(text)
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *flags, "-o", "x.so", "x.c"], cwd=folder, check=True)
-    return (folder / "x.so").read_bytes()
+def rebuild(first: Path, again: Path, **changes: Any) -> Rebuild:
+    """Return the comparison of two wheels."""
+    options = {"compiler": ("12.2.0", "12.2.0"), "cached": False, **changes}
+    return reproduce.compare(first, again, policy.load(AUDIT, "12.1f"), first.parent, **options)
 
 
 # Members.
 
 
-def test_equal_wheels_do_not_differ(tmp_path: Path) -> None:
-    """Nothing is found, and every member is counted."""
-    files = {"mini/a.py": b"a = 1\n", "mini/data.bin": b"\xff\x00"}
-    found = wheel_diff.compare(made(tmp_path / "one", files), made(tmp_path / "two", files))
+def test_members_that_differ_are_named(tmp_path: Path) -> None:
+    """A member with other bytes, and one that only one wheel has, are unexplained; RECORD follows from them."""
+    one = made(tmp_path / "one", {"mini/a.py": b"1", "mini/gone.py": b"", "mini/same.py": b"s"})
+    two = made(tmp_path / "two", {"mini/a.py": b"2", "mini/new.py": b"", "mini/same.py": b"s"})
+    found = rebuild(one, two)
 
-    assert found == wheel_diff.WheelDifference((), (), 5)
-
-
-def test_each_differing_member_is_named_with_what_differs(tmp_path: Path) -> None:
-    """Text is told by line, other data by place; what only one has is absent; RECORD follows the others."""
-    one = made(tmp_path / "one", {"mini/a.py": b"x = 1\na = 1\n", "mini/d.bin": b"\xff\x00\x01", "mini/gone.py": b"", "mini/same.py": b"s"})
-    two = made(tmp_path / "two", {"mini/a.py": b"x = 1\na = 2\n", "mini/d.bin": b"\xff\x00\x02", "mini/new.py": b"", "mini/same.py": b"s"})
-    found = {member.name: (member.kind, member.says) for member in wheel_diff.compare(one, two).members}
-
-    assert found == {
-        "mini/a.py": ("text", ("line 2: 'a = 1', 'a = 2'",)),
-        "mini/d.bin": ("data", ("from byte 2 on; 3 and 3 bytes",)),
-        "mini/gone.py": ("absent", (f"only in {NAME}",)),
-        "mini/new.py": ("absent", (f"only in {NAME}",)),
-        "mini-1.0.dist-info/RECORD": (
-            "follows",
-            tuple(f"another hash of mini/{name}" for name in ("a.py", "d.bin", "gone.py", "new.py")),
-        ),
-    }
+    assert (found.verdict, found.equal) == ("different", 3)
+    assert found.members == ("mini-1.0.dist-info/RECORD", "mini/a.py", "mini/gone.py", "mini/new.py")
+    assert found.unexplained == ("mini/a.py", "mini/gone.py", "mini/new.py")
 
 
-def test_archives_that_hold_the_same_differ_in_how(tmp_path: Path) -> None:
-    """Order, dates, modes and compression are told apart from content."""
+def test_archives_of_equal_members_have_the_same_device_code(tmp_path: Path) -> None:
+    """Order and compression of the archive change its hash, and nothing that is installed."""
     one = made(tmp_path / "one", {"mini/a.py": b"a" * 1000, "mini/b.py": b"b" * 1000})
     (tmp_path / "two").mkdir()
     with zipfile.ZipFile(one) as source, zipfile.ZipFile(tmp_path / "two" / NAME, "w") as target:
         for name in reversed(source.namelist()):
-            info = zipfile.ZipInfo(name, (2026, 11, 21, 0, 0, 0))
-            info.external_attr = 0o100664 << 16
-            target.writestr(info, source.read(name), compress_type=zipfile.ZIP_STORED)
-    found = wheel_diff.compare(one, tmp_path / "two" / NAME)
+            target.writestr(name, source.read(name))
+    found = rebuild(one, tmp_path / "two" / NAME)
 
-    assert found.members == ()
-    assert found.archive == (
-        "the members stand in another order",
-        "5 members have other dates",
-        "5 members have other modes",
-        "5 members have other compression methods",
-    )
+    assert (found.verdict, found.members, found.equal) == ("same-device-code", (), 5)
 
 
 @pytest.mark.parametrize(
-    ("text", "flags", "kind"),
+    ("changes", "verdict"),
     [
-        ("int f(int x) { return x + 1; }", ("-Wl,--build-id=0x0102030405060708",), "build-id"),
-        ("int f(int x) { return x + 1; }", ("-Wl,--build-id=0x01", "-Wl,-s"), "symbols"),
-        ("int f(int x) { return x + 2; }", ("-Wl,--build-id=0x01",), "code"),
-        ('int f(int x) { return x + 1; } const char *name = "/h/b/x.c";', ("-Wl,--build-id=0x01",), "code"),
+        ({}, "different"),
+        ({"compiler": ("12.2.0", "13.3.0")}, "same-device-code"),
+        ({"same_paths": False}, "same-device-code"),
     ],
 )
-def test_a_library_tells_what_of_it_differs(tmp_path: Path, text: str, flags: tuple[str, ...], kind: str) -> None:
-    """A build id, a symbol table and code are different kinds of difference."""
-    one = library(tmp_path / "one", "int f(int x) { return x + 1; }", "-Wl,--build-id=0x01")
-    found = wheel_diff.elf("x.so", one, library(tmp_path / "two", text, *flags))
+def test_host_code_may_differ_only_for_a_reason(tmp_path: Path, changes: dict[str, Any], verdict: str) -> None:
+    """Another host compiler, or folders of other names, explain another library; without them it is another wheel."""
+    one, two = (made(tmp_path / name, {"mini/x.so": name.encode()}) for name in ("one", "two"))
 
-    assert (found.kind, found.says[0][:10]) == (kind, "sections: ")
-
-
-def test_a_path_of_another_folder_is_seen_as_one(tmp_path: Path) -> None:
-    """Two builds whose only difference is the name of their folder in a message differ in a path, and it is shown."""
-    text = 'const char *where(void) { return "%s/x.c"; }'
-    one, two = (library(tmp_path / name, text % f"/h/{name}", "-Wl,--build-id=none") for name in ("one", "two"))
-    found = wheel_diff.elf("x.so", one, two)
-
-    assert (found.kind, found.says) == ("paths", ("sections: .rodata", "string: /h/one/x.c", "string: /h/two/x.c"))
-
-
-def test_what_begins_like_elf_and_is_not_is_data() -> None:
-    """A damaged library is no fault of ours."""
-    assert wheel_diff.elf("x.so", b"\x7fELF one", b"\x7fELF two").kind == "data"
+    assert rebuild(one, two, **changes).verdict == verdict
 
 
 def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
@@ -127,7 +88,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(one.read_bytes()[:-20])
 
     with refusal("wheel-invalid", match="mini-1"):
-        wheel_diff.compare(one, tmp_path / NAME)
+        rebuild(one, tmp_path / NAME)
 
 
 # Build records.
@@ -142,7 +103,7 @@ def built(mini: Mini) -> Path:
 
 def test_every_wheel_says_what_it_was_made_of(mini: Mini) -> None:
     """The record names fork, source and every reviewed file, and nothing of the machine: equal on all of them."""
-    record = reproduce.record_of(built(mini))
+    record = reproduce.read_record(built(mini))
 
     assert (record.stack, record.source.fork, record.compiler) == ("demo", "cutlass", "")
     assert all("/" in name or name in ("sparkwright", "--targets") for name in record.inputs)
@@ -153,7 +114,7 @@ def test_a_wheel_of_the_same_inputs_is_built_by_the_same_choices(mini: Mini) -> 
     """Kind of source and target are the wheel's, whatever the command line says."""
     path = built(mini)
     session = dataclasses.replace(mini.session(), source="sdist", without=("supported-12.1",))
-    found = reproduce.session_for(session, path, reproduce.record_of(path))
+    found = reproduce.rebuild_session(session, path, reproduce.read_record(path))
 
     assert (found.source, found.without, found.forks, found.target) == ("git", (), ("cutlass",), "")
 
@@ -166,7 +127,7 @@ def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     (mini.root / "forks" / "demo" / "cutlass" / "series").write_text("# none\n")
 
     with refusal("inputs-differ") as caught:
-        reproduce.session_for(mini.session(), path, reproduce.record_of(path))
+        reproduce.rebuild_session(mini.session(), path, reproduce.read_record(path))
     assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
 
 
@@ -188,27 +149,27 @@ def test_a_record_names_no_folder(mini: Mini, tmp_path: Path, stack: str) -> Non
     other = with_record(path, tmp_path / "other", json.dumps({**record, "stack": stack}).encode())
 
     with refusal("not-provided", match="is of stack"):
-        reproduce.session_for(mini.session(), other, reproduce.record_of(other))
+        reproduce.rebuild_session(mini.session(), other, reproduce.read_record(other))
 
 
 @pytest.mark.parametrize("record", [b"", b"{}", b"[1", b'{"stack": 3}', b"\xff"])
 def test_a_wheel_without_a_record_cannot_be_built_again(mini: Mini, tmp_path: Path, record: bytes) -> None:
     """An official wheel, and one whose record is no record, are refused with what to do."""
     with refusal("not-provided", match="no build record"):
-        reproduce.record_of(with_record(built(mini), tmp_path / "other", record))
+        reproduce.read_record(with_record(built(mini), tmp_path / "other", record))
 
 
 def test_elsewhere_is_a_new_folder(mini: Mini, tmp_path: Path) -> None:
     """A folder that holds something is nobody's to fill; a temporary one is gone afterwards; a named one stays."""
     session = mini.session()
-    with refusal("usage", match="not an empty folder"), reproduce.elsewhere(session, mini.root, cached=False):
+    with refusal("usage", match="not an empty folder"), reproduce.separate_store(session, mini.root, cached=False):
         pass
-    with reproduce.elsewhere(session, None, cached=False) as other:
+    with reproduce.separate_store(session, None, cached=False) as other:
         place = other.store.root
         assert not (place / "cache").exists()
         assert not other.cached
     assert not place.exists()
-    with reproduce.elsewhere(session, tmp_path / "named", cached=True):
+    with reproduce.separate_store(session, tmp_path / "named", cached=True):
         pass
     assert (tmp_path / "named" / "store" / "cache").is_dir()
 
@@ -242,9 +203,10 @@ def test_a_changed_file_is_another_wheel(mini: Mini, tmp_path: Path, cli: Cli, c
     document = json.loads(done.stdout)
     assert done.returncode == check
     assert document["rebuilds"][0]["verdict"] == "different"
-    (named,) = [member for member in document["rebuilds"][0]["members"] if member["kind"] == "text"]
-    assert named["name"].endswith("version.h")
-    assert not check or (document["error"]["reference"], document["error"]["details"]) == ("rebuild-differs", [named["name"]])
+    (name,) = [name for name in document["rebuilds"][0]["members"] if not name.endswith("RECORD")]
+    assert name.endswith("version.h")
+    error = document.get("error")
+    assert not check or (error["reference"], error["details"]) == ("rebuild-differs", [name])
 
 
 def test_a_wheel_that_is_not_there_is_said_to_be_missing(mini: Mini) -> None:

@@ -1,64 +1,63 @@
-"""``sparkwright rebuild``: builds a finished wheel again, elsewhere, and says whether the same inputs gave the same wheel."""
+"""``sparkwright rebuild``: build a finished wheel again in another store and compare the two."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from sparkwright.audit import policy, reproduce_report
-from sparkwright.audit.reproduce_report import Rebuild
-from sparkwright.builder import pipeline as building
-from sparkwright.builder import reproduce
-from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.audit import policy, reproduce
+from sparkwright.builder import pipeline
 from sparkwright.core.console import console
-from sparkwright.core.digest import key
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Build each named wheel again and compare; with ``--check``, fail where one is not the same."""
-    names = arguments.wheels or session.forks
-    wheels = [path for name in names if (path := _wheel(session, str(name), named=bool(arguments.wheels)))]
+    """Build each named wheel again and compare; with ``--check``, fail if one differs."""
+    if arguments.wheels:
+        wheels = [_named_wheel(session, str(name)) for name in arguments.wheels]
+    else:
+        wheels = [path for fork in session.forks if (path := _last_wheel(session, fork))]
     if not wheels:
-        raise SourceError("not-provided", "There is no wheel to build again.", todo="Run `sparkwright build`, or name a wheel.")
+        todo = "Run `sparkwright build`, or name a wheel."
+        raise SourceError("not-provided", "There is no wheel to build again.", todo=todo)
     if arguments.elsewhere and len(wheels) > 1:
         raise UsageError("usage", "--elsewhere holds one rebuild; name one wheel or fork.")
-    # What cannot be built again is found out before an hour goes into what can.
-    records = [(path, reproduce.record_of(path)) for path in wheels]
-    sessions = [reproduce.session_for(session, path, record) for path, record in records]
-    made = [_again(one, path, arguments) for one, path in zip(sessions, wheels, strict=True)]
-    for one in made:
-        reproduce_report.show(one)
-    console.document({"rebuilds": made})
-    for one in made if arguments.check else ():
-        reproduce_report.raise_for_difference(one)
+    # Refuse what cannot be built again before an hour goes into the rest.
+    records = [reproduce.read_record(path) for path in wheels]
+    sessions = [
+        reproduce.rebuild_session(session, path, record) for path, record in zip(wheels, records, strict=True)
+    ]
+    rebuilds = []
+    for own, path, record in zip(sessions, wheels, records, strict=True):
+        rules = policy.load(own.project.audit_file, own.project.spec.arch)
+        separate = reproduce.separate_store(own, arguments.elsewhere, cached=arguments.cached)
+        with console.step(f"build {path.name} again, elsewhere"), separate as other:
+            rebuilds.append(reproduce.reproduce(other, path, record, rules))
+    for rebuild in rebuilds:
+        reproduce.show(rebuild)
+    console.document({"rebuilds": rebuilds})
+    if arguments.check:
+        for rebuild in rebuilds:
+            reproduce.raise_for_difference(rebuild)
     return 0
 
 
-def _wheel(session: Session, name: str, *, named: bool) -> Path | None:
-    """Return the wheel that *name* means: a file, or the last build of a fork."""
+def _named_wheel(session: Session, name: str) -> Path:
+    """Return the wheel file *name*, or the last build of the fork *name*."""
     if name.endswith(".whl"):
         if not Path(name).is_file():
             raise SourceError("not-provided", f"There is no wheel {name}.")
         return Path(name)
     session.project.fork(name)
-    built = session.store.get("wheel", key("wheel", building.inputs(session, name)), BuiltWheel)
-    path = building.path_of(session, built) if built else None
-    if path and path.exists():
+    if path := _last_wheel(session, name):
         return path
-    if named:
-        todo = "Run `sparkwright build` first."
-        raise SourceError("not-provided", f"The wheel of {name} that this checkout makes is not in {session.output}.", todo=todo)
-    return None
+    what = f"The wheel of {name} that this checkout makes is not in {session.output}."
+    raise SourceError("not-provided", what, todo="Run `sparkwright build` first.")
 
 
-def _again(session: Session, path: Path, arguments: argparse.Namespace) -> Rebuild:
-    record = reproduce.record_of(path)
-    rules = policy.load(session.project.audit_file, session.project.spec.arch)
-    place = reproduce.elsewhere(session, arguments.elsewhere, cached=arguments.cached)
-    with console.step(f"build {path.name} again, elsewhere"), place as other:
-        made = reproduce.build(other, record)
-        compilers = reproduce.compilers(other, record)
-        return reproduce_report.compare(path, made, rules, other.store.folder("work"), compiler=compilers, cached=arguments.cached)
+def _last_wheel(session: Session, fork: str) -> Path | None:
+    built = pipeline.known(session, fork)
+    path = pipeline.path_of(session, built) if built else None
+    return path if path and path.exists() else None
