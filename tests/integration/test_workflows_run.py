@@ -119,7 +119,7 @@ def _afterwards(world: World) -> None:
     for action in ("rollback", "retain"):
         world.run(flow, inputs={"action": action, "stack": "demo", "reason": "a drill"})
         step = next(one for one in reversed(world.steps) if one.name in ("Take back", "Thin out") and one.ended is not None)
-        assert step.ended in (0, 1), step.said
+        assert step.ended in (0, 1, 4, 5), step.said
         assert "usage:" not in step.said
 
 

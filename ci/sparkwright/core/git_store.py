@@ -84,11 +84,11 @@ class Objects:
         return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
 
     def has(self, name: str) -> bool:
-        """Is the object (``<id>^{tree}`` and such allowed) there, with its type as asked?"""
+        """Return True if the object *name* (``<id>^{tree}`` and such) exists with that type."""
         return self.run(["cat-file", "-e", name], check=False)[0] == 0
 
     def whole(self, tree: str) -> bool:
-        """Is *tree* there with everything below it, down to the last file?"""
+        """Return True if *tree* exists with everything below it, down to the last file."""
         return self.run(["rev-list", "--objects", "--quiet", tree], check=False)[0] == 0
 
     def resolve(self, name: str) -> str:
