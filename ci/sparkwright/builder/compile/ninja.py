@@ -399,7 +399,7 @@ class BuildFolder:
 
 def _belongs(output: str, goals: Sequence[str]) -> bool:
     # CMake names an object CMakeFiles/<target>.dir/….
-    return any(output == goal or f"CMakeFiles/{goal}.dir/" in output for goal in goals)
+    return any(goal in ("all", output) or f"CMakeFiles/{goal}.dir/" in output for goal in goals)
 
 
 def _require_memory(edges: Mapping[str, str], todo: Mapping[str, Expected], limits: Limits) -> None:
