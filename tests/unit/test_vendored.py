@@ -118,6 +118,7 @@ def declared(*calls: Call) -> list[tuple[str, str, str, bool]]:
         (call("externalproject_add", "part", "URL", URL, "URL_HASH", "SHA256=0"), [("part", URL, "", False)]),
         (call("file", "DOWNLOAD", URL, "here"), [(URL, URL, "", False)]),
         (call("file", "WRITE", "here", "text"), []),
+        (call("warn_if_ptx", "-gencode arch=compute_121f,code=sm_121f"), []),
     ],
 )  # fmt: skip
 def test_traced_calls_declare_sources(traced: Call, expected: list[tuple[str, str, str, bool]]) -> None:

@@ -84,6 +84,10 @@ def _declaration(call: Call, arguments: Sequence[str]) -> Declaration | None:
         url = require_safe("".join(arguments[1:2]), origin)
         return Declaration(url, url, "", origin, pinnable=False)
     options = _options(arguments[1:])
+    method = next((method for method in _OTHER_METHODS if any(options.get(method, ()))), None)
+    if method is None and "GIT_REPOSITORY" not in options:
+        # The first argument of any other call may be anything.
+        return None
     name = require_safe("".join(arguments[:1]), origin)
     # FetchContent_Populate takes a folder in place of a download only where the source was declared.
     declared = call.command == "fetchcontent_declare"
@@ -92,7 +96,6 @@ def _declaration(call: Call, arguments: Sequence[str]) -> Declaration | None:
         ref = require_safe("".join(options.get("GIT_TAG", ["master"])), origin)
         modules = tuple(filter(None, options["GIT_SUBMODULES"])) if "GIT_SUBMODULES" in options else None
         return Declaration(name, url, ref, origin, modules, declared)
-    method = next((method for method in _OTHER_METHODS if any(options.get(method, ()))), None)
     return Declaration(name, require_safe(options[method][0], origin), "", origin, pinnable=False) if method else None
 
 
