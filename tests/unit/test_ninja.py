@@ -21,7 +21,7 @@ from sparkwright.builder.compile import ninja, ninja_file
 from sparkwright.builder.compile.costs import Costs, Expected, Shipped
 from sparkwright.builder.compile.ninja import BuildFolder, CompilerCall, Limits
 from sparkwright.builder.environment.ccache import Cache
-from sparkwright.builder.environment.sandbox import Room
+from sparkwright.builder.environment.sandbox import Sandbox
 
 #: Of the test environment, else of the machine.
 NINJA = Path(
@@ -83,7 +83,7 @@ class Work:
         """Return the build folder, without a sandbox."""
         env = {**os.environ, **(cache.environment if cache else {})}
         log = self.folder / "compile.log"
-        return BuildFolder("test", NINJA, self.folder, Room("none"), env, log, cache)
+        return BuildFolder("test", NINJA, self.folder, Sandbox("none"), env, log, cache)
 
     def compile(self, limits: Limits = LIMITS, cache: Cache | None = None) -> list[str]:
         """Compile everything, and return the units that were not taken from the cache."""

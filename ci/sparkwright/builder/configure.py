@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sparkwright.builder.environment import sandbox
-from sparkwright.builder.environment.sandbox import Room
+from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.errors import BuildError
 
 #: Folder of the file API's requests and replies, in the build folder.
@@ -88,7 +87,7 @@ class _Seen(NamedTuple):
 
 def configure(
     source: Path, build: Path, *, defines: Mapping[str, str], env: Mapping[str, str], log: Path, targets: Sequence[str] = (),
-    cmake: str | Path = "cmake", traced: Iterable[str] = ("CMakeLists.txt",), what: str = "", room: Room | None = None,
+    cmake: str | Path = "cmake", traced: Iterable[str] = ("CMakeLists.txt",), what: str = "", sandbox: Sandbox | None = None,
 ) -> Configured:  # fmt: skip
     """
     Configure *source* in the folder *build* with the Ninja generator, and read what will be compiled.
@@ -98,13 +97,13 @@ def configure(
         targets: Read the units of these alone; all targets when empty.
         traced: Files whose calls are recorded; CMake tells them apart by their last component.
         what: What failed, for the error.
-        room: Where CMake runs; without a network, but in this view of the file system, when it is left out.
+        sandbox: Where CMake runs; without a network, but in this view of the file system, when it is left out.
 
     Raises:
         configure-failed: CMake ended with an error, or made no target of one of the names.
         build-downloads: It tried to download something.
     """
-    room = room or sandbox.room({})
+    sandbox = sandbox or Sandbox.create({})
     source, build = source.resolve(), build.resolve()
     query = build / API / "query"
     query.mkdir(parents=True, exist_ok=True)
@@ -116,8 +115,8 @@ def configure(
     tracing = [f"--trace-source={name}" for name in sorted(names | files)]
     (build / TRACE).unlink(missing_ok=True)
     settings = {**defines, "CMAKE_EXPORT_COMPILE_COMMANDS": "ON"}
-    seen = _Seen(room.inside(source), room.inside(build))
-    room.run(
+    seen = _Seen(sandbox.sandbox_path(source), sandbox.sandbox_path(build))
+    sandbox.run(
         [
             cmake, "-S", seen.source, "-B", seen.build, "-G", "Ninja", *(f"-D{name}={value}" for name, value in settings.items()),
             "--trace-expand", "--trace-format=json-v1", f"--trace-redirect={seen.build / TRACE}", *tracing,
@@ -129,7 +128,7 @@ def configure(
         cmake=index["cmake"]["version"]["string"],
         compilers=_compilers(build, index),
         units=tuple(sorted(_units(seen, build, index, targets))),
-        calls=calls(source, build, room=room, traced=names),
+        calls=calls(source, build, sandbox=sandbox, traced=names),
     )
 
 
@@ -189,12 +188,12 @@ def _relative(path: Path, seen: _Seen) -> str:
     return str(path.relative_to(seen.source)) if path.is_relative_to(seen.source) else str(path)
 
 
-def calls(source: Path, build: Path, *, room: Room, traced: Collection[str] = ()) -> tuple[Call, ...]:
+def calls(source: Path, build: Path, *, sandbox: Sandbox, traced: Collection[str] = ()) -> tuple[Call, ...]:
     """Return the calls of the last configure, also of one that failed; see `Configured`."""
     trace = build.resolve() / TRACE
     if not trace.exists():
         return ()
-    seen = _Seen(room.inside(source.resolve()), room.inside(build.resolve()))
+    seen = _Seen(sandbox.sandbox_path(source.resolve()), sandbox.sandbox_path(build.resolve()))
     return tuple(_calls(seen, trace.read_bytes().splitlines(), traced))
 
 

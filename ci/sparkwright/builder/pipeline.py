@@ -73,7 +73,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
         targets: The CMake targets that were compiled.
         plan, base, tools, compiler, counts, transplant: Only where something was compiled.
-        isolation: The same; what kept the build from the network (`isolation.Room.kind`), ``none`` where nothing did.
+        isolation: The same; what kept the build from the network (`Sandbox.kind`), ``none`` where nothing did.
     """
 
     sparkwright: str
@@ -290,7 +290,7 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         workspace = Workspace(session, tools, settings, fork)
         members = graft.members(base, configure.libraries(workspace.build), settings)
         build_folder = BuildFolder.of(
-            session, tools, fork, workspace.folder, workspace.room, workspace.environment()
+            session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         ninja.compile_targets(
             build_folder, settings.targets, Costs.of(session, fork), ninja.limits(session)
@@ -298,7 +298,7 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         changes, done = graft.transplant(session, source, base, workspace.build, members, settings)
         told = papers(
             session, source, locked, targets=settings.targets, plan=made.key, tools=tools.key, compiler=cross.compiler(session),
-            counts=made.after.counts, transplant=done, isolation=workspace.room.kind,
+            counts=made.after.counts, transplant=done, isolation=workspace.sandbox.kind,
         )  # fmt: skip
         path = graft.write(base, folder, label, changes, done, settings, told)
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")

@@ -13,9 +13,9 @@ import msgspec
 from sparkwright.builder import configure, source_tree, vendored
 from sparkwright.builder.configure import Call, Configured
 from sparkwright.builder.environment import cross as target
-from sparkwright.builder.environment import host_compiler, sandbox, toolchain
+from sparkwright.builder.environment import host_compiler, toolchain
 from sparkwright.builder.environment.cross import Target
-from sparkwright.builder.environment.sandbox import Room
+from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
@@ -56,9 +56,9 @@ class Workspace:
         return target.of(self._session, self._tools)
 
     @cached_property
-    def room(self) -> Room:
+    def sandbox(self) -> Sandbox:
         """Where the fork is configured and compiled: its folder, what it needs and the tools, under the same names everywhere."""
-        return sandbox.room(self._places, needed=self._settings.needs_vendored)
+        return Sandbox.create(self._places, needed=self._settings.needs_vendored)
 
     @cached_property
     def vendored(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ class Workspace:
             source-unlocked: CMake asked for a source that the lock does not pin.
             tool-missing: The headers of this Python, which extension modules are compiled against, are not installed.
         """
-        renamed = {} if self.room.places else {folder.absolute(): sandbox.INSIDE / name for folder, name in self._places.items()}
+        renamed = {} if self.sandbox.mounts else {folder.absolute(): INSIDE / name for folder, name in self._places.items()}
         defines = version_label.flags(self.defines(), renamed)
         if launcher:
             command = f"{self._tools.python};-IS;{launcher}"
@@ -115,11 +115,11 @@ class Workspace:
                 configured = configure.configure(
                     self.source, self.build, defines=self._translated(defines), env=self.environment(), log=log,
                     targets=self._settings.named_targets, cmake=self._tools.tool("cmake"), what=f"{self._fork} does not configure.",
-                    traced=traced, room=self.room,
+                    traced=traced, sandbox=self.sandbox,
                 )  # fmt: skip
         except BuildError as error:
             # CMake's own words on a source that it could not reach say less than the name of that source.
-            self._check_downloads(configure.calls(self.source, self.build, room=self.room), complete=False)
+            self._check_downloads(configure.calls(self.source, self.build, sandbox=self.sandbox), complete=False)
             if error.reference != "configure-failed":
                 raise
             raise host_compiler.explained(error) from error
@@ -132,16 +132,16 @@ class Workspace:
         vendored.check(self._fork, declared, locked, ignored, complete=complete)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of configure and compile, as the room has them."""
+        """Return the variables of configure and compile, with the paths of the sandbox."""
         return self._translated(self._tools.environment(**{**self.target.environment(self._tools), **self._settings.variables}))
 
     def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
-        return {name: self.room.translated(value) for name, value in values.items()}
+        return {name: self.sandbox.translate(value) for name, value in values.items()}
 
     def _renew(self) -> None:
         """Empty a build folder that CMake cannot go on with: its sources had another path, or another compiler made it."""
         cache, known = self.build / "CMakeCache.txt", self.folder / "compiler"
-        moved = f"CMAKE_HOME_DIRECTORY:INTERNAL={self.room.inside(self.source)}\n"
+        moved = f"CMAKE_HOME_DIRECTORY:INTERNAL={self.sandbox.sandbox_path(self.source)}\n"
         compiler = host_compiler.identity()
         if cache.exists() and moved not in cache.read_text("utf-8"):
             console.note(f"{self._fork}: its build folder was made under another path; it is made anew")

@@ -24,7 +24,7 @@ from sparkwright.builder.compile.failures import FailedEdge
 from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.ccache import Cache
-from sparkwright.builder.environment.sandbox import Room
+from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import procfs
@@ -128,7 +128,7 @@ class BuildFolder:
 
     Args:
         ninja: The program.
-        room: The sandbox, in which the folders of *work* may have other names.
+        sandbox: The sandbox, in which the folders of *work* may have other names.
         env: Variables of the configure step and of the compiler cache.
         log: Gets the output of ninja.
     """
@@ -138,23 +138,23 @@ class BuildFolder:
         name: str,
         ninja: Path,
         work: Path,
-        room: Room,
+        sandbox: Sandbox,
         env: Mapping[str, str],
         log: Path,
         cache: Cache | None = None,
     ) -> None:
         self._name, self.path, self._program = name, work / "build", ninja
-        self._room, self._log, self.cached = room, log, cache is not None
-        self._inside, self._source = room.inside(self.path), f"{room.inside(work / 'src')}/"
+        self._sandbox, self._log, self.cached = sandbox, log, cache is not None
+        self._inside, self._source = sandbox.sandbox_path(self.path), f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._calls = self._launch / "calls.jsonl"
         self._env = {
             **env,
             "NINJA_STATUS": failures.STATUS,
-            "SPARKWRIGHT_CALLS": str(room.inside(self._calls)),
+            "SPARKWRIGHT_CALLS": str(sandbox.sandbox_path(self._calls)),
             "SPARKWRIGHT_CCACHE": cache.program if cache else "",
             # Not into a /tmp that may be memory; and the next run finds and removes them here.
-            "TMPDIR": str(room.inside(self._launch / "tmp")),
+            "TMPDIR": str(sandbox.sandbox_path(self._launch / "tmp")),
         }
         self._network = cache is not None and cache.remote
 
@@ -165,16 +165,16 @@ class BuildFolder:
         tools: Toolchain,
         fork: str,
         work: Path,
-        room: Room,
+        sandbox: Sandbox,
         env: Mapping[str, str],
     ) -> BuildFolder:
         """Return the build folder of *fork*, with the compiler cache of the session."""
         log = f"{session.project.stack}-{session.named(fork)}-compile.log"
-        base = None if room.places else session.store.root
+        base = None if sandbox.mounts else session.store.root
         cache = ccache.of(session, sessions.config().compiler_cache, base)
         variables = {**ccache.without_settings(env), **(cache.environment if cache else {})}
         log_path = session.store.folder("logs") / log
-        return cls(fork, tools.tool("ninja"), work, room, variables, log_path, cache)
+        return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cache)
 
     def edges(self) -> list[CompileEdge]:
         """Return the compile edges of all targets; units below the sources are relative to them."""
@@ -286,7 +286,7 @@ class BuildFolder:
             *options,
         ]
         try:
-            self._room.run(
+            self._sandbox.run(
                 command,
                 log=self._log,
                 env=env,

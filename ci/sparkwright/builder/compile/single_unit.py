@@ -50,7 +50,7 @@ def compile_unit(session: Session, fork: str, name: str) -> SingleUnit:
         planning.planned(session, tools, source_tree.make(session, fork), configured=True)
         workspace = Workspace(session, tools, settings, fork)
         folder = BuildFolder.of(
-            session, tools, fork, workspace.folder, workspace.room, workspace.environment()
+            session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         edges = matching(folder.edges(), name)
         for edge in edges:

@@ -20,8 +20,8 @@ import msgspec
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
-from sparkwright.builder.environment import cross, host_compiler, sandbox
-from sparkwright.builder.environment.sandbox import Room
+from sparkwright.builder.environment import cross, host_compiler
+from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive as wheelfile
@@ -145,10 +145,10 @@ class Workshop:
         return f"work-{session.project.stack}-{session.named(spec.distribution)}"
 
     @property
-    def room(self) -> Room:
+    def sandbox(self) -> Sandbox:
         """Where modules are compiled: without a network, in folders of the same names everywhere."""
         against = {self._target.root: "target"} if self._target.cross else {}
-        return sandbox.room({self.folder: self._spec.distribution, self._tools.root: "tools", **against})
+        return Sandbox.create({self.folder: self._spec.distribution, self._tools.root: "tools", **against})
 
     def make(self) -> dict[Module, Path]:
         """
@@ -167,14 +167,14 @@ class Workshop:
         unpack(self._wheel, self.package)
         question, answer = self.folder / "question.json", self.folder / "answer.json"
         answer.unlink(missing_ok=True)
-        inside = self.room.inside
+        inside = self.sandbox.sandbox_path
         calls = [{"call": module.call, "arguments": module.arguments} for module in self._spec.modules]
         places = {"package": str(inside(self.package)), "build": str(inside(self.build)), "answer": str(inside(answer))}
         question.write_bytes(msgspec.json.encode({**places, "calls": calls}))
         script = shutil.copyfile(Path(__file__).parent / "jitspecs.py", self.folder / "jitspecs.py")
         log = self._session.store.folder("logs") / f"{self._session.project.stack}-{self._spec.distribution}-generate.log"
         with console.step(f"generate FlashInfer's modules for {self._session.project.spec.arch}"):
-            self.room.run(
+            self.sandbox.run(
                 [inside(self._tools.python), "-I", inside(script), inside(question)], log=log, env=self._environment(),
                 failure=partial(BuildError, "build-failed"), what="FlashInfer's generators cannot be asked.",
             )  # fmt: skip
@@ -185,7 +185,7 @@ class Workshop:
         console.note(f"{len(modules)} modules of {units} units")
         session, fork = self._session, self._spec.fork
         build_folder = BuildFolder.of(
-            session, self._tools, fork, self.folder, self.room, self._environment()
+            session, self._tools, fork, self.folder, self.sandbox, self._environment()
         )
         ninja.compile_targets(build_folder, (), Costs.of(session, fork), ninja.limits(session))
 
@@ -203,7 +203,7 @@ class Workshop:
         ours |= dict.fromkeys(("CC", "CXX"), f"{self._target.triple}-g++" if self._target.cross else shlex.join(host_compiler.program()))
         base = self._tools.environment(**self._target.environment(self._tools))
         kept = {name: value for name, value in base.items() if not name.startswith("FLASHINFER_") and name not in _UNWANTED}
-        return {name: self.room.translated(value) for name, value in {**kept, **ours}.items()}
+        return {name: self.sandbox.translate(value) for name, value in {**kept, **ours}.items()}
 
 
 def checked(answer: Answer, path: Path) -> tuple[Module, ...]:

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparkwright.builder.environment import sandbox
-from sparkwright.builder.environment.sandbox import Room
+from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive
@@ -50,11 +49,12 @@ def build(
     work = session.store.folder("work", session.project.stack, fork)
     with session.store.building(work / "tree") as source, session.store.building(work / "wheel") as made:
         session.objects.archive(tree, source)
-        room = sandbox.room({source: f"{fork}/src", made: f"{fork}/wheel", tools.root: "tools"})
-        env = {name: room.translated(value) for name, value in tools.environment(PIP_NO_INDEX="1", **EPOCH, **settings.variables).items()}
+        sandbox = Sandbox.create({source: f"{fork}/src", made: f"{fork}/wheel", tools.root: "tools"})
+        variables = tools.environment(PIP_NO_INDEX="1", **EPOCH, **settings.variables)
+        env = {name: sandbox.translate(value) for name, value in variables.items()}
         log = session.store.folder("logs") / f"{session.project.stack}-{fork}-build.log"
         with console.step(f"build {fork} with its own backend"):
-            path = run(room, tools, source, made, env, log=log, what=fork)
+            path = run(sandbox, tools, source, made, env, log=log, what=fork)
         version = labelled(WheelName.of(path.name).version, label)
         sbom = papers.sbom(WheelName.of(path.name, version))
         return archive.remake(
@@ -63,7 +63,7 @@ def build(
 
 
 def run(
-    room: Room, tools: Toolchain, source: Path, made: Path, env: Mapping[str, str], *, log: Path, what: str, **options: Any
+    sandbox: Sandbox, tools: Toolchain, source: Path, made: Path, env: Mapping[str, str], *, log: Path, what: str, **options: Any
 ) -> Path:  # fmt: skip
     """
     Let the backend of the project in *source* write its wheel to the empty folder *made*, and return the wheel.
@@ -75,8 +75,9 @@ def run(
     Raises:
         build-failed, build-downloads: See `build`.
     """
-    command: list[str | Path] = [room.inside(tools.python), "-c", _HOOK, str(room.inside(made)), str(room.inside(source))]
-    room.run(
+    inside = sandbox.sandbox_path
+    command: list[str | Path] = [inside(tools.python), "-c", _HOOK, str(inside(made)), str(inside(source))]
+    sandbox.run(
         command,
         cwd=source,
         env=env,

@@ -100,10 +100,10 @@ def flags(defines: Mapping[str, str], places: Mapping[Path, Path]) -> dict[str, 
     is a seed; one seed does for all, as these names hold a hash of the source's path besides. ``__FILE__`` follows
     ``-ffile-prefix-map``, in device code, too. What no flag changes: the names of device functions and variables with internal linkage
     hold a hash of their source's real path, so cubins of such units are equal only in folders of equal name, which is what
-    `isolation.room` gives.
+    `Sandbox.create` gives.
 
     Args:
-        places: Folder → the name that it is to have in objects, where programs see it by another one; empty in a room with fixed names.
+        places: Folder → the name that it is to have in objects, where programs see it by another one; empty in a sandbox with fixed names.
     """
     # GCC takes the last mapping that fits, so inner folders come after outer ones. A blank, a comma or such would end the option.
     safe = [(source, name) for source, name in places.items() if not re.search(r"[\s,;=$\"'\\]", str(source))]

@@ -19,24 +19,25 @@ import pytest
 from tests import endings
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import isolate, sandbox
-from sparkwright.builder.environment.sandbox import INSIDE, Room
+from sparkwright.builder._scripts import isolate
+from sparkwright.builder.environment import sandbox
+from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 
 refused = sandbox._refusal()
 apart = pytest.mark.skipif(refused is not None, reason=f"no namespaces here: {refused}")
 
 
 class Lab:
-    """A room around one folder, and programs that are run in it."""
+    """A sandbox around one folder, and programs that are run in it."""
 
     def __init__(self, folder: Path, kind: str = "") -> None:
         self.work, self.log = folder / "work", folder / "log"
         self.work.mkdir()
-        self.room = Room("none") if kind == "none" else sandbox.room({self.work: "mini"})
+        self.sandbox = Sandbox("none") if kind == "none" else Sandbox.create({self.work: "mini"})
 
     def run(self, *command: str) -> str:
         """Run *command* and return what it printed."""
-        self.room.run(command, log=self.log, env=dict(os.environ))
+        self.sandbox.run(command, log=self.log, env=dict(os.environ))
         return "".join(self.log.read_text().splitlines(keepends=True)[1:])
 
     def shell(self, script: str) -> str:
@@ -50,7 +51,7 @@ def _lab(tmp_path: Path) -> Lab:
 
 @pytest.fixture(name="listener")
 def _listener() -> Iterator[int]:
-    """A server on this machine's loopback: what a room must not reach."""
+    """A server on this machine's loopback: what a sandbox must not reach."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         accepting = threading.Thread(target=_accept, args=(server,), daemon=True)
         accepting.start()
@@ -75,8 +76,8 @@ def test_a_program_sees_its_folder_under_a_fixed_name(lab: Lab) -> None:
     assert lab.shell(f"cat {INSIDE}/mini/given; echo made inside > {INSIDE}/mini/made; ls {INSIDE}") == "from outside\nmini\n"
     assert (lab.work / "made").read_text() == "made inside\n"
     assert not (INSIDE / "mini").exists()
-    assert lab.room.inside(lab.work / "a") == INSIDE / "mini" / "a"
-    assert lab.room.inside(Path("/elsewhere/a")) == Path("/elsewhere/a")
+    assert lab.sandbox.sandbox_path(lab.work / "a") == INSIDE / "mini" / "a"
+    assert lab.sandbox.sandbox_path(Path("/elsewhere/a")) == Path("/elsewhere/a")
 
 
 @apart
@@ -161,9 +162,9 @@ def test_nothing_of_a_killed_build_lives_on(lab: Lab, by: signal.Signals, preexe
     marker = f"3141.{os.getpid()}"
     script = f"setsid sleep {marker} & sleep {marker}"
     code = (
-        "import os; from pathlib import Path; from sparkwright.builder.environment import sandbox;"
-        f"room = sandbox.room({{Path({str(lab.work)!r}): 'mini'}});"
-        f"room.run(['sh', '-c', {script!r}], log=Path({str(lab.log)!r}), env=dict(os.environ))"
+        "import os; from pathlib import Path; from sparkwright.builder.environment.sandbox import Sandbox;"
+        f"sandbox = Sandbox.create({{Path({str(lab.work)!r}): 'mini'}});"
+        f"sandbox.run(['sh', '-c', {script!r}], log=Path({str(lab.log)!r}), env=dict(os.environ))"
     )
     with subprocess.Popen([sys.executable, "-c", code], preexec_fn=preexec) as builder:  # noqa: PLW1509  system calls, no lock
         _wait_for(lambda: len(_sleeping(marker)) == 2)
@@ -211,31 +212,31 @@ def _wait_for(condition: object) -> None:
 
 
 def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose system has no unshare gives a room that hides nothing, and none at all where that would not do."""
+    """A machine whose system has no unshare gives a sandbox that hides nothing, and none at all where that would not do."""
     monkeypatch.setenv("PATH", str(tmp_path))
     sandbox._refusal.cache_clear()
     try:
-        assert sandbox.room({tmp_path: "mini"}) == Room("none")
+        assert Sandbox.create({tmp_path: "mini"}) == Sandbox("none")
         with refusal("isolation-missing", match="without a network"):
-            sandbox.room({tmp_path: "mini"}, needed=True)
+            Sandbox.create({tmp_path: "mini"}, needed=True)
     finally:
         sandbox._refusal.cache_clear()
 
 
 def test_a_container_that_has_a_network_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable alone does not make a room: a machine with more than a loopback device is no container without a network."""
+    """The variable alone does not make a sandbox: a machine with more than a loopback device is no container without a network."""
     monkeypatch.setenv(sandbox.VARIABLE, "container")
     devices = {name for _, name in socket.if_nameindex()}
 
-    assert (sandbox.room({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
+    assert (Sandbox.create({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
 
 
 @pytest.mark.parametrize("network", [["--net"], []], ids=["alone", "here"])
 def test_the_devices_are_known_without_sys(without_sys: list[str], network: list[str]) -> None:
     """Where /sys is not mounted, a container without a network is one, and a machine with one is none."""
     code = (
-        "import socket\nfrom sparkwright.builder.environment import sandbox as isolation\n"
-        "print(isolation.room({}).kind == 'container', [name for _, name in socket.if_nameindex()] == ['lo'])\n"
+        "import socket\nfrom sparkwright.builder.environment.sandbox import Sandbox\n"
+        "print(Sandbox.create({}).kind == 'container', [name for _, name in socket.if_nameindex()] == ['lo'])\n"
     )
     words = [without_sys[0], *network, *without_sys[1:], sys.executable, "-c", code]
     run = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, sandbox.VARIABLE: "container"})

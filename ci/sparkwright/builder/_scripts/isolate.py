@@ -1,14 +1,14 @@
 """
-Runs one build program without a network, in places that are the same on every machine.
+Run one build program without a network, in folders whose paths are the same on every machine.
 
-`sparkwright.builder.environment.sandbox` starts it as the first process of new namespaces. It runs alone, with the standard library only.
-Its one argument is a JSON object, the rest of the command line is the program:
+`sparkwright.builder.environment.sandbox` starts it as the first process of new namespaces. It uses the standard library
+only. Its first argument is a JSON object, the rest of the command line is the program:
 
-- ``binds``: folder → where the program sees it; all of the latter lie below ``inside``.
-- ``inside``: an existing folder of every system, over which an empty one is laid.
+- ``binds``: folder → its path for the program, below ``inside``.
+- ``inside``: an existing folder of every system, over which an empty one is mounted.
 - ``loopback``: the network is a new one, whose loopback device has to be switched on.
-- ``witness``: the file in which every attempt to reach a host is written down, one per line; beside it ``.missing`` says that there is
-  no such program.
+- ``witness``: the file to which every request to a host is written, one per line; a file with ``.missing`` behind that
+  name means that the program is not installed.
 """
 
 import contextlib
@@ -40,27 +40,27 @@ def mount(source: str, target: str, kind: str, flags: int) -> None:
         raise OSError(number, os.strerror(number), target)
 
 
-def lay(inside: str, binds: Mapping[str, str]) -> None:
-    """Make every folder of *binds* appear at its place below *inside*."""
-    # Opened before the empty folder hides what may lie below it.
-    opened = {place: os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder, place in binds.items()}
+def bind_folders(inside: str, binds: Mapping[str, str]) -> None:
+    """Mount every folder of *binds* at its path below *inside*."""
+    # Opened before the empty folder hides those below it.
+    opened = {target: os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder, target in binds.items()}
     mount("tmpfs", inside, "tmpfs", 0)
-    for place, folder in opened.items():
-        pathlib.Path(place).mkdir(parents=True)
-        mount(f"/proc/self/fd/{folder}", place, "", MS_BIND | MS_REC)
+    for target, folder in opened.items():
+        pathlib.Path(target).mkdir(parents=True)
+        mount(f"/proc/self/fd/{folder}", target, "", MS_BIND | MS_REC)
         os.close(folder)
 
 
 def switch_on_loopback() -> None:
-    """Bring up ``lo``, which a new network has switched off: the witness listens there, and so do test servers of programs."""
+    """Bring up ``lo``, which a new network has switched off: the proxy listens there, and so do test servers of programs."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         flags = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)[0]
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
 
 
-def witness(path: str) -> int:
-    """Start the proxy that refuses everything and writes down what was asked for; return its port."""
+def refusing_proxy(path: str) -> int:
+    """Start a proxy that refuses every request and writes it to the file *path*; return its port."""
     lock = threading.Lock()
 
     class Refusal(http.server.BaseHTTPRequestHandler):
@@ -76,7 +76,7 @@ def witness(path: str) -> int:
             raise AttributeError(name)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-            """Say nothing; the base class writes to standard error."""
+            """Write nothing; the base class writes to standard error."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
     server.daemon_threads = True
@@ -87,10 +87,10 @@ def witness(path: str) -> int:
 def main() -> int:
     spec, command = json.loads(sys.argv[1]), sys.argv[2:]
     if spec["binds"]:
-        lay(spec["inside"], spec["binds"])
+        bind_folders(spec["inside"], spec["binds"])
     if spec["loopback"]:
         switch_on_loopback()
-    proxy = f"http://127.0.0.1:{witness(spec['witness'])}"
+    proxy = f"http://127.0.0.1:{refusing_proxy(spec['witness'])}"
     environment = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
     environment |= {name: proxy for lower in PROXIES for name in (lower, lower.upper())}
     try:
@@ -100,7 +100,7 @@ def main() -> int:
         return 127
     for number in (signal.SIGTERM, signal.SIGHUP):
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # nohup: whoever started the build wants it to outlive the terminal
+            continue  # nohup: the build is to outlive the terminal
         signal.signal(number, lambda _number, _frame: child.terminate())
     # A terminal sends Ctrl-C to the program as well; its end is awaited.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

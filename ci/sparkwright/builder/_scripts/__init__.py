@@ -1,0 +1,1 @@
+"""Scripts that other interpreters run, with the standard library only."""
