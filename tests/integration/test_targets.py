@@ -31,7 +31,7 @@ from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.forks import download, lock, resolve
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.stack import Project
 
@@ -214,11 +214,11 @@ class Parts:
         workspace.lock_vendored(self.session("all"), "widget")
         return self.session().lock.forks["widget"].vendored
 
-    def session(self, *targets: str, mirrors: bool = True) -> Session:
+    def session(self, *targets: str, mirrors: bool = True) -> RunContext:
         """Return a run for *targets*, as the command line would make it."""
         places = {f"{HOST}{name}.git": str(self.upstreams / name) for name in (*PARTS, "widget")} if mirrors else {}
         project = Project(self.root, "parts")
-        return Session(
+        return RunContext(
             project, self.store, ("widget",), self.folder / "dist", source="git", mirrors=places, targets=targets, jobs=2,
             offline=not mirrors,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from sparkwright.builder.compile.costs import ShippedFile
 from sparkwright.builder.environment.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
 from sparkwright.cherry_picks.ledger import Ledger
-from sparkwright.forks.context import Config
+from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
 from sparkwright.gates.recipes.recipe import Recipe

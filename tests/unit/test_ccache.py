@@ -15,8 +15,9 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder.environment import ccache
-from sparkwright.forks import context as sessions
-from sparkwright.forks.context import CompilerCache, Session
+from sparkwright.core import config
+from sparkwright.core.config import CompilerCache
+from sparkwright.forks.context import Session
 
 if TYPE_CHECKING:
     from tests.conftest import Redis
@@ -80,10 +81,10 @@ def test_the_users_file_configures_the_cache(
     file = tmp_path / "config.yaml"
     file.write_text("compiler_cache: {remote: 'redis://cache.example', size: 20G}\n")
     monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(file))
-    assert sessions.config().compiler_cache == CompilerCache("auto", "redis://cache.example", "20G")
+    assert config.config().compiler_cache == CompilerCache("auto", "redis://cache.example", "20G")
     file.write_text("compiler_cache: {tool: distcc}\n")
     with refusal("file-invalid"):
-        sessions.config()
+        config.config()
 
 
 class WebServer(http.server.BaseHTTPRequestHandler):

@@ -31,11 +31,11 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, graft
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest
+from sparkwright.core import config, digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.git_store import Objects
-from sparkwright.forks import context, download
+from sparkwright.forks import download
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
@@ -329,7 +329,7 @@ def memory(session: Session, source: SourceTree) -> Iterator[str]:
         path: cost.megabytes for path, cost in expected.items() if cost.measured and cost.megabytes > budget
     }
     begun = any((session.store.root / "work" / session.project.stack / fork).glob("*/build/.ninja_log"))
-    cached = session.cached and context.config().compiler_cache.tool != "none" and shutil.which("ccache")
+    cached = session.cached and config.config().compiler_cache.tool != "none" and shutil.which("ccache")
     for path, megabytes in sorted(too_large.items(), key=lambda item: -item[1]):
         taken = f"memory: compiling {path} takes {megabytes / 1000:.1f} GB, as measured"
         line = f"{taken}; compilers may hold {budget / 1000:.1f} GB here"

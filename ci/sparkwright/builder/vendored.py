@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.builder.configure import DEPS, Call
+from sparkwright.builder.configure import DEPS, DOWNLOADS, Call
 from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import fetch as sources
 from sparkwright.forks import resolve
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
 from sparkwright.forks.vendored import require_safe
@@ -67,6 +67,8 @@ def declarations(calls: Iterable[Call]) -> tuple[Declaration, ...]:
     """
     declared: dict[str, Declaration] = {}
     for call in calls:
+        if call.command not in DOWNLOADS:
+            continue
         # CMake expands a list in place only when it runs the command, after it was traced.
         arguments = [value for argument in call.arguments for value in argument.split(";")]
         declaration = _declaration(call, arguments)
@@ -159,7 +161,7 @@ def _fault(declaration: Declaration, entry: VendoredLock | None) -> str:
     return ""
 
 
-def fetch(session: Session, fork: str) -> dict[str, str]:
+def fetch(session: RunContext, fork: str) -> dict[str, str]:
     """
     Bring every source that FetchContent would download for *fork*, and return their trees by name.
 
@@ -197,7 +199,7 @@ def defines(trees: Iterable[str]) -> dict[str, str]:
     return {**DISCONNECTED, **folders}
 
 
-def pinned(session: Session, fork: str, declared: Sequence[Declaration]) -> ForkLock:
+def pinned(session: RunContext, fork: str, declared: Sequence[Declaration]) -> ForkLock:
     """Return the lock of *fork* with exactly the sources *declared* in place of those that FetchContent would download."""
     spec, locked = session.project.fork(fork), session.lock.forks[fork]
     entries = {

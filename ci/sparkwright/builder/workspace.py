@@ -23,7 +23,7 @@ from sparkwright.builder.wheel import version_label
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import lock
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 
@@ -38,7 +38,7 @@ class Workspace:
             build with the vendored sources.
     """
 
-    def __init__(self, session: Session, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
+    def __init__(self, session: RunContext, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
         self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
         variant = variant or ("trial" if session.without else "build")
         self.variant = f"vendored-{variant}" if settings.needs_vendored else variant
@@ -46,7 +46,7 @@ class Workspace:
         self.source, self.build = self.folder / "src", self.folder / "build"
 
     @staticmethod
-    def name(session: Session, fork: str) -> str:
+    def name(session: RunContext, fork: str) -> str:
         """Return the name of the lock."""
         return f"work-{session.project.stack}-{fork}"
 
@@ -194,7 +194,7 @@ def _require_python_headers() -> None:
         raise CommandError("tool-missing", f"{toolchain.python_header()} is not there.", todo=todo)
 
 
-def lock_vendored(session: Session, fork: str) -> None:
+def lock_vendored(session: RunContext, fork: str) -> None:
     """
     Write the sources that CMake asks for in *fork* to the lock file.
 

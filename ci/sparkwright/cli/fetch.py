@@ -7,10 +7,10 @@ import argparse
 from sparkwright.builder.environment import toolchain
 from sparkwright.core.console import console
 from sparkwright.forks import download, fetch
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Bring the sources and the bases for this machine into the store, and install the tools."""
     fetched = [fetch.fetch(session, fork) for fork in session.forks]
     bases = []

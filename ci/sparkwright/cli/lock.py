@@ -12,13 +12,13 @@ from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import lock, resolve
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.gates.load import benchy
 from sparkwright.gates.tasks import harness
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; what stays unresolved is reported."""
     if session.offline:
         raise SourceError("offline", "lock asks the index and the upstream hosts, which --offline forbids.")
@@ -48,7 +48,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _vendored(session: Session, fork: str) -> None:
+def _vendored(session: RunContext, fork: str) -> None:
     """Write the sources that FetchContent would download to the lock, as far as CMake can be asked here."""
     count = len(session.lock.forks[fork].fetched)
     if not toolchain.installed(session):

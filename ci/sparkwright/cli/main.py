@@ -34,10 +34,11 @@ from sparkwright.cli import (
     upkeepoptions,
 )
 from sparkwright.core import project_data
+from sparkwright.core.config import mirror_map
 from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.store import Store, room_guard
-from sparkwright.forks.context import Outside, Session, mirror_map
+from sparkwright.forks.context import Outside, Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 

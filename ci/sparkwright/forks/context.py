@@ -1,19 +1,14 @@
-"""What one run works with: the reviewed data, the store, and the choices made on the command line."""
+"""The context of a run: the reviewed data, the store, and the choices made on the command line."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
-from sparkwright.core import strict_yaml
-from sparkwright.core.errors import UsageError
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
@@ -22,12 +17,12 @@ from sparkwright.forks.stack import Project, SourceKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Outside:
+class StandaloneContext:
     """
-    A run that needs no checkout: the store, whether the network may be asked, and where URLs are reached (see `Session`).
+    A run that needs no checkout (see `RunContext`).
 
     Attributes:
-        state: Where the machine remembers what it has seen of indexes; None for the user's own place (`release.manifest.seen`).
+        state: Folder of the records of known indexes; None for the user's own (`release.manifest.seen`).
     """
 
     store: Store
@@ -41,7 +36,7 @@ class Outside:
 
 
 @dataclasses.dataclass(frozen=True)
-class Session:
+class RunContext:
     """
     A run.
 
@@ -56,9 +51,9 @@ class Session:
         targets: CMake targets to compile in place of those of the stack; ``all`` stands for every one.
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
-        cached: Take units from the compiler cache, where there is one; a rebuild that is to prove something compiles them.
+        cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles every unit.
         unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for the default.
-        silent: Hosts that did not answer in this run, so that nobody waits for them twice.
+        silent: Hosts that did not answer in this run, and are not waited for again.
     """
 
     project: Project
@@ -112,56 +107,6 @@ class Session:
         return mirrored(self.mirrors, url)
 
 
-class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    Where compiled units are kept beside the build folder.
-
-    Attributes:
-        tool: ``auto`` takes ccache where it is installed, ``ccache`` fails without it.
-        remote: Address of a cache that machines share (``redis://…``, ``http://…``), without secrets.
-        size: The most that the local cache may hold, as ccache spells it.
-    """
-
-    tool: Literal["auto", "ccache", "none"] = "auto"
-    remote: str = ""
-    size: str = "10G"
-
-
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the user's own file says: ``config.yaml`` in the platform's place for it, or where ``SPARKWRIGHT_CONFIG`` points."""
-
-    mirrors: dict[str, str] = {}
-    compiler_cache: CompilerCache = CompilerCache()
-    #: The index that `install` takes releases from.
-    releases: str = ""
-
-
-def config() -> Config:
-    """
-    Return the user's configuration; nothing is configured where there is no file.
-
-    Raises:
-        file-invalid: It is damaged, or was named and is not there.
-    """
-    named = os.environ.get("SPARKWRIGHT_CONFIG")
-    if named:
-        return strict_yaml.load(Path(named), Config)
-    import platformdirs
-
-    path = Path(platformdirs.user_config_dir("sparkwright", appauthor=False)) / "config.yaml"
-    return strict_yaml.load(path, Config) if path.is_file() else Config()
-
-
-def mirror_map(values: list[str]) -> dict[str, str]:
-    """
-    Return the mirror map: that of the user's file, and of the ``--mirror URL=REPLACEMENT`` options, which win over it.
-
-    Raises:
-        UsageError: An option has no ``=`` or an empty side.
-        file-invalid: The user's file cannot be read.
-    """
-    pairs = [value.partition("=") for value in values]
-    for value, (url, _, replacement) in zip(values, pairs, strict=True):
-        if not url or not replacement:
-            raise UsageError("usage", f"--mirror {value!r} is not of the form URL=REPLACEMENT.")
-    return {**config().mirrors, **{url: replacement for url, _, replacement in pairs}}
+#: The names before version 2; most callers still use them.
+Session = RunContext
+Outside = StandaloneContext

@@ -16,7 +16,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import archive, download
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.stack import KINDS, SourceKind
@@ -41,7 +41,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
     resolved: bool
 
 
-def fetch(session: Session, fork: str) -> FetchedSource:
+def fetch(session: RunContext, fork: str) -> FetchedSource:
     """
     Bring the source of *fork* into the object database, verified.
 
@@ -52,7 +52,7 @@ def fetch(session: Session, fork: str) -> FetchedSource:
     return fetch_locked(session, fork, session.lock.forks[fork])
 
 
-def fetch_locked(session: Session, fork: str, locked: ForkLock) -> FetchedSource:
+def fetch_locked(session: RunContext, fork: str, locked: ForkLock) -> FetchedSource:
     """Bring what *locked* says, which need not be what the lock file says yet; see `fetch`."""
     ignored = sorted(session.project.fork(fork).ignored)
     key = digest.key(
@@ -70,7 +70,7 @@ def fetch_locked(session: Session, fork: str, locked: ForkLock) -> FetchedSource
     return fetched
 
 
-def choose(session: Session, fork: str, locked: ForkLock) -> SourceKind:
+def choose(session: RunContext, fork: str, locked: ForkLock) -> SourceKind:
     """
     Return the kind of source to take; ``auto`` takes git when commit and tree are locked and reachable, and says why not.
 
@@ -95,12 +95,12 @@ def _kinds(locked: ForkLock) -> list[SourceKind]:
     return [kind for kind in KINDS if getattr(locked, kind)]
 
 
-def _asked(session: Session, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
+def _asked(session: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
     """Return which kind of source the run asks for; of a fork that it merely needs, and that has none of that kind, any."""
     return session.source if fork in session.forks or session.source in _kinds(locked) else "auto"
 
 
-def _reachable(session: Session, locked: GitLock) -> bool:
+def _reachable(session: RunContext, locked: GitLock) -> bool:
     if session.objects.has(f"{locked.commit}^{{commit}}"):
         return True
     try:
@@ -111,7 +111,7 @@ def _reachable(session: Session, locked: GitLock) -> bool:
         return False
 
 
-def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["git", "sdist", "wheel"]) -> FetchedSource:
+def _fetch_kind(session: RunContext, fork: str, locked: ForkLock, kind: Literal["git", "sdist", "wheel"]) -> FetchedSource:
     if kind == "git":
         assert locked.git is not None
         return _fetch_git(session, fork, locked.git, locked.vendored)
@@ -128,14 +128,14 @@ def _fetch_kind(session: Session, fork: str, locked: ForkLock, kind: Literal["gi
     return FetchedSource(fork, kind, file.filename + (f" ({file.folder})" if file.folder else ""), file.sha256, file.tree, True)
 
 
-def import_file(session: Session, file: FileLock) -> str:
+def import_file(session: RunContext, file: FileLock) -> str:
     """Bring the content of an archive of the package index into the object database and return its tree id."""
     path = download.obtain(session.store, file.name, file.filename, file.sha256, offline=session.offline)
     members = archive.wheel_members(path, file.folder) if file.folder else archive.sdist_members(path)
     return session.objects.store_files((member.path, member.mode, member.data) for member in members)
 
 
-def _fetch_git(session: Session, fork: str, locked: GitLock, vendored: Mapping[str, VendoredLock]) -> FetchedSource:
+def _fetch_git(session: RunContext, fork: str, locked: GitLock, vendored: Mapping[str, VendoredLock]) -> FetchedSource:
     commit = full_commit(session, fork, locked)
     tree = verified_tree(session, locked.url, commit, locked.tree)
     tree = _reduced(session, locked.url, tree, locked.without)
@@ -145,7 +145,7 @@ def _fetch_git(session: Session, fork: str, locked: GitLock, vendored: Mapping[s
     return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
 
 
-def verified_tree(session: Session, url: str, commit: str, expected: str) -> str:
+def verified_tree(session: RunContext, url: str, commit: str, expected: str) -> str:
     """
     Return the tree of *commit*, brought without its files.
 
@@ -164,7 +164,7 @@ def verified_tree(session: Session, url: str, commit: str, expected: str) -> str
     return tree
 
 
-def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[str, VendoredLock]) -> str:
+def with_submodules(session: RunContext, fork: str, tree: str, vendored: Mapping[str, VendoredLock]) -> str:
     """
     Return *tree* with the locked sources in place of its submodules.
 
@@ -184,7 +184,7 @@ def with_submodules(session: Session, fork: str, tree: str, vendored: Mapping[st
     return session.objects.with_folders(tree, folders) if folders else tree
 
 
-def vendored_tree(session: Session, fork: str, name: str, vendored: Mapping[str, VendoredLock]) -> str:
+def vendored_tree(session: RunContext, fork: str, name: str, vendored: Mapping[str, VendoredLock]) -> str:
     """
     Return the tree of the locked source *name*, its files brought, with the sources in place that lie below it in turn.
 
@@ -201,7 +201,7 @@ def vendored_tree(session: Session, fork: str, name: str, vendored: Mapping[str,
     return with_submodules(session, f"{fork}/{name}", tree, nested)
 
 
-def _reduced(session: Session, url: str, tree: str, without: Sequence[str]) -> str:
+def _reduced(session: RunContext, url: str, tree: str, without: Sequence[str]) -> str:
     """Return *tree*, its files brought, less the paths *without*, each of which must be there to be left out."""
     if idle := [path for path in without if not session.objects.has(f"{tree}:{path}")]:
         what = f"{redact_credentials(url)} has nothing of what `without` leaves out."
@@ -209,7 +209,7 @@ def _reduced(session: Session, url: str, tree: str, without: Sequence[str]) -> s
     return session.mirror(url).tree(tree, without)
 
 
-def full_commit(session: Session, fork: str, locked: GitLock) -> str:
+def full_commit(session: RunContext, fork: str, locked: GitLock) -> str:
     """
     Return the 40 digits of the locked commit; a prefix counts when the locked ref names a commit that begins with it.
 

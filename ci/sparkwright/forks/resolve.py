@@ -11,13 +11,13 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import download, fetch, package_index, vendored
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
 
 
-def resolve(session: Session, earlier: Lock | None = None) -> Lock:
+def resolve(session: RunContext, earlier: Lock | None = None) -> Lock:
     """
     Return the lock of the stack as the upstreams stand now.
 
@@ -37,7 +37,7 @@ def resolve(session: Session, earlier: Lock | None = None) -> Lock:
     return Lock(1, spec.stack, locked)
 
 
-def resolve_fork(session: Session, name: str, fork: ForkSpec, earlier: ForkLock | None = None) -> ForkLock:
+def resolve_fork(session: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
         specs = fork.sources
@@ -60,7 +60,7 @@ def resolve_fork(session: Session, name: str, fork: ForkSpec, earlier: ForkLock 
 
 
 def pin(
-    session: Session, fork: ForkSpec, name: str, source: VendoredLock, modules: Collection[str] | None = None
+    session: RunContext, fork: ForkSpec, name: str, source: VendoredLock, modules: Collection[str] | None = None
 ) -> dict[str, VendoredLock]:
     """
     Return the lock of the vendored source *name*, and of the submodules below it, unresolved where a host does not answer.
@@ -83,7 +83,7 @@ def pin(
     return locked
 
 
-def submodules(session: Session, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
+def submodules(session: RunContext, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
     """Return the submodules of *tree*, a tree of the repository *url* whose files need not be in the store."""
     if not session.objects.submodules(tree):
         return ()
@@ -92,7 +92,7 @@ def submodules(session: Session, tree: str, url: str) -> tuple[vendored.Submodul
     return vendored.submodules(session.objects, tree, url)
 
 
-def unresolved(session: Session, made: Lock) -> list[str]:
+def unresolved(session: RunContext, made: Lock) -> list[str]:
     """Return, a line each, what *made* could not pin."""
     lines = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
     lines += [
@@ -110,7 +110,7 @@ def unresolved(session: Session, made: Lock) -> list[str]:
     ]
 
 
-def _base(session: Session, spec: WheelSpec) -> FileLock | None:
+def _base(session: RunContext, spec: WheelSpec) -> FileLock | None:
     try:
         return _file(session, spec)
     except SourceError as error:
@@ -120,7 +120,7 @@ def _base(session: Session, spec: WheelSpec) -> FileLock | None:
         return None
 
 
-def _git(session: Session, spec: GitSpec) -> GitLock:
+def _git(session: RunContext, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
     mirror = session.mirror(spec.url)
     address, host = redact_credentials(mirror.address), urlsplit(mirror.address).netloc
@@ -146,7 +146,7 @@ def _git(session: Session, spec: GitSpec) -> GitLock:
     return GitLock(spec.url, spec.ref, commit, tree, spec.without)
 
 
-def _file(session: Session, spec: SdistSpec | WheelSpec) -> FileLock:
+def _file(session: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
     offers = [

@@ -27,11 +27,10 @@ from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.core import procfs
+from sparkwright.core import config, procfs
 from sparkwright.core.console import Progress, console, duration
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import room_guard
-from sparkwright.forks import context as sessions
 from sparkwright.forks.context import Session
 
 #: Of the memory that is available at the start; the rest is left to the system, which shares it
@@ -171,7 +170,7 @@ class BuildFolder:
         """Return the build folder of *fork*, with the compiler cache of the session."""
         log = f"{session.project.stack}-{session.named(fork)}-compile.log"
         base = None if sandbox.mounts else session.store.root
-        cache = ccache.of(session, sessions.config().compiler_cache, base)
+        cache = ccache.of(session, config.config().compiler_cache, base)
         variables = {**ccache.without_settings(env), **(cache.environment if cache else {})}
         log_path = session.store.folder("logs") / log
         return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cache)

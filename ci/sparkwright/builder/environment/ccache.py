@@ -20,9 +20,10 @@ import msgspec
 
 from sparkwright.builder.environment import cross, pylock
 from sparkwright.core import digest, process
+from sparkwright.core.config import CompilerCache
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.forks.context import CompilerCache, Session
+from sparkwright.forks.context import Session
 
 #: The objects of all units of vLLM's core are some hundred megabytes; this holds those of many
 #: stacks and patches.

@@ -14,11 +14,12 @@ from urllib.parse import unquote, urljoin, urlsplit
 import msgspec
 
 from sparkwright.core import http
+from sparkwright.core.config import config
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import Failure
 from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import reading
-from sparkwright.forks.context import Outside, config
+from sparkwright.forks.context import Outside
 from sparkwright.forks.errors import SourceError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.signing import trust
