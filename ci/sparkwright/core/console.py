@@ -1,9 +1,9 @@
 """
 All output. Nothing else in the package prints.
 
-People's text goes to standard error; standard output carries results, or under ``--json`` one JSON document. Without a
-terminal the lines are plain, and under GitHub Actions steps fold into groups, failures become annotations, and results stand on the
-page of the job, too.
+People's text goes to standard error; standard output carries results, or under ``--json`` one JSON
+document. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
+failures become annotations, and results stand on the page of the job, too.
 """
 
 from __future__ import annotations
@@ -30,23 +30,34 @@ _COMMANDS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return *text* with every character escaped that a terminal might take for a command; line ends and tabs stay."""
+    """
+    Return *text* with every character escaped that a terminal might take for a command; line ends
+    and tabs stay.
+    """
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() or letter in "\n\t\xa0\u202f" else letter.encode("unicode_escape").decode()
+        letter
+        if letter.isprintable() or letter in "\n\t\xa0\u202f"
+        else letter.encode("unicode_escape").decode()
         for letter in text
     )
 
 
-#: Commands of a terminal (colour, title, movement), which leave rubbish when only their first character is removed.
+#: Commands of a terminal (colour, title, movement), which leave rubbish when only their first
+#: character is removed.
 _SEQUENCES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]?"
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]?"
 )
 
 
 def one_line(text: str, limit: int, secret: str = "") -> str:
-    """Return *text* as one printable line of at most *limit* characters, without terminal commands or *secret*."""
+    """
+    Return *text* as one printable line of at most *limit* characters, without terminal commands or
+    *secret*.
+    """
     spaced = (letter if letter.isprintable() else " " for letter in _SEQUENCES.sub("", text))
     line = " ".join("".join(spaced).split())
     # A host name comes back in small letters.
@@ -55,7 +66,10 @@ def one_line(text: str, limit: int, secret: str = "") -> str:
 
 
 class OutputClosed(BaseException):
-    """Nobody reads the output any more, as after ``| head -1``; the run ends without a word, like any program's."""
+    """
+    Nobody reads the output any more, as after ``| head -1``; the run ends without a word, like any
+    program's.
+    """
 
 
 def duration(seconds: float) -> str:
@@ -96,7 +110,9 @@ class Progress:
         self._open = False
 
     def start_at(self, done: float) -> None:
-        """Set what was there before this run, so that the estimate rests on this run's speed alone."""
+        """
+        Set what was there before this run, so that the estimate rests on this run's speed alone.
+        """
         self.done = self._first = done
 
     def update(self, done: float, note: str = "", remaining: float | None = None) -> None:
@@ -113,7 +129,11 @@ class Progress:
 
     def _line(self, note: str, remaining: float | None) -> str:
         amount = size(self.done) if self.unit == "bytes" else f"{self.done:g}"
-        whole = (f" of {size(self.total)}" if self.unit == "bytes" else f" of {self.total:g}") if self.total else ""
+        whole = (
+            (f" of {size(self.total)}" if self.unit == "bytes" else f" of {self.total:g}")
+            if self.total
+            else ""
+        )
         left = f", about {duration(remaining)} left" if remaining is not None else ""
         return f"{self.title}: {amount}{whole}{left}{f'  {note}' if note else ''}"
 
@@ -123,7 +143,10 @@ class Progress:
 
 
 class Console:
-    """Where people and programs read what sparkwright does; one instance, `console`, configured by the command line."""
+    """
+    Where people and programs read what sparkwright does; one instance, `console`, configured by the
+    command line.
+    """
 
     def __init__(self) -> None:
         self.json = False
@@ -139,7 +162,9 @@ class Console:
 
     @property
     def interval(self) -> float:
-        """Seconds between two states of a live line; without a terminal each state is a line of a log."""
+        """
+        Seconds between two states of a live line; without a terminal each state is a line of a log.
+        """
         return 0.2 if self.terminal else 15.0
 
     @contextlib.contextmanager
@@ -162,9 +187,15 @@ class Console:
 
             name = "standard output" if stream is sys.stdout else "standard error"
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                todo = "Make room where the output goes, and run it again. Nothing finished is lost."
-                raise StoreError("disk-full", f"There is no room for {name}.", details=[str(error)], todo=todo) from error
-            raise StoreError("output-unwritable", f"{name.capitalize()} cannot be written.", details=[str(error)]) from error
+                todo = (
+                    "Make room where the output goes, and run it again. Nothing finished is lost."
+                )
+                raise StoreError(
+                    "disk-full", f"There is no room for {name}.", details=[str(error)], todo=todo
+                ) from error
+            raise StoreError(
+                "output-unwritable", f"{name.capitalize()} cannot be written.", details=[str(error)]
+            ) from error
 
     def _write(self, stream: TextIO, text: str) -> None:
         with self._writing(stream):
@@ -201,7 +232,10 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Announce *title*, indent what is said inside, and say how long it took when that was more than two seconds."""
+        """
+        Announce *title*, indent what is said inside, and say how long it took when that was more
+        than two seconds.
+        """
         began = time.monotonic()
         if self.github and self._depth == 0:
             self._say(f"::group::{title}")
@@ -227,13 +261,21 @@ class Console:
         finally:
             progress.close()
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, result: bool = False) -> None:
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        result: bool = False,
+    ) -> None:
         """
         Print a table with aligned columns.
 
         Args:
             columns: The headings; one that begins with ``>`` is aligned to the right.
-            result: The table is what the verb was asked for, so it goes to standard output unless that carries JSON.
+            result: The table is what the verb was asked for, so it goes to standard output unless
+                that carries JSON.
         """
         from rich import box
         from rich.console import Console as RichConsole
@@ -243,17 +285,32 @@ class Console:
             self._flush_lines()
             github_summary.append(github_summary.table(title, columns, rows))
         stream = sys.stdout if result and not self.json else sys.stderr
-        table = Table(title=printable(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=printable(title) or None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
         for column in columns:
             right = column.startswith(">")
-            table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
+            table.add_column(
+                column.removeprefix(">"), justify="right" if right else "left", overflow="fold"
+            )
         for row in rows:
             table.add_row(*map(printable, row))
-        # Files and pipes have no width of their own; 80 columns would fold paths that people grep for.
+        # Files and pipes have no width of their own; 80 columns would fold paths that people grep
+        # for.
         width = None if stream.isatty() else 200
         # Rich would end the program on its own where the stream cannot be written.
         made = io.StringIO()
-        RichConsole(file=made, width=width, force_terminal=stream.isatty(), highlight=False, markup=False, soft_wrap=False).print(table)
+        RichConsole(
+            file=made,
+            width=width,
+            force_terminal=stream.isatty(),
+            highlight=False,
+            markup=False,
+            soft_wrap=False,
+        ).print(table)
         self._write(stream, made.getvalue())
 
     def document(self, data: dict[str, Any]) -> None:
@@ -262,23 +319,30 @@ class Console:
 
     def finish(self, error: dict[str, object] | None = None) -> None:
         """
-        Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing. What was printed is out afterwards.
+        Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing.
+        What was printed is out afterwards.
 
         Raises:
             disk-full, output-unwritable, OutputClosed: It cannot be.
         """
         self._flush_lines()
-        data, self._document = {"schema": 1, **self._document, **({"error": error} if error else {})}, {}
+        data, self._document = (
+            {"schema": 1, **self._document, **({"error": error} if error else {})},
+            {},
+        )
         if self.json:
             import msgspec
 
             try:
                 text = msgspec.json.encode(data)
             except UnicodeEncodeError:
-                # A file name of the command line may be no UTF-8, and then it is no text of JSON either.
+                # A file name of the command line may be no UTF-8, and then it is no text of JSON
+                # either.
                 text = msgspec.json.encode(_plain(msgspec.to_builtins(data)))
             lines = msgspec.json.format(text, indent=2).decode()
-            self._write(sys.stdout, _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", lines) + "\n")
+            self._write(
+                sys.stdout, _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", lines) + "\n"
+            )
         for stream in (sys.stdout, sys.stderr):
             with self._writing(stream):
                 stream.flush()
@@ -290,7 +354,10 @@ class Console:
             self._lines += text.split("\n")
 
     def _flush_lines(self) -> None:
-        """Bring the lines of results to the page of the job, those that follow each other as one block."""
+        """
+        Bring the lines of results to the page of the job, those that follow each other as one
+        block.
+        """
         if any(line.strip() for line in self._lines):
             github_summary.append(github_summary.block(self._lines))
         self._lines = []
@@ -312,23 +379,30 @@ def open_streams() -> None:
     """
     Make standard input, output and error what a program may rely on.
 
-    One that was closed becomes the null device: the next file to be opened would take its number, and hold what is printed. A text that the
+    One that was closed becomes the null device: the next file to be opened would take its number,
+        and hold what is printed. A text that the
     encoding of the output lacks is escaped.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is taken, and those below are open by now. Programs that are started get it, too.
+            # The lowest free number is taken, and those below are open by now. Programs that are
+            # started get it, too.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115  until the end
+            mode = "r" if name == "stdin" else "w"
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  until the end
+            setattr(sys, name, stream)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drain(stream: TextIO) -> None:
-    """Send what *stream* still holds nowhere; Python tries again to write it when it ends, and would complain on its own."""
+    """
+    Send what *stream* still holds nowhere; Python tries again to write it when it ends, and would
+    complain on its own.
+    """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-#: Part of every key. Raise it when a record's meaning changes without its fields changing, so that old results are not reused.
+#: Part of every key. Raise it when a record's meaning changes without its fields changing, so that
+#: old results are not reused.
 KEY_FORMAT = 1
 
 

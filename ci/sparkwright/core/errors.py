@@ -1,9 +1,10 @@
 """
 The base of every failure that a user can meet, and the failures of the core.
 
-An error has a stable kebab-case *reference*. Its class holds a table of references: what each means, what to do, and the exit
-code: 1 failed, 2 wrong usage, 4 inconclusive or not-run, 5 network or upstream unreachable. `sparkwright.cli.main` gives 3 to
-faults of ours and 130 to an interruption.
+An error has a stable kebab-case *reference*. Its class holds a table of references: what each
+means, what to do, and the exit code: 1 failed, 2 wrong usage, 4 inconclusive or not-run, 5 network
+or upstream unreachable. `sparkwright.cli.main` gives 3 to faults of ours and 130 to an
+interruption.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class SparkwrightError(Exception):
     Args:
         reference: A key of `references`.
         what: What failed, in one sentence that names the thing.
-        details: Further lines, such as both hashes of a mismatch or the last lines of a failed command.
+        details: Further lines, such as both hashes of a mismatch or the last lines of a failed
+            command.
         todo: What to do, where the raising code knows better than the table.
         data: The same as *details* for programs, record by name.
     """
@@ -36,11 +38,22 @@ class SparkwrightError(Exception):
     references: ClassVar[Mapping[str, Advice]] = {}
 
     def __init__(
-        self, reference: str, what: str, *, details: Sequence[str] = (), todo: str = "", data: Mapping[str, object] | None = None
+        self,
+        reference: str,
+        what: str,
+        *,
+        details: Sequence[str] = (),
+        todo: str = "",
+        data: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(what)
         advice = self.references[reference]
-        self.reference, self.what, self.details, self.data = reference, what, tuple(details), dict(data or {})
+        self.reference, self.what, self.details, self.data = (
+            reference,
+            what,
+            tuple(details),
+            dict(data or {}),
+        )
         self.means, self.todo, self.exit_code = advice.means, todo or advice.todo, advice.exit_code
 
     def document(self) -> dict[str, object]:
@@ -66,7 +79,10 @@ def classes(base: type[SparkwrightError] = SparkwrightError) -> list[type[Sparkw
 
 def by_reference(reference: str) -> Failure | None:
     """Return what makes the error with *reference*, or None if no loaded class has it."""
-    return next((partial(kind, reference) for kind in classes() if reference in kind.references), None)
+    return next(
+        (partial(kind, reference) for kind in classes() if reference in kind.references), None
+    )
+
 
 class UsageError(SparkwrightError):
     """The command line asks for something that does not exist."""
@@ -78,7 +94,6 @@ class UsageError(SparkwrightError):
             exit_code=2,
         ),
     }
-
 
 
 class FileError(SparkwrightError):
@@ -109,7 +124,6 @@ class FileError(SparkwrightError):
     }
 
 
-
 class CommandError(SparkwrightError):
     """A program is missing or failed."""
 
@@ -123,7 +137,6 @@ class CommandError(SparkwrightError):
             "Install it as `sparkwright doctor` says.",
         ),
     }
-
 
 
 class StoreError(SparkwrightError):
@@ -159,7 +172,6 @@ class StoreError(SparkwrightError):
     }
 
 
-
 class GitError(SparkwrightError):
     """git failed."""
 
@@ -170,7 +182,6 @@ class GitError(SparkwrightError):
             "directory makes the next run fetch again.",
         ),
     }
-
 
 
 class GitHubError(SparkwrightError):
@@ -215,7 +226,6 @@ class PythonError(SparkwrightError):
             "Name a virtual environment of your own with --into, such as `uv venv` makes.",
         ),
     }
-
 
 
 class WheelError(SparkwrightError):

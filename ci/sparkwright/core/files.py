@@ -1,8 +1,9 @@
 """
 Files from outside, read whole and within bounds.
 
-Only regular files are read: a named pipe, a device or a folder is refused instead of waited for. Size, encoding and the
-nesting of JSON are bounded, and a key that appears twice is refused instead of losing one of its values.
+Only regular files are read: a named pipe, a device or a folder is refused instead of waited for.
+Size, encoding and the nesting of JSON are bounded, and a key that appears twice is refused instead
+of losing one of its values.
 """
 
 from __future__ import annotations
@@ -64,8 +65,13 @@ def read_text(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) 
 
 
 def read_json(path: Path, kind: type[T], *, limit: int = LARGEST, failure: Failure = _invalid) -> T:
-    """Return the JSON file at *path* as a record of type *kind*; raises as `read_bytes` and `parse_json`."""
-    return parse_json(read_bytes(path, limit=limit, failure=failure), kind, str(path), failure=failure)
+    """
+    Return the JSON file at *path* as a record of type *kind*; raises as `read_bytes` and
+    `parse_json`.
+    """
+    return parse_json(
+        read_bytes(path, limit=limit, failure=failure), kind, str(path), failure=failure
+    )
 
 
 def parse_json(data: bytes, kind: type[T], origin: str, *, failure: Failure = _invalid) -> T:
@@ -76,8 +82,8 @@ def parse_json(data: bytes, kind: type[T], origin: str, *, failure: Failure = _i
         origin: Where *data* is from, for messages.
 
     Raises:
-        file-invalid: It is not JSON, repeats a key, is nested too deeply, holds a number of thousands of digits, or does
-            not fit the record; or as *failure* says.
+        file-invalid: It is not JSON, repeats a key, is nested too deeply, holds a number of
+            thousands of digits, or does not fit the record; or as *failure* says.
     """
     try:
         json.loads(data, object_pairs_hook=_unique)

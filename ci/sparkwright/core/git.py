@@ -1,8 +1,8 @@
 """
 The only user of git: one way to run it.
 
-The user's git configuration never leaks in: its files are switched off and its variables removed, except those that say how to
-reach a host.
+The user's git configuration never leaks in: its files are switched off and its variables removed,
+except those that say how to reach a host.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from typing import IO, Any
 from sparkwright.core.errors import CommandError, GitError
 from sparkwright.core.process import leashed, refuse_full_disk
 
-#: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would redirect our commands.
-_KEPT = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_NO_VERIFY", "GIT_ASKPASS", "GIT_HTTP_PROXY_AUTHMETHOD"})
+#: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would
+#: redirect our commands.
+_KEPT = frozenset(
+    {
+        "GIT_SSH",
+        "GIT_SSH_COMMAND",
+        "GIT_SSL_CAINFO",
+        "GIT_SSL_NO_VERIFY",
+        "GIT_ASKPASS",
+        "GIT_HTTP_PROXY_AUTHMETHOD",
+    }
+)
 
 _CONFIG = {
     "core.attributesFile": os.devnull,  # `*.py diff=python`, say, would change the headings of hunks
@@ -38,14 +48,17 @@ _CONFIG = {
 #: In place of the user's own file.
 _GLOBAL = Path(__file__).with_name("gitconfig")
 
-#: Otherwise git takes a damaged bare repository for no repository, and works in the one that the cache directory happens to lie in.
+#: Otherwise git takes a damaged bare repository for no repository, and works in the one that the
+#: cache directory happens to lie in.
 HERE = {"GIT_DIR": "."}
 
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
 
-#: Commands that write nothing, or only objects by their ids and an index that nobody else sees: they may outlive a killed run. All others
-#: die with it, or they would write under the lock of the next one. That costs a fork of the whole process in place of a spawn.
+#: Commands that write nothing, or only objects by their ids and an index that nobody else sees:
+#: they may outlive a killed run. All others
+#: die with it, or they would write under the lock of the next one. That costs a fork of the whole
+#: process in place of a spawn.
 _HARMLESS = frozenset({
     "apply", "cat-file", "diff-tree", "for-each-ref", "hash-object", "log", "ls-files", "ls-tree", "merge-base", "patch-id", "range-diff",
     "rev-list", "rev-parse", "update-index", "write-tree",
@@ -55,11 +68,16 @@ _HARMLESS = frozenset({
 OnProgress = Callable[[str, int, int], None]
 
 #: Other lines end in ", done." or come from the other side; nobody waits for them.
-_PROGRESS = re.compile(rb"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)")
+_PROGRESS = re.compile(
+    rb"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)"
+)
 
 
 def _command() -> Any:
-    """Return GitPython's command layer; imported late because it costs as much as the rest of the command line."""
+    """
+    Return GitPython's command layer; imported late because it costs as much as the rest of the
+    command line.
+    """
     for name in [name for name in os.environ if name.startswith("GIT_") and name not in _KEPT]:
         del os.environ[name]
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"
@@ -82,15 +100,26 @@ def run(
     Run ``git`` with *arguments* and return its status, standard output and standard error.
 
     Args:
-        on_progress: Told what git's ``--progress`` says, as it comes; standard output is not returned then.
+        on_progress: Told what git's ``--progress`` says, as it comes; standard output is not
+            returned then.
 
     Raises:
         tool-missing: git is not installed.
         git-failed: It ended with another status than 0 and *check* is set.
         disk-full: It found no room for what it writes.
     """
-    command = ["git", *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")), *arguments]
-    own = {"GIT_CONFIG_GLOBAL": str(_GLOBAL), "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "TZ": "UTC"}
+    command = [
+        "git",
+        *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")),
+        *arguments,
+    ]
+    own = {
+        "GIT_CONFIG_GLOBAL": str(_GLOBAL),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "TZ": "UTC",
+    }
     environment = {**own, **(env or {})}
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
@@ -117,7 +146,11 @@ def run(
     if status:
         refuse_full_disk(str(err).splitlines(), f"git in {cwd}")
     if check and status:
-        raise GitError("git-failed", f"git {arguments[0]} ended with status {status}.", details=str(err).strip().splitlines()[-20:])
+        raise GitError(
+            "git-failed",
+            f"git {arguments[0]} ended with status {status}.",
+            details=str(err).strip().splitlines()[-20:],
+        )
     return int(status), bytes(out), str(err)
 
 

@@ -1,7 +1,9 @@
 """
-The object database: trees addressed by their ids, and patches applied to a temporary index, so that nothing is ever half applied.
+The object database: trees addressed by their ids, and patches applied to a temporary index, so that
+nothing is ever half applied.
 
-Everything happens in one bare repository, which borrows from others. Each method is one question to git.
+Everything happens in one bare repository, which borrows from others. Each method is one question to
+git.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from sparkwright.core.store import room_guard
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One path that differs between two trees: ``A``dded, ``D``eleted, ``M``odified or ``T``ype changed."""
+    """
+    One path that differs between two trees: ``A``dded, ``D``eleted, ``M``odified or ``T``ype
+    changed.
+    """
 
     status: str
     path: str
@@ -46,10 +51,12 @@ class Objects:
 
         with room_guard(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        # Two processes with a fresh store begin with this, and git refuses the second init while the first is under way.
+        # Two processes with a fresh store begin with this, and git refuses the second init while
+        # the first is under way.
         with FileLock(self.path / "init.lock"):
             run(["init", "-q", "--bare", "."], cwd=self.path)
-            # A tree's own .gitattributes must not change bytes on checkout; this file outranks it (gitattributes(5)).
+            # A tree's own .gitattributes must not change bytes on checkout; this file outranks it
+            # (gitattributes(5)).
             (self.path / "info").mkdir(exist_ok=True)
             fresh = self.path / "info" / "attributes.new"
             fresh.write_text("* -text -eol -filter -ident -working-tree-encoding -export-subst\n")
@@ -58,10 +65,15 @@ class Objects:
 
     def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         """Run git in the repository; see `sparkwright.core.git.run`."""
-        return run(arguments, cwd=self.path, **options | {"env": {**HERE, **(options.get("env") or {})}})
+        return run(
+            arguments, cwd=self.path, **options | {"env": {**HERE, **(options.get("env") or {})}}
+        )
 
     def borrow(self, others: Iterable[Path]) -> None:
-        """Let the objects of the repositories *others*, and of none that is gone, count as being here, too (gitrepository-layout(5))."""
+        """
+        Let the objects of the repositories *others*, and of none that is gone, count as being here,
+        too (gitrepository-layout(5)).
+        """
         objects = self.path / "objects"
         wanted = {os.path.relpath(other / "objects", objects) for other in others}
         alternates = objects / "info" / "alternates"
@@ -93,7 +105,11 @@ class Objects:
 
     def resolve(self, name: str) -> str:
         """Return the id of the object that *name* means."""
-        return self.run(["rev-parse", "--verify", "--quiet", "--end-of-options", name])[1].decode().strip()
+        return (
+            self.run(["rev-parse", "--verify", "--quiet", "--end-of-options", name])[1]
+            .decode()
+            .strip()
+        )
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
@@ -102,23 +118,42 @@ class Objects:
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        out = self.run(["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])])[1]
-        rows = (row.split("\t", 1) for row in out.decode("utf-8", "surrogateescape").split("\0") if row)
+        out = self.run(
+            ["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])]
+        )[1]
+        rows = (
+            row.split("\t", 1) for row in out.decode("utf-8", "surrogateescape").split("\0") if row
+        )
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
     def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
-        """Yield every regular file below *folder* of *tree* with its bytes, by one call of git for all of them."""
-        yield from self.contents({path: blob for path, (mode, blob) in self.paths(tree, folder).items() if mode in (REGULAR, EXECUTABLE)})
+        """
+        Yield every regular file below *folder* of *tree* with its bytes, by one call of git for all
+        of them.
+        """
+        yield from self.contents(
+            {
+                path: blob
+                for path, (mode, blob) in self.paths(tree, folder).items()
+                if mode in (REGULAR, EXECUTABLE)
+            }
+        )
 
     def contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
-        """Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them."""
-        out = self.run(["cat-file", "--batch"], stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())[1]
+        """
+        Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them.
+        """
+        out = self.run(
+            ["cat-file", "--batch"], stdin="".join(f"{blob}\n" for blob in blobs.values()).encode()
+        )[1]
         start = 0
         for path, blob in blobs.items():
             head = out.index(b"\n", start)
             words = out[start:head].decode().split()
             if words[:2] != [blob, "blob"]:
-                raise GitError("git-failed", f"git does not have {path}.", details=[" ".join(words)])
+                raise GitError(
+                    "git-failed", f"git does not have {path}.", details=[" ".join(words)]
+                )
             start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 
@@ -126,25 +161,39 @@ class Objects:
         """Return the paths that differ between two trees, in order, renames shown as both."""
         out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1]
         parts = out.decode("utf-8", "surrogateescape").split("\0")[:-1]
-        return tuple(Change(status, path) for status, path in zip(parts[::2], parts[1::2], strict=True))
+        return tuple(
+            Change(status, path) for status, path in zip(parts[::2], parts[1::2], strict=True)
+        )
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
-        """Return *tree* with the bytes of *files* in place of what stood at their paths; modes stay."""
+        """
+        Return *tree* with the bytes of *files* in place of what stood at their paths; modes stay.
+        """
         modes = self.paths(tree)
         with self._index(tree) as env:
             rows = []
             for path, data in files.items():
                 blob = self.run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
                 rows.append(f"{modes.get(path, (REGULAR, ''))[0]} {blob}\t{path}\0")
-            self.run(["update-index", "-z", "--index-info"], env=env, stdin="".join(rows).encode("utf-8", "surrogateescape"))
+            self.run(
+                ["update-index", "-z", "--index-info"],
+                env=env,
+                stdin="".join(rows).encode("utf-8", "surrogateescape"),
+            )
             return self._write_tree(env)
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
         gone = tuple(f"{path}/" for path in paths)
-        rows = "".join(f"0 {'0' * 40}\t{path}\0" for path in self.paths(tree) if f"{path}/".startswith(gone))
+        rows = "".join(
+            f"0 {'0' * 40}\t{path}\0" for path in self.paths(tree) if f"{path}/".startswith(gone)
+        )
         with self._index(tree) as env:
-            self.run(["update-index", "-z", "--index-info"], env=env, stdin=rows.encode("utf-8", "surrogateescape"))
+            self.run(
+                ["update-index", "-z", "--index-info"],
+                env=env,
+                stdin=rows.encode("utf-8", "surrogateescape"),
+            )
             return self._write_tree(env)
 
     def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
@@ -166,17 +215,26 @@ class Objects:
         """
         Make *folder* hold exactly the tracked files of *tree*, touching only those that differ.
 
-        Files that git does not track (a build's generated sources) stay. An interrupted checkout is finished by the next.
+        Files that git does not track (a build's generated sources) stay. An interrupted checkout is
+        finished by the next.
 
         Args:
             index: The index that goes with the folder; it remembers what is there.
         """
         with room_guard(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-        # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git can own it.
+        # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git
+        # can own it.
         Path(f"{index}.lock").unlink(missing_ok=True)
-        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(self.path)}
-        if index.exists() and self.run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1:
+        env = {
+            "GIT_INDEX_FILE": str(index),
+            "GIT_WORK_TREE": str(folder),
+            "GIT_DIR": str(self.path),
+        }
+        if (
+            index.exists()
+            and self.run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1
+        ):
             index.unlink()
         pending = Path(f"{index}.pending")
         left = pending.read_text() if pending.exists() else ""
@@ -199,7 +257,8 @@ class Objects:
 
     def remote_ref(self, url: str, ref: str, patience: int) -> str | None:
         """
-        Return the commit that the tag, branch or full ref *ref* of *url* names, or None when there is none.
+        Return the commit that the tag, branch or full ref *ref* of *url* names, or None when there
+        is none.
 
         Args:
             patience: Seconds after which a host that says nothing counts as not answering.
@@ -207,12 +266,20 @@ class Objects:
         Raises:
             git-failed: The host does not answer, or not as a host of repositories does.
         """
-        wanted = (ref,) if ref.startswith("refs/") or ref == "HEAD" else (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
+        wanted = (
+            (ref,)
+            if ref.startswith("refs/") or ref == "HEAD"
+            else (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
+        )
         ask = ["ls-remote", "--quiet", "--", url]
         out = self.run([*ask, "HEAD", *wanted], timeout=patience)[1].decode()
         # A login page without a line end counts as a repository without refs.
         if not out and not self.run(ask, timeout=patience)[1]:
-            raise GitError("git-failed", "git found no ref at all.", details=["no branch and no tag is offered: is this a git repository?"])
+            raise GitError(
+                "git-failed",
+                "git found no ref at all.",
+                details=["no branch and no tag is offered: is this a git repository?"],
+            )
         found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
         return next((found[name] for name in wanted if name in found), None)
 
@@ -222,18 +289,32 @@ class Objects:
         with room_guard(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
             stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
             for path, mode, data in files:
-                stream.write(b"M %s inline %s\ndata %d\n" % (mode.encode(), quoted(path), len(data)))
+                stream.write(
+                    b"M %s inline %s\ndata %d\n" % (mode.encode(), quoted(path), len(data))
+                )
                 stream.write(data)
                 stream.write(b"\n")
             stream.write(b"done\n")
             stream.seek(0)
-            self.run(["-c", "core.compression=1", "fast-import", "--quiet", "--done", "--force", "--depth=0"], stdin=stream)
+            self.run(
+                [
+                    "-c",
+                    "core.compression=1",
+                    "fast-import",
+                    "--quiet",
+                    "--done",
+                    "--force",
+                    "--depth=0",
+                ],
+                stdin=stream,
+            )
         tree = self.resolve(f"{ref}^{{tree}}")
         self.run(["update-ref", "-d", ref])
         return tree
 
     def _write_tree(self, env: Mapping[str, str]) -> str:
-        # A tree of which only a few files were brought is still a tree; what a build reads was brought whole (Mirror.tree).
+        # A tree of which only a few files were brought is still a tree; what a build reads was
+        # brought whole (Mirror.tree).
         return self.run(["write-tree", "--missing-ok"], env=env)[1].decode().strip()
 
     def _index(self, tree: str) -> _TemporaryIndex:
@@ -241,12 +322,16 @@ class Objects:
 
 
 class Index:
-    """An index in which patches are applied one after another; nothing else ever sees it half done."""
+    """
+    An index in which patches are applied one after another; nothing else ever sees it half done.
+    """
 
     def __init__(self, objects: Objects, env: Mapping[str, str]) -> None:
         self._objects, self._env = objects, env
 
-    def apply(self, patch: bytes, *, reverse: bool = False, check: bool = False) -> tuple[bool, str]:
+    def apply(
+        self, patch: bytes, *, reverse: bool = False, check: bool = False
+    ) -> tuple[bool, str]:
         """
         Apply *patch* exactly: no fuzz, no 3-way, no whitespace repair.
 
@@ -259,10 +344,16 @@ class Index:
         """
         how = [*(["--reverse"] if reverse else []), *(["--check"] if check else [])]
         status, _, said = self._objects.run(
-            ["apply", "--cached", "--verbose", "--whitespace=nowarn", *how, "-"], env=self._env, stdin=patch, check=False
+            ["apply", "--cached", "--verbose", "--whitespace=nowarn", *how, "-"],
+            env=self._env,
+            stdin=patch,
+            check=False,
         )
-        # A binary hunk that is cut off gets an error from git, but no status: the rest would be applied.
-        return status == 0 and not any(line.startswith("error:") for line in said.splitlines()), said
+        # A binary hunk that is cut off gets an error from git, but no status: the rest would be
+        # applied.
+        return status == 0 and not any(
+            line.startswith("error:") for line in said.splitlines()
+        ), said
 
     def reset(self, tree: str) -> None:
         """Make the index hold *tree* again."""

@@ -1,4 +1,7 @@
-"""GitHub's REST API: pull requests, and the requests of one repository. The token comes from the environment."""
+"""
+GitHub's REST API: pull requests, and the requests of one repository. The token comes from the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,14 @@ from sparkwright.core.http import HttpFailure, Reply
 T = TypeVar("T")
 
 ADDRESS = "https://api.github.com"
-#: Lists come in pages of so many, so that no page is larger than a reply that is read; and at most so many pages.
+#: Lists come in pages of so many, so that no page is larger than a reply that is read; and at most
+#: so many pages.
 PAGE_SIZE, PAGES = 20, 50
 
 _HEADERS = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-_REPOSITORY = r"(?P<owner>[A-Za-z0-9][A-Za-z0-9-]*)/(?P<name>(?!\.{1,2}(?:\.git)?/?\Z)[A-Za-z0-9._-]+?)"
+_REPOSITORY = (
+    r"(?P<owner>[A-Za-z0-9][A-Za-z0-9-]*)/(?P<name>(?!\.{1,2}(?:\.git)?/?\Z)[A-Za-z0-9._-]+?)"
+)
 _URL = re.compile(
     r"(?:(?:https?|ssh|git)://(?:[^/@]*@)?(?i:github\.com)(?::\d+)?/|[^/@:]+@(?i:github\.com):)"
     rf"{_REPOSITORY}(?:\.git)?/?"
@@ -96,13 +102,18 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 def repository_of(url: str) -> tuple[str, str] | None:
-    """Return owner and name of the GitHub repository at *url* (https, ssh, git, scp form), or None for other hosts."""
+    """
+    Return owner and name of the GitHub repository at *url* (https, ssh, git, scp form), or None for
+    other hosts.
+    """
     match = _URL.fullmatch(url)
     return (match["owner"], match["name"]) if match else None
 
 
 def limited(reply: Reply) -> bool:
-    """Return True if *reply* refuses because of a rate limit; GitHub has four forms of such a reply."""
+    """
+    Return True if *reply* refuses because of a rate limit; GitHub has four forms of such a reply.
+    """
     stated = "retry-after" in reply.headers or b"rate limit" in reply.body.lower()
     used_up = reply.headers.get("x-ratelimit-remaining") == "0"
     return reply.status == 429 or (reply.status == 403 and (stated or used_up))
@@ -111,7 +122,13 @@ def limited(reply: Reply) -> bool:
 def limit_ends(reply: Reply) -> str:
     """Return the time at which the rate limit of *reply* ends, for people."""
     reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    seconds = time.time() + wait if wait is not None else float(reset) if re.fullmatch("[0-9]{1,11}", reset) else None
+    seconds = (
+        time.time() + wait
+        if wait is not None
+        else float(reset)
+        if re.fullmatch("[0-9]{1,11}", reset)
+        else None
+    )
     with contextlib.suppress(OverflowError, ValueError):
         if seconds is not None:
             return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -124,7 +141,8 @@ class GitHub:
 
     Args:
         address: Its URL, after the mirror map.
-        token: Empty for anonymous requests, which are enough for a few reads of public repositories.
+        token: Empty for anonymous requests, which are enough for a few reads of public
+            repositories.
         patience: Seconds within which a request succeeds or fails, all attempts together.
         longest_wait: Seconds of a rate limit that are waited for; a longer one is an error.
 
@@ -133,17 +151,30 @@ class GitHub:
     """
 
     def __init__(
-        self, address: str = ADDRESS, token: str = "", *, patience: float = 60.0, longest_wait: float = 10.0
+        self,
+        address: str = ADDRESS,
+        token: str = "",
+        *,
+        patience: float = 60.0,
+        longest_wait: float = 10.0,
     ) -> None:
         # The HTTP library would show such a token when it refuses to send it.
         if token and not re.fullmatch(r"[!-~]+", token):
-            raise GitHubError("github-refused", "The GitHub token holds a space, a line end or a letter outside ASCII.")
+            raise GitHubError(
+                "github-refused",
+                "The GitHub token holds a space, a line end or a letter outside ASCII.",
+            )
         self.address, self._token = address.rstrip("/"), token
         self.patience, self.longest_wait = patience, longest_wait
 
     @classmethod
-    def from_environment(cls, address: str = ADDRESS, *, patience: float = 60.0, longest_wait: float = 10.0) -> GitHub:
-        """Return the API at *address* with the token of ``GITHUB_TOKEN`` or ``GH_TOKEN``; without one over plain http."""
+    def from_environment(
+        cls, address: str = ADDRESS, *, patience: float = 60.0, longest_wait: float = 10.0
+    ) -> GitHub:
+        """
+        Return the API at *address* with the token of ``GITHUB_TOKEN`` or ``GH_TOKEN``; without one
+        over plain http.
+        """
         tokens = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
         url = urlsplit(address)
         encrypted = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
@@ -166,26 +197,34 @@ class GitHub:
         """
         what = f"{owner}/{name}#{number}"
         if not re.fullmatch(_REPOSITORY, f"{owner}/{name}") or number < 1:
-            raise GitHubError("pull-request-gone", f"GitHub can have no pull request {one_line(what, 200)}.")
+            raise GitHubError(
+                "pull-request-gone", f"GitHub can have no pull request {one_line(what, 200)}."
+            )
         reply = self.send("GET", f"/repos/{owner}/{name}/pulls/{number}", what)
         if reply.status in (404, 410) and not limited(reply):
             details = [f"answered {reply.status}", *self._explained(reply)]
-            raise GitHubError("pull-request-gone", f"GitHub has no pull request {what}.", details=details)
+            raise GitHubError(
+                "pull-request-gone", f"GitHub has no pull request {what}.", details=details
+            )
         pull = self.decode(reply, _Pull, what)
         if pull.number != number:
-            raise GitHubError("github-unreachable", f"The reply for {what} is about number {pull.number}.")
+            raise GitHubError(
+                "github-unreachable", f"The reply for {what} is about number {pull.number}."
+            )
         # Before the merge, merge_commit_sha is a trial merge of GitHub's own.
         merge = (pull.merge_commit_sha or "") if pull.merged else ""
         return PullRequest(
             number, self.shown(pull.title, 300), pull.user.login if pull.user else "ghost",
-            "merged" if pull.merged else pull.state, pull.head.sha, pull.base.ref, merge, pull.updated_at[:10],
+            "merged" if pull.merged else pull.state, pull.head.sha, pull.base.ref, merge,
+            pull.updated_at[:10],
         )  # fmt: skip
 
     def send(self, method: str, path: str, what: str, record: object = None) -> Reply:
         """
         Return the reply to one request, whatever its status below 500.
 
-        A POST is sent once, since one without a reply may have taken effect; all other methods are repeated.
+        A POST is sent once, since one without a reply may have taken effect; all other methods are
+        repeated.
 
         Args:
             path: Below the address of the API.
@@ -197,20 +236,28 @@ class GitHub:
         """
         try:
             reply = http.request(
-                method, f"{self.address}{path}", token=self._token, headers=_HEADERS, seconds=self.patience,
+                method, f"{self.address}{path}", token=self._token, headers=_HEADERS,
+                seconds=self.patience,
                 data=None if record is None else msgspec.json.encode(record), busy=limited,
                 longest_wait=self.longest_wait, attempts=1 if method == "POST" else http.ATTEMPTS,
                 redirects="same-host" if method == "GET" else "none",
             )  # fmt: skip
         except HttpFailure as failure:
             details = [self.shown(str(failure), 300)]
-            raise GitHubError("github-unreachable", f"GitHub does not answer for {what}.", details=details) from None
+            raise GitHubError(
+                "github-unreachable", f"GitHub does not answer for {what}.", details=details
+            ) from None
         if reply.status >= 500:
             raise self.refusal(reply, what)
         return reply
 
-    def stream(self, method: str, url: str, **options: Any) -> contextlib.AbstractContextManager[http.Stream]:
-        """Send one request with the token, and yield its reply with the body unread; see `http.exchange`."""
+    def stream(
+        self, method: str, url: str, **options: Any
+    ) -> contextlib.AbstractContextManager[http.Stream]:
+        """
+        Send one request with the token, and yield its reply with the body unread; see
+        `http.exchange`.
+        """
         return http.exchange(method, url, token=self._token, **options)
 
     def decode(self, reply: Reply, kind: type[T], what: str) -> T:
@@ -218,7 +265,8 @@ class GitHub:
         Return the body of *reply* as a record.
 
         Raises:
-            github-refused, github-limited, github-unreachable: GitHub refuses, or the body is no such record.
+            github-refused, github-limited, github-unreachable: GitHub refuses, or the body is no
+                such record.
         """
         if reply.status not in (200, 201):
             raise self.refusal(reply, what)
@@ -235,16 +283,30 @@ class GitHub:
         used = "with a token" if self._token else "without a token"
         details = [f"answered {reply.status}, asked {used}", *self._explained(reply)]
         if limited(reply):
-            todo = "Wait until the limit ends; another token of the same account shares it." if self._token else ""
+            todo = (
+                "Wait until the limit ends; another token of the same account shares it."
+                if self._token
+                else ""
+            )
             details = [f"the limit ends: {limit_ends(reply)}", *details]
-            return GitHubError("github-limited", f"GitHub's rate limit refuses {what}.", details=details, todo=todo)
+            return GitHubError(
+                "github-limited", f"GitHub's rate limit refuses {what}.", details=details, todo=todo
+            )
         if reply.status in (401, 403):
-            todo = "" if self._token else "Set GITHUB_TOKEN to a token that may read the repository."
-            return GitHubError("github-refused", f"GitHub refuses {what}.", details=details, todo=todo)
+            todo = (
+                "" if self._token else "Set GITHUB_TOKEN to a token that may read the repository."
+            )
+            return GitHubError(
+                "github-refused", f"GitHub refuses {what}.", details=details, todo=todo
+            )
         if reply.status in (404, 410, 422):
-            todo = "Compare the name of the repository, and give GITHUB_TOKEN the right to write there."
-            return GitHubError("github-refused", f"GitHub does not have or do {what}.", details=details, todo=todo)
-        return GitHubError("github-unreachable", f"GitHub does not answer for {what}.", details=details)
+            todo = "Compare the repository's name, and give GITHUB_TOKEN the right to write there."
+            return GitHubError(
+                "github-refused", f"GitHub does not have or do {what}.", details=details, todo=todo
+            )
+        return GitHubError(
+            "github-unreachable", f"GitHub does not answer for {what}.", details=details
+        )
 
     def explanation(self, reply: Reply) -> str:
         """Return GitHub's own explanation in the body of *reply*; empty without one."""
@@ -283,8 +345,13 @@ class Repository:
         return f"/repos/{self.repository}{path}"
 
     def request(self, method: str, path: str, kind: type[T], what: str, record: object = None) -> T:
-        """Send a request, and return its reply as a record; raises as `GitHub.decode` and `GitHub.send`."""
-        return self.github.decode(self.github.send(method, self.path(path), what, record), kind, what)
+        """
+        Send a request, and return its reply as a record; raises as `GitHub.decode` and
+        `GitHub.send`.
+        """
+        return self.github.decode(
+            self.github.send(method, self.path(path), what, record), kind, what
+        )
 
     def pages(self, path: str, kind: type[T], what: str, query: str = "") -> Iterator[T]:
         """

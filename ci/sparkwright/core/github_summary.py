@@ -1,7 +1,9 @@
 """
-The page that GitHub shows beside a job: what a verb prints as its result, as Markdown, in the file that ``GITHUB_STEP_SUMMARY`` names.
+The page that GitHub shows beside a job: what a verb prints as its result, as Markdown, in the file
+that ``GITHUB_STEP_SUMMARY`` names.
 
-What stands in it may come from upstream or from a stranger's server, so every text is plain text there: no markup, no link, no mention.
+What stands in it may come from upstream or from a stranger's server, so every text is plain text
+there: no markup, no link, no mention.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ LARGEST = 900_000
 
 #: What Markdown, or the sites that render it, take for their own.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
-#: A mention, an address or an issue that a site would make a link of; a character without width ends it.
+#: A mention, an address or an issue that a site would make a link of; a character without width
+#: ends it.
 _LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
 
 
 def plain(text: str) -> str:
     """Return *text*, one printable line of it, as plain text in Markdown."""
-    return escaped(" ".join("".join(letter if letter.isprintable() else " " for letter in text).split()))
+    return escaped(
+        " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    )
 
 
 def escaped(line: str) -> str:
@@ -37,29 +42,44 @@ def cell(text: str) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; a column whose heading begins with ``>`` is aligned to the right, as `console.table` has it."""
+    """
+    Return a table; a column whose heading begins with ``>`` is aligned to the right, as
+    `console.table` has it.
+    """
     head = " | ".join(plain(column.removeprefix(">")) or " " for column in columns)
     marks = " | ".join("---:" if column.startswith(">") else "---" for column in columns)
     lines = [f"| {' | '.join(map(cell, row))} |" for row in rows]
-    return "\n".join([*([f"**{cell(title)}**", ""] if title else []), f"| {head} |", f"| {marks} |", *lines, ""])
+    return "\n".join(
+        [*([f"**{cell(title)}**", ""] if title else []), f"| {head} |", f"| {marks} |", *lines, ""]
+    )
 
 
 def block(lines: Sequence[str]) -> str:
     """Return *lines* as they are, in a block that none of them can end."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    kept = ["".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line) for line in lines]
+    kept = [
+        "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
+        for line in lines
+    ]
     return "\n".join([f"{fence}text", *kept, fence, ""])
 
 
 def run_url() -> str:
-    """Return where people see the run of GitHub Actions that this is part of; empty outside of one."""
-    server, repository, run = (os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
+    """
+    Return where people see the run of GitHub Actions that this is part of; empty outside of one.
+    """
+    server, repository, run = (
+        os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
+    )
     return f"{server}/{repository}/actions/runs/{run}" if server and repository and run else ""
 
 
 def append(text: str) -> None:
-    """Add *text* to the page of this step, where there is one and it has room; what cannot be written is no failure of the verb."""
+    """
+    Add *text* to the page of this step, where there is one and it has room; what cannot be written
+    is no failure of the verb.
+    """
     if not (named := os.environ.get("GITHUB_STEP_SUMMARY")):
         return
     with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """
 HTTP requests, bounded in time and bytes.
 
-A watchdog closes the connection of a request when its time is over, so a server that trickles its status line, headers,
-chunk sizes or trailers, or sends `100 Continue` without end, holds up nothing. Numbers of a reply are read strictly, and
-credentials go to the host that they are for.
+A watchdog closes the connection of a request when its time is over, so a server that trickles its
+status line, headers, chunk sizes or trailers, or sends `100 Continue` without end, holds up
+nothing. Numbers of a reply are read strictly, and credentials go to the host that they are for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ATTEMPTS = 4
 #: Seconds before a download goes on, times the attempts without progress.
 PAUSE = 0.5
 REDIRECTS = 5
-#: Bytes of the largest reply that is held in memory, and of the largest file; wheels on the package index are smaller.
+#: Bytes of the largest reply that is held in memory, and of the largest file; wheels on the package
+#: index are smaller.
 LARGEST, LARGEST_FILE = 4 << 20, 4 << 30
 
 Kind = Literal["address", "broken", "redirect", "size", "slow", "status", "unreachable"]
@@ -63,7 +64,10 @@ class HttpFailure(Exception):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole reply; the names of *headers* are in lower case, *url* is where it came from after redirects."""
+    """
+    A whole reply; the names of *headers* are in lower case, *url* is where it came from after
+    redirects.
+    """
 
     status: int
     headers: dict[str, str]
@@ -72,7 +76,9 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def retry_after(self) -> float | None:
-        """Return the seconds after which the server may be asked again, or None if it does not say."""
+        """
+        Return the seconds after which the server may be asked again, or None if it does not say.
+        """
         text = self.headers.get("retry-after", "")
         if re.fullmatch(r"[0-9]{1,9}", text):
             return float(text)
@@ -125,7 +131,10 @@ class _Watchdog:
 
 @functools.cache
 def _adapter() -> Any:
-    """Return the pool of connections of this process, each of which reports itself to the watchdog of its request."""
+    """
+    Return the pool of connections of this process, each of which reports itself to the watchdog of
+    its request.
+    """
     from requests.adapters import HTTPAdapter
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -141,9 +150,16 @@ def _adapter() -> Any:
                 _active.watchdog.hold(reused)
             super().request(*arguments, **options)  # type: ignore[misc]  # urllib3's, mixed in below
 
-    connections = {"http": (HTTPConnectionPool, HTTPConnection), "https": (HTTPSConnectionPool, HTTPSConnection)}
+    connections = {
+        "http": (HTTPConnectionPool, HTTPConnection),
+        "https": (HTTPSConnectionPool, HTTPSConnection),
+    }
     pools = {
-        scheme: type(f"Watched{pool.__name__}", (pool,), {"ConnectionCls": type("Connection", (Watched, connection), {})})
+        scheme: type(
+            f"Watched{pool.__name__}",
+            (pool,),
+            {"ConnectionCls": type("Connection", (Watched, connection), {})},
+        )
         for scheme, (pool, connection) in connections.items()
     }
 
@@ -168,7 +184,9 @@ class Stream:
         status, headers, url: As in `Reply`.
     """
 
-    def __init__(self, reply: requests.Response, watchdog: _Watchdog, guard: Callable[[Kind], Any]) -> None:
+    def __init__(
+        self, reply: requests.Response, watchdog: _Watchdog, guard: Callable[[Kind], Any]
+    ) -> None:
         self.status, self.url = reply.status_code, reply.url
         self.headers = {name.lower(): value for name, value in reply.headers.items()}
         self._reply, self._watchdog, self._guard = reply, watchdog, guard
@@ -218,7 +236,10 @@ class Stream:
             raise HttpFailure("broken", f"{count} of {length} bytes came")
 
     def read(self, limit: int) -> bytes:
-        """Return the whole body; raises as `pieces`. Of an error's body, return no more than *limit* bytes."""
+        """
+        Return the whole body; raises as `pieces`. Of an error's body, return no more than *limit*
+        bytes.
+        """
         body = bytearray()
         try:
             for piece in self.pieces(limit):
@@ -286,20 +307,31 @@ def exchange(
                     same = host_of(target) == host_of(url)
                 shown = one_line(redact_credentials(target), 200, token)
                 if redirects == "same-host" and not same:
-                    raise HttpFailure("redirect", f"redirected to another host, which is not followed: {shown}")
-                if not target.startswith(("https://", "http://")[: 1 if reply.url.startswith("https:") else 2]):
+                    raise HttpFailure(
+                        "redirect", f"redirected to another host, which is not followed: {shown}"
+                    )
+                if not target.startswith(
+                    ("https://", "http://")[: 1 if reply.url.startswith("https:") else 2]
+                ):
                     raise HttpFailure("redirect", f"redirected out of https: {shown}")
                 authorization = reply.request.headers.get("Authorization", "") if same else ""
                 replies.close()
                 with guard("unreachable"):
-                    carried = {**(headers or {}), **({"Authorization": authorization} if authorization else {})}
-                    reply = replies.enter_context(_send(method, target, carried, data, "", netrc and same))
+                    carried = {
+                        **(headers or {}),
+                        **({"Authorization": authorization} if authorization else {}),
+                    }
+                    reply = replies.enter_context(
+                        _send(method, target, carried, data, "", netrc and same)
+                    )
             yield Stream(reply, watchdog, guard)
     finally:
         watchdog.close()
 
 
-def _send(method: str, url: str, headers: Mapping[str, str], data: Any, token: str, netrc: bool) -> requests.Response:
+def _send(
+    method: str, url: str, headers: Mapping[str, str], data: Any, token: str, netrc: bool
+) -> requests.Response:
     import requests
 
     with requests.Session() as session:
@@ -307,12 +339,15 @@ def _send(method: str, url: str, headers: Mapping[str, str], data: Any, token: s
         session.auth = None if netrc else lambda request: request
         session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
         # A compressed body could become a huge one, and byte ranges would mean something else.
-        session.headers.update({"User-Agent": f"sparkwright/{__version__}", "Accept-Encoding": "identity", **headers})
+        session.headers.update(
+            {"User-Agent": f"sparkwright/{__version__}", "Accept-Encoding": "identity", **headers}
+        )
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
         prepared = session.prepare_request(requests.Request(method, url, data=data or None))
         settings = session.merge_environment_settings(prepared.url or "", {}, True, None, None)
-        # The adapter, because a session reads the body of a redirect to its end, and has no other pool of connections.
+        # The adapter, because a session reads the body of a redirect to its end, and has no other
+        # pool of connections.
         if not (prepared.url or "").lower().startswith(("http://", "https://")):
             raise ValueError("neither http nor https")
         reply: requests.Response = _adapter().send(prepared, timeout=(CONNECT, STALL), **settings)
@@ -331,12 +366,14 @@ def request(
     **options: Any,
 ) -> Reply:
     """
-    Return the whole reply to a request, repeated after broken connections and passing faults of the server.
+    Return the whole reply to a request, repeated after broken connections and passing faults of the
+    server.
 
     Args:
         limit: Bytes of the largest body.
         seconds: For all attempts together.
-        longest_wait: Seconds of a ``Retry-After`` that are waited for; a reply that asks for more is returned.
+        longest_wait: Seconds of a ``Retry-After`` that are waited for; a reply that asks for more
+            is returned.
         busy: Does the reply ask to wait?
         options: As for `exchange`.
 
@@ -350,12 +387,18 @@ def request(
             with exchange(method, url, seconds=until - time.monotonic(), **options) as stream:
                 reply = Reply(stream.status, stream.headers, stream.read(limit), stream.url)
         except HttpFailure as error:
-            if error.kind in ("address", "redirect", "size") or attempt == attempts or time.monotonic() + pause > until:
+            if (
+                error.kind in ("address", "redirect", "size")
+                or attempt == attempts
+                or time.monotonic() + pause > until
+            ):
                 raise
             console.detail(f"{error}; sending the request again")
         else:
             # A limit that is used up ends hours later; any other 429 is passing.
-            passing = reply.status >= 500 or (reply.status == 429 and "x-ratelimit-reset" not in reply.headers)
+            passing = reply.status >= 500 or (
+                reply.status == 429 and "x-ratelimit-reset" not in reply.headers
+            )
             if busy(reply) and reply.retry_after is not None:
                 pause, passing = reply.retry_after, reply.retry_after <= longest_wait
                 if passing and pause >= 1 and attempt < attempts:
@@ -375,7 +418,8 @@ def download(
     stopped: threading.Event | None = None,
 ) -> None:
     """
-    Bring the rest of the file at *url* to *partial*, going on where a connection broke; the caller compares the hash.
+    Bring the rest of the file at *url* to *partial*, going on where a connection broke; the caller
+    compares the hash.
 
     Args:
         size: Bytes of the whole file, 0 if not known.
@@ -383,7 +427,8 @@ def download(
         stopped: As for `exchange`.
 
     Raises:
-        HttpFailure: The server does not offer the file, another size, or too little of it in several attempts.
+        HttpFailure: The server does not offer the file, another size, or too little of it in
+            several attempts.
         disk-full: There is no room; what arrived is kept.
     """
     idle, stop = 0, stopped or threading.Event()
@@ -393,11 +438,22 @@ def download(
             _resume(url, partial, size, on_progress, stopped)
             return
         except HttpFailure as error:
-            passing = error.kind in ("broken", "slow", "unreachable") or error.status == 429 or error.status >= 500
+            passing = (
+                error.kind in ("broken", "slow", "unreachable")
+                or error.status == 429
+                or error.status >= 500
+            )
             if error.kind == "size":
                 partial.unlink(missing_ok=True)
-            # A line that breaks often, and brings something each time, gets there; one that stalls is tried once more.
-            idle = idle + ATTEMPTS // 2 if error.kind == "slow" else 0 if _size(partial) > before else idle + 1
+            # A line that breaks often, and brings something each time, gets there; one that stalls
+            # is tried once more.
+            idle = (
+                idle + ATTEMPTS // 2
+                if error.kind == "slow"
+                else 0
+                if _size(partial) > before
+                else idle + 1
+            )
             if not passing or idle >= ATTEMPTS or stop.is_set():
                 raise
             console.detail(f"{partial.name}: {error}; going on with {_size(partial)} bytes")
@@ -405,23 +461,33 @@ def download(
 
 
 def _resume(
-    url: str, partial: Path, size: int, on_progress: Callable[[int, int], None], stopped: threading.Event | None
+    url: str,
+    partial: Path,
+    size: int,
+    on_progress: Callable[[int, int], None],
+    stopped: threading.Event | None,
 ) -> None:
     have = _size(partial)
     if size and have == size:
         on_progress(have, size)
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
-    with exchange("GET", url, headers=headers, redirects="any", netrc=True, seconds=STALL, stopped=stopped) as stream:
+    with exchange(
+        "GET", url, headers=headers, redirects="any", netrc=True, seconds=STALL, stopped=stopped
+    ) as stream:
         if stream.status == 416 and have:
             return  # the server has no byte after these; the hash decides
         if stream.status not in (200, 206):
             raise HttpFailure("status", f"answered {stream.status}", stream.status)
-        if stream.status != 206 or not stream.headers.get("content-range", "").startswith(f"bytes {have}-"):
+        if stream.status != 206 or not stream.headers.get("content-range", "").startswith(
+            f"bytes {have}-"
+        ):
             have = 0
         total = size or (have + stream.length if stream.length is not None else 0)
         if size and stream.length is not None and have + stream.length != size:
-            raise HttpFailure("size", f"{have + stream.length} bytes are served, and {size} are expected")
+            raise HttpFailure(
+                "size", f"{have + stream.length} bytes are served, and {size} are expected"
+            )
         on_progress(have, total)
         with room_guard(partial.parent), partial.open("ab" if have else "wb") as sink:
             try:
@@ -446,9 +512,13 @@ def redact_credentials(text: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """Return scheme, host and port of *url* as the client reads them; other parsers see other hosts in odd URLs."""
+    """
+    Return scheme, host and port of *url* as the client reads them; other parsers see other hosts in
+    odd URLs.
+    """
     import requests
     from urllib3.util import parse_url
 
     parts = parse_url(requests.Request("GET", url).prepare().url or "")
-    return f"{parts.scheme}://{parts.host}:{parts.port or {'http': 80, 'https': 443}.get(parts.scheme or '')}"
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme or "")
+    return f"{parts.scheme}://{parts.host}:{port}"

@@ -1,4 +1,7 @@
-"""Programs that sparkwright runs: always an argument list, always with a full log, never outliving their parent."""
+"""
+Programs that sparkwright runs: always an argument list, always with a full log, never outliving
+their parent.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,30 @@ from pathlib import Path
 
 from sparkwright.core.errors import CommandError, Failure, StoreError
 
-#: The words of the C library for a disk that has no room, in whatever language a program was written.
+#: The words of the C library for a disk that has no room, in whatever language a program was
+#: written.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 def leashed(
-    command: Sequence[str | os.PathLike[str]], *, by: int = signal.SIGTERM, memory: int = 0, written: int = 0, path: str | None = None
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    by: int = signal.SIGTERM,
+    memory: int = 0,
+    written: int = 0,
+    path: str | None = None,
 ) -> list[str]:
     """
-    Return *command* as a program that gets the signal *by* when the thread that starts it dies, and that may use so much and no more.
+    Return *command* as a program that gets the signal *by* when the thread that starts it dies, and
+    that may use so much and no more.
 
-    It is run through util-linux's setpriv and prlimit, which become the program. Python's ``preexec_fn`` could do the same, but it runs the
-    handlers of `os.register_at_fork` in the parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
+    It is run through util-linux's setpriv and prlimit, which become the program. Python's
+    ``preexec_fn`` could do the same, but it runs the handlers of `os.register_at_fork` in the
+    parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
 
     Args:
-        memory: Bytes of address space; *written*: bytes of a file; 0 for no limit. With either there is no core dump.
+        memory: Bytes of address space; *written*: bytes of a file; 0 for no limit. With either
+            there is no core dump.
         path: Where programs are looked for; the PATH of this process where it is not given.
 
     Raises:
@@ -39,9 +51,20 @@ def leashed(
     if found is None:
         raise FileNotFoundError(words[0])
     if memory or written:
-        words = [_prlimit(), *([f"--as={memory}"] if memory else []), *([f"--fsize={written}"] if written else []), "--core=0", *words]
-    # A program that is not there (a bare container) is done without: then an orphan merely ends later.
-    return [setpriv, "--pdeathsig", signal.Signals(by).name[3:], *words] if (setpriv := _util("setpriv")) else words
+        words = [
+            _prlimit(),
+            *([f"--as={memory}"] if memory else []),
+            *([f"--fsize={written}"] if written else []),
+            "--core=0",
+            *words,
+        ]
+    # A program that is not there (a bare container) is done without: then an orphan merely ends
+    # later.
+    return (
+        [setpriv, "--pdeathsig", signal.Signals(by).name[3:], *words]
+        if (setpriv := _util("setpriv"))
+        else words
+    )
 
 
 @functools.cache
@@ -73,7 +96,8 @@ def refuse_full_disk(output: Sequence[str], what: str) -> None:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """
-    Return the environment for a build program: this one's, less what silently changes what compilers and Python do.
+    Return the environment for a build program: this one's, less what silently changes what
+        compilers and Python do.
 
     Args:
         extra: Variables to set; an empty value removes the variable.
@@ -107,7 +131,8 @@ def run(
 
     Raises:
         tool-missing: The program does not exist.
-        command-failed: It ended with another status than 0; the error is of type *failure* and holds the last lines.
+        command-failed: It ended with another status than 0; the error is of type *failure* and
+            holds the last lines.
         disk-full: The program says so.
     """
     arguments = [os.fspath(part) for part in command]
@@ -137,7 +162,8 @@ def run(
                     on_line(line.rstrip())
             status = child.wait()
         except BaseException:
-            # An interruption must not leave half of a build behind that still writes into the build folder.
+            # An interruption must not leave half of a build behind that still writes into the build
+            # folder.
             child.send_signal(end_by)
             try:
                 child.wait(timeout=20)
@@ -149,10 +175,17 @@ def run(
         refuse_full_disk(full, Path(known[0]).name)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         details = [*tail, f"status: {status}", f"full log: {log}"]
-        raise failure(what or f"{Path(known[0]).name} {how}.", details=details, data={"status": status})
+        raise failure(
+            what or f"{Path(known[0]).name} {how}.", details=details, data={"status": status}
+        )
 
 
-def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, timeout: float = 600) -> str:
+def output(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+) -> str:
     """
     Return what a short *command* prints on standard output.
 
@@ -163,7 +196,8 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
     arguments = [os.fspath(part) for part in command]
     variables = dict(env) if env is not None else clean_environment()
     try:
-        # An interruption that comes while the program is being started leaves nobody who could end it but the kernel.
+        # An interruption that comes while the program is being started leaves nobody who could end
+        # it but the kernel.
         done = subprocess.run(
             leashed(arguments, by=signal.SIGKILL, path=variables.get("PATH")), env=variables, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
@@ -171,10 +205,14 @@ def output(command: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] 
     except FileNotFoundError as error:
         raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandError("command-failed", f"{Path(arguments[0]).name} did not end within {timeout:g} s.") from error
+        raise CommandError(
+            "command-failed", f"{Path(arguments[0]).name} did not end within {timeout:g} s."
+        ) from error
     if done.returncode:
         refuse_full_disk(done.stderr.splitlines(), Path(arguments[0]).name)
         raise CommandError(
-            "command-failed", f"{Path(arguments[0]).name} ended with status {done.returncode}.", details=done.stderr.splitlines()[-20:]
+            "command-failed",
+            f"{Path(arguments[0]).name} ended with status {done.returncode}.",
+            details=done.stderr.splitlines()[-20:],
         )
     return done.stdout

@@ -1,8 +1,8 @@
 """
 The cache directory: results kept by key, and working places that may vanish.
 
-Nothing else creates files there. A result is written to a temporary name on the same file system, flushed, and renamed, so
-that a killed run leaves either the whole result or none (DESIGN §7.7).
+Nothing else creates files there. A result is written to a temporary name on the same file system,
+flushed, and renamed, so that a killed run leaves either the whole result or none (DESIGN §7.7).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ccache/     compiled units, by what they were made of
 
 def reading(path: Path) -> BinaryIO:
     """
-    Return the file at *path*, opened to be read; a named pipe without a writer is an empty one, where `open` would wait without end.
+    Return the file at *path*, opened to be read; a named pipe without a writer is an empty one,
+    where `open` would wait without end.
 
     Raises:
         OSError: As `open`.
@@ -61,14 +62,21 @@ def flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def room_guard(place: Path) -> Iterator[None]:
-    """Turn "no space left on device" and "disk quota exceeded" into `disk-full`, which names *place* and what is free."""
+    """
+    Turn "no space left on device" and "disk quota exceeded" into `disk-full`, which names *place*
+    and what is free.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(place if place.exists() else place.parent).free
-        raise StoreError("disk-full", f"There is no room left under {place}.", details=[f"free: {free / 1e6:,.0f} MB"]) from error
+        raise StoreError(
+            "disk-full",
+            f"There is no room left under {place}.",
+            details=[f"free: {free / 1e6:,.0f} MB"],
+        ) from error
 
 
 class Store:
@@ -94,11 +102,18 @@ class Store:
             raise self._unusable("it cannot be written")
 
     def _unusable(self, reason: str) -> StoreError:
-        return StoreError("cache-unusable", f"{self.root} cannot be used as the cache directory.", details=[reason])
+        return StoreError(
+            "cache-unusable",
+            f"{self.root} cannot be used as the cache directory.",
+            details=[reason],
+        )
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise `disk-full` or `cache-unusable` for what the operating system refuses to write within the block."""
+        """
+        Raise `disk-full` or `cache-unusable` for what the operating system refuses to write within
+        the block.
+        """
         try:
             with room_guard(self.root):
                 yield
@@ -125,7 +140,10 @@ class Store:
 
     @contextlib.contextmanager
     def replacing(self, path: Path) -> Iterator[Path]:
-        """Yield a temporary file path beside *path* that takes its place when the block ends without an error."""
+        """
+        Yield a temporary file path beside *path* that takes its place when the block ends without
+        an error.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
@@ -140,9 +158,11 @@ class Store:
     @contextlib.contextmanager
     def building(self, path: Path) -> Iterator[Path]:
         """
-        Yield an empty temporary folder beside *path* that takes its place when the block ends without an error.
+        Yield an empty temporary folder beside *path* that takes its place when the block ends
+        without an error.
 
-        Callers hold the lock of that place, so what lies half-made beside it is a killed run's, and is removed.
+        Callers hold the lock of that place, so what lies half-made beside it is a killed run's, and
+        is removed.
         """
         with room_guard(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +183,10 @@ class Store:
         self.write(f"records/{kind}/{key}.json", msgspec.json.format(msgspec.json.encode(record)))
 
     def get(self, kind: str, key: str, record: type[T]) -> T | None:
-        """Return the record of a finished stage, or None when there is none that still has the expected fields."""
+        """
+        Return the record of a finished stage, or None when there is none that still has the
+        expected fields.
+        """
         path = self.root / "records" / kind / f"{key}.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=record)
@@ -196,7 +219,9 @@ class Store:
                 console.note(f"another sparkwright works on {name}; waiting for it to end")
                 lock.acquire(timeout=wait)
         except Timeout as error:
-            raise StoreError("store-busy", f"{name} is in use by another process.", details=[f"lock: {path}"]) from error
+            raise StoreError(
+                "store-busy", f"{name} is in use by another process.", details=[f"lock: {path}"]
+            ) from error
         try:
             yield
         finally:

@@ -1,8 +1,9 @@
 """
 Reviewed YAML files, read strictly.
 
-PyYAML's safe loader accepts what breaks a lock in silence: duplicate keys (the last one wins) and aliases that expand
-without bound. Both are refused here, and msgspec refuses every value of a wrong type or field of an unknown name.
+PyYAML's safe loader accepts what breaks a lock in silence: duplicate keys (the last one wins) and
+aliases that expand without bound. Both are refused here, and msgspec refuses every value of a wrong
+type or field of an unknown name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LARGEST = 4 << 20
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-# The composer comes first, because the one of the C loader cannot be overridden and crashes on deep nesting.
+# The composer comes first, because the one of the C loader cannot be overridden and crashes on deep
+# nesting.
 class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C where PyYAML was built with it
     """The safe loader, without duplicate keys, aliases and merge keys."""
 
@@ -55,13 +57,17 @@ class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C w
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper, with quotes where YAML would read a line end of another alphabet as a blank."""
+    """
+    The safe dumper, with quotes where YAML would read a line end of another alphabet as a blank.
+    """
 
 
 _Dumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style='"' if {"\x85", "\u2028", "\u2029"} & set(text) else None
+        "tag:yaml.org,2002:str",
+        text,
+        style='"' if {"\x85", "\u2028", "\u2029"} & set(text) else None,
     ),
 )
 
@@ -71,24 +77,37 @@ def parse(text: str, kind: type[T], origin: str) -> T:
     Return *text* as a record of type *kind*.
 
     Raises:
-        file-invalid: The text is not YAML, repeats a key, or does not fit the record; the details say where.
+        file-invalid: The text is not YAML, repeats a key, or does not fit the record; the details
+            say where.
     """
     try:
         data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a subclass of the safe loader
     # PyYAML lets errors of Python through for a 13th month, a number of 5,000 digits, and the like.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise FileError("file-invalid", f"{origin} is not readable as YAML.", details=str(error).splitlines()) from error
+        raise FileError(
+            "file-invalid", f"{origin} is not readable as YAML.", details=str(error).splitlines()
+        ) from error
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise FileError("file-invalid", f"{origin} does not have the expected fields.", details=[str(error)]) from error
+        raise FileError(
+            "file-invalid", f"{origin} does not have the expected fields.", details=[str(error)]
+        ) from error
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """Return the file at *path* as a record of type *kind*; raises `file-invalid` as `parse` and `files.read_text`."""
+    """
+    Return the file at *path* as a record of type *kind*; raises `file-invalid` as `parse` and
+    `files.read_text`.
+    """
     return parse(read_text(path, limit=LARGEST), kind, str(path))
 
 
 def dump(record: Any) -> str:
-    """Return *record* as YAML in the order of its fields, with quotes where YAML would read another type."""
-    return yaml.dump(msgspec.to_builtins(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    """
+    Return *record* as YAML in the order of its fields, with quotes where YAML would read another
+    type.
+    """
+    return yaml.dump(
+        msgspec.to_builtins(record), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
+    )
