@@ -1,93 +1,298 @@
-"""What a shared library wants from the system that loads it."""
+"""
+The tables of an ELF file, read as hostile: every offset, count and name is bounded before it is used.
+
+pyelftools would read the same, but follows names, version chains and a section table of any stride
+without an end, so that a file of some megabytes keeps it busy for hours. Only what Linux loads and
+CUDA makes is read: 64 bits, little-endian. What a library asks of the loader is read by its segments,
+as the loader does, whatever its section table states. Numbers are those of the System V ABI, and for
+version needs of the Linux Standard Base.
+"""
 
 from __future__ import annotations
 
+import mmap
 import re
 import struct
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-#: ``e_machine`` (ELF specification, and the tables of the processors' own) → the name in platform tags.
-MACHINES = {62: "x86_64", 183: "aarch64"}
+MAGIC = b"\x7fELF"
+#: ``e_machine`` → the name in platform tags; EM_CUDA is a cubin's, and a wheel may carry one bare.
+CUDA = "cuda"
+MACHINES = {62: "x86_64", 183: "aarch64", 190: CUDA}
+FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+#: Section types: no bytes in the file, dynamic symbols.
+NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
+_LOAD, _DYNAMIC = 1, 2
+#: Entries of the dynamic section: strings and their size, version needs and their number, names, paths.
+_STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF
+_NEEDED, _SONAME, _PATHS = 1, 14, (15, 29)
 
-#: The dynamic entries that are read, and where pyelftools puts their strings.
-_STRINGS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+#: A cubin of CUTLASS has some ten thousand sections, and mangled names of some thousand bytes.
+MOST_SECTIONS = 1 << 20
+MOST_SEGMENTS = 1 << 12
+MOST_NAME_BYTES = 1 << 28
+_LONGEST_NAME = 1 << 20
+_MOST_DYNAMIC = 1 << 16
+
+_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+#: Functions of CUDA's driver API; cuFile, which begins alike, is another library.
+_DRIVER = re.compile(r"cu(?!File)[A-Z]\w*")
 _VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)")
 
-
-def version_text(version: tuple[int, ...]) -> str:
-    """Return ``(2, 28)`` as people write it; empty for none."""
-    return ".".join(map(str, version))
+Buffer = bytes | mmap.mmap
 
 
-class Wants(msgspec.Struct, frozen=True):
+class ElfUnreadable(ValueError):
+    """The file begins like ELF but cannot be read as such."""
+
+
+class Section(msgspec.Struct, frozen=True):
+    """An entry of the section table; its bytes lie inside the file."""
+
+    name: str
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+
+class SharedObject(msgspec.Struct, frozen=True):
     """
-    What the headers of a library say.
+    What a shared library or program asks of its machine.
 
     Attributes:
-        machine: As in platform tags, else the ELF number.
+        machine: As in platform tags (``x86_64``, ``aarch64``), ``cuda`` for a bare cubin, else the
+            ELF number.
         needed: The libraries that the loader brings with it (DT_NEEDED).
         rpath: The entries of DT_RPATH and DT_RUNPATH.
+        versions: The highest versions of glibc (``GLIBC``), libstdc++ (``GLIBCXX``) and its ABI
+            (``CXXABI``) that it needs.
+        soname: The name by which the loader knows it; empty without one.
+        fatbins: Offset and size of each section that holds device code.
+        symbols: The dynamic symbols that it defines.
+        driver: The functions of CUDA's driver that it cannot do without.
     """
 
     machine: str
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
+    versions: dict[str, tuple[int, ...]]
+    soname: str
+    fatbins: tuple[tuple[int, int], ...]
+    symbols: frozenset[str] = frozenset()
+    driver: tuple[str, ...] = ()
+
+    @property
+    def has_device_code(self) -> bool:
+        """True when the file holds device code of any kind."""
+        return bool(self.fatbins) or self.machine == CUDA
+
+    def version(self, name: str) -> str:
+        """Return the version that is needed of *name*, such as ``2.28``; empty without one."""
+        return version_text(self.versions.get(name, ()))
 
 
-def wants(library: BinaryIO) -> Wants:
-    """Return what the headers of *library* say."""
-    from elftools.elf.elffile import ELFFile
+class _Strings:
+    """The string table in *size* bytes from *offset*; the names read from it are bounded together."""
 
-    elf, number = ELFFile(library), machine(library)
-    needed, rpath = dynamic(elf)
-    return Wants(MACHINES.get(number, str(number)), needed, rpath)
+    def __init__(self, data: Buffer, offset: int, size: int, what: str) -> None:
+        _check_bounds(data, offset, size, what)
+        self._data, self._offset, self._end, self._left = data, offset, offset + size, MOST_NAME_BYTES
 
-
-def machine(library: BinaryIO) -> int:
-    """Return the ``e_machine`` number of *library*; pyelftools knows no name for every vendor's."""
-    library.seek(0)
-    header = library.read(20)
-    if len(header) < 20:
-        return 0
-    return int(struct.unpack_from("<H" if header[5] == 1 else ">H", header, 18)[0])
-
-
-def dynamic(elf: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the needed libraries of *elf* (pyelftools' file), and its search paths."""
-    from elftools.elf.dynamic import DynamicSection
-
-    needed: list[str] = []
-    rpath: list[str] = []
-    for section in elf.iter_sections():
-        if isinstance(section, DynamicSection):
-            for tag in section.iter_tags():
-                if attribute := _STRINGS.get(tag.entry.d_tag):
-                    (needed if attribute == "needed" else rpath).append(getattr(tag, attribute))
-    return tuple(needed), tuple(part for part in rpath if part)
+    def name(self, offset: int) -> str:
+        begin = self._offset + offset
+        end = self._data.find(b"\0", begin, min(self._end, begin + _LONGEST_NAME))
+        if begin >= self._end or end < 0:
+            raise ElfUnreadable(f"a name at offset {begin} has no end")
+        self._left -= end - begin
+        if self._left < 0:
+            raise ElfUnreadable(f"the names in a table are more than {MOST_NAME_BYTES} bytes")
+        return self._data[begin:end].decode("utf-8", "replace")
 
 
-def defined_versions(library: BinaryIO) -> set[str]:
-    """Return the symbol versions that *library* itself defines, such as ``GLIBC_2.36``."""
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerDefSection
+def mapped(path: Path) -> mmap.mmap:
+    """
+    Return the file at *path* in memory, page by page as it is read.
 
-    sections = [section for section in ELFFile(library).iter_sections() if isinstance(section, GNUVerDefSection)]
-    return {entry.name for section in sections for _, entries in section.iter_versions() for entry in entries}
+    Raises:
+        ElfUnreadable: It is empty.
+    """
+    with path.open("rb") as stream:
+        try:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise ElfUnreadable("it is empty") from error
 
 
-def wanted_versions(library: BinaryIO) -> dict[str, tuple[int, ...]]:
-    """Return the highest version of glibc, libstdc++ and its ABI that *library* wants (its ``.gnu.version_r``)."""
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerNeedSection
+def sections(data: Buffer) -> tuple[Section, ...]:
+    """
+    Return the section table; empty without one.
 
-    found: dict[str, tuple[int, ...]] = {}
-    for section in ELFFile(library).iter_sections():
-        if isinstance(section, GNUVerNeedSection):
-            for _, auxiliaries in section.iter_versions():
-                for auxiliary in auxiliaries:
-                    if match := _VERSION.fullmatch(auxiliary.name):
-                        version = tuple(int(part) for part in match[2].split("."))
-                        found[match[1]] = max(found.get(match[1], ()), version)
-    return found
+    Raises:
+        ElfUnreadable: A section or a name lies outside the file, or the names are too long together.
+    """
+    _, names, entries, _ = _header(data)
+    if not entries:
+        return ()
+    if names >= len(entries):
+        raise ElfUnreadable(f"the names of its {len(entries)} sections should be in section {names}")
+    begin, length = entries[names][4:6]
+    strings = _Strings(data, begin, length, "the table of section names")
+    listed = []
+    for name, kind, _, _, offset, size, link, _, _, _ in entries:
+        section = Section(strings.name(name) if length else "", kind, offset, size, link)
+        # The first entry is empty but for the numbers that do not fit into the header.
+        if kind not in (0, NO_BITS):
+            _check_bounds(data, offset, size, f"section {section.name[:80]}")
+        listed.append(section)
+    return tuple(listed)
+
+
+def shared_object(data: Buffer) -> SharedObject:
+    """
+    Return what the library, program or object file in *data* asks of its machine.
+
+    Raises:
+        ElfUnreadable: Its headers contradict each other or its size.
+    """
+    machine, _, _, segments = _header(data)
+    for entry in segments:
+        if entry[0] in (_LOAD, _DYNAMIC):
+            _check_bounds(data, entry[2], entry[5], "a segment")
+    loads = [(entry[2], entry[3], entry[5]) for entry in segments if entry[0] == _LOAD]
+    dynamic = [entry for entry in segments if entry[0] == _DYNAMIC]
+    entries = [pair for entry in dynamic for pair in _dynamic(data, entry[2], entry[5])]
+    values = dict(entries)
+    size = values.get(_STRSZ, 0) if _STRTAB in values else 0
+    begin = _file_offset(loads, values[_STRTAB], size, "the table of its strings") if size else 0
+    strings = _Strings(data, begin, size, "the table of its strings")
+    versions: dict[str, tuple[int, ...]] = {}
+    if _VERNEED in values and values.get(_VERNEED_COUNT):
+        table = _file_offset(loads, values[_VERNEED], 16, "the table of needed versions")
+        for name, version in _needed_versions(data, table, values[_VERNEED_COUNT], strings):
+            versions[name] = max(versions.get(name, ()), version)
+    listed = sections(data)
+    symbols = list(_symbols(data, listed))
+    fatbins = [one for one in listed if one.name in FATBIN_SECTIONS and one.kind != NO_BITS]
+    return SharedObject(
+        machine=MACHINES.get(machine, str(machine)),
+        needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
+        rpath=tuple(path for tag, value in entries if tag in _PATHS and (path := strings.name(value))),
+        versions=versions,
+        soname=next((strings.name(value) for tag, value in entries if tag == _SONAME), ""),
+        fatbins=tuple((one.offset, one.size) for one in fatbins),
+        symbols=frozenset(name for name, defined in symbols if defined),
+        driver=tuple(
+            sorted({name for name, defined in symbols if not defined and _DRIVER.fullmatch(name)})
+        ),
+    )
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return ``2.28`` as numbers that compare; a part that is not a number is left out."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def version_text(version: Sequence[int]) -> str:
+    """Return ``(2, 28)`` as people write it; empty for none."""
+    return ".".join(map(str, version))
+
+
+def _check_bounds(data: Buffer, offset: int, size: int, what: str) -> None:
+    if offset > len(data) or size > len(data) - offset:
+        place = f"offset {offset}, {size} bytes, of {len(data)}"
+        raise ElfUnreadable(f"{what} lies beyond the end of the file ({place})")
+
+
+def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
+    """Return the machine, the section of the section names, the sections' and the segments' entries."""
+    if len(data) < 64 or data[:4] != MAGIC:
+        raise ElfUnreadable("it is shorter than a header, or does not begin like ELF")
+    if data[4:6] != b"\x02\x01":
+        raise ElfUnreadable(f"it is not 64-bit little-endian (class {data[4]}, data {data[5]})")
+    _, machine, _, _, segments, at, _, _, *sizes = _HEADER.unpack_from(data)
+    segment_size, segment_count, section_size, section_count, names = sizes
+    if at and section_size == _SECTION.size and (section_count == 0 or names == 0xFFFF):
+        # More entries than fit into 16 bits: the numbers stand in the first entry.
+        _check_bounds(data, at, _SECTION.size, "the section table")
+        first = _SECTION.unpack_from(data, at)
+        section_count, names = section_count or first[5], first[6] if names == 0xFFFF else names
+    tables = [
+        _entries(data, "section", _SECTION, (at, section_size, section_count), MOST_SECTIONS),
+        _entries(data, "segment", _SEGMENT, (segments, segment_size, segment_count), MOST_SEGMENTS),
+    ]
+    return machine, names, *tables
+
+
+def _entries(data: Buffer, what: str, form: struct.Struct, table: tuple[int, int, int], most: int) -> list[Any]:
+    offset, size, count = table
+    if count and size != form.size:
+        raise ElfUnreadable(f"an entry of its {what} table has {size} bytes")
+    if count > most:
+        raise ElfUnreadable(f"it has {count} {what}s, more than any library")
+    _check_bounds(data, offset, size * count, f"the {what} table")
+    return list(form.iter_unpack(data[offset : offset + size * count]))
+
+
+def _dynamic(data: Buffer, offset: int, size: int) -> Iterator[tuple[int, int]]:
+    size = min(size // 16, _MOST_DYNAMIC) * 16
+    for tag, value in struct.iter_unpack("<QQ", data[offset : offset + size]):
+        if tag == 0:
+            return
+        yield tag, value
+
+
+def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int, what: str) -> int:
+    """Return the offset of the *size* bytes that the loader maps at *address*."""
+    for offset, begin, length in loads:
+        if begin <= address and address + size <= begin + length:
+            return offset + address - begin
+    raise ElfUnreadable(f"{what} is in no segment of the file (address {address:#x}, {size} bytes)")
+
+
+def _needed_versions(
+    data: Buffer, table: int, files: int, strings: _Strings
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the needed versions (DT_VERNEED: a chain of files, each with a chain of versions)."""
+    left = _MOST_DYNAMIC
+    for _ in range(min(files, _MOST_DYNAMIC)):
+        _check_bounds(data, table, 16, "a file in the table of needed versions")
+        _, count, _, first, following = struct.unpack_from("<HHIII", data, table)
+        entry = table + first
+        for _ in range(count):
+            if (left := left - 1) < 0:
+                raise ElfUnreadable(f"it needs more than {_MOST_DYNAMIC} versions")
+            _check_bounds(data, entry, 16, "a version in the table of needed versions")
+            _, _, _, name, step = struct.unpack_from("<IHHII", data, entry)
+            if match := _VERSION.fullmatch(strings.name(name)):
+                yield match[1], version_key(match[2])
+            entry += step
+            if not step:
+                break
+        table += following
+        if not following:
+            return
+
+
+def _symbols(data: Buffer, listed: Sequence[Section]) -> Iterator[tuple[str, bool]]:
+    """Yield each dynamic symbol that the library defines for others (True) or requires (False)."""
+    for section in listed:
+        if section.kind != _DYNAMIC_SYMBOLS:
+            continue
+        if section.link >= len(listed):
+            raise ElfUnreadable("the names of its symbols are in no section")
+        table = listed[section.link]
+        strings = _Strings(data, table.offset, table.size, "the table of symbol names")
+        whole = section.size // _SYMBOL.size * _SYMBOL.size
+        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(data[section.offset : section.offset + whole]):
+            # Bound globally, weakly or uniquely, and defined in this file: what the loader gives to
+            # others. A weak symbol that is not defined here may stay unresolved.
+            if info >> 4 in ((1, 2, 10) if index else (1,)):
+                yield strings.name(name), bool(index)
