@@ -17,10 +17,12 @@ from pathlib import Path
 import psutil
 
 import measure
-from sparkwright.audit import device_images, elf, elf_sections, gpu_compat, operators, policy, wheel
+from sparkwright.audit import device_code, gpu_compat, host, policy, wheel
+from sparkwright.audit.device import Case
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.sass import CudaTools
 from sparkwright.builder.environment import toolchain
+from sparkwright.builder.wheel import elf
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
 from sparkwright.forks import download
@@ -73,7 +75,7 @@ def unpacked(folder: Path) -> dict[str, Path]:
     with zipfile.ZipFile(base) as archive:
         for name in archive.namelist():
             with archive.open(name) as stream:
-                if stream.read(4) == elf_sections.MAGIC:
+                if stream.read(4) == elf.MAGIC:
                     made[name] = folder / f"{len(made)}.so"
                     made[name].write_bytes(archive.read(name))
     return made
@@ -83,18 +85,16 @@ def ours(libraries: dict[str, Path]) -> None:
     """Read all that the audit reads of them but their instructions."""
     for name, path in libraries.items():
         wants = rules.library("vllm", name)
-        with elf_sections.mapped(path) as data:
-            host = elf.host(data)
-            operators.registered(data, elf_sections.sections(data))
-            forms = [
-                form
-                for form, _ in device_images.forms(data, host, rules.generation, whole_ptx=wants is not None and wants.role == "target")
-            ]
-            kinds = [
-                (device_images.targets(listed, "cubin"), device_images.targets(listed, "ptx"))
-                for listed in device_images.by_unit(forms).values()
-            ]
-            gpu_compat.of_units(kinds, gpu_compat.capability(rules.arch))
+        with elf.mapped(path) as data:
+            capability = gpu_compat.capability(rules.arch)
+            case = Case(rules, wants, tools, lambda *_: None, capability, ours=False)
+            shared = elf.shared_object(data)
+            host.operators(data, elf.sections(data), shared, case)
+            whole = wants is not None and wants.role == "target"
+            images = [image for image, _ in device_code.images(data, shared, rules.generation, whole_ptx=whole)]
+            groups = device_code.by_container(images).values()
+            kinds = [[device_code.targets(group, kind) for kind in ("cubin", "ptx")] for group in groups]
+            gpu_compat.of_units(kinds, capability)
 
 
 def listed(libraries: dict[str, Path]) -> None:

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from sparkwright.audit import elf, elf_sections, fatbin
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES
 from sparkwright.audit.sass import CudaTools
 from sparkwright.audit.wheel import audit
 from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel import elf, fatbin
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
 from sparkwright.gates import audited
@@ -74,13 +74,12 @@ POLICY: dict[str, Any] = {
                 {
                     "glob": LIBRARY,
                     "role": "target",
-                    "cubins_min": 1,
                     "opcodes": [{"pattern": r"F2FP\..*E2M1", "least": 1, "kernels": "fp4_quantise"}],
                     "trap_free": [{"kernels": "fp4_quantise", "reason": "The quantiser must work."}],
                     "symbols": ["PyInit__C"],
                     "operators": ["fp4_quant"],
                 },
-                {"glob": OPTIONAL, "role": "target", "cubins_min": 1},
+                {"glob": OPTIONAL, "role": "target"},
             ],
         }
     },
@@ -258,7 +257,7 @@ def test_a_library_that_was_changed_after_it_was_recorded(workshop: Workshop, li
 def test_a_table_that_hides_the_code_from_the_driver(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     """The fatbin's table says sm_121a where the code is for sm_121f: the driver chooses by the table, cuobjdump shows neither."""
     bad = bytearray(library)
-    (found,) = [one for offset, size in elf.host(library).fatbins for one in fatbin.entries(library, offset, size)]
+    (found,) = fatbin.entries(library, elf.shared_object(library).fatbins)
     head = library.rindex(struct.pack("<HH", 2, 0x0101), 0, found.offset)
     (flags,) = struct.unpack_from("<Q", library, head + 40)
     struct.pack_into("<Q", bad, head + 40, flags & ~(1 << 21) | 1 << 20)
@@ -279,7 +278,7 @@ def test_a_library_for_another_machine(workshop: Workshop, library: bytes, sound
     bad = bytearray(library)
     other = next(number for number, name in elf.MACHINES.items() if name in ("x86_64", "aarch64") and name != MACHINE)
     struct.pack_into("<H", bad, 18, other)
-    assert elf_sections.header(bytes(bad)).machine == other
+    assert elf.shared_object(bytes(bad)).machine == elf.MACHINES[other]
     checks = workshop.ask(workshop.wheel({LIBRARY: bytes(bad), OPTIONAL: library}))
     kill(mutant="library for another machine", rung="G0", sound=sound, mutant_checks=checks)
     assert "machine-foreign" in killers(checks)

@@ -365,7 +365,7 @@ def test_equal_libraries_give_equal_wheels(mini: Mini, sources: Path, library: b
 def test_an_arch_of_a_library_s_own_wants_a_reason(fields: dict[str, Any]) -> None:
     """The audit takes another arch for one library only with a reason, in CMake's spelling, and only for what is compiled here."""
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"glob": "*.so", "role": "target", "cubins_min": 1, **fields}, type=policy.LibraryPolicy)
+        msgspec.convert({"glob": "*.so", "role": "target", **fields}, type=policy.LibraryPolicy)
 
 
 @pytest.mark.toolchain
@@ -389,7 +389,7 @@ def test_the_audit_judges_each_library_by_the_arch_that_it_is_for(mini: Mini, so
     wheel = jit_cache.pack(tmp_path, listed, sources, mini.session(), modules, Papers(b"{}\n", Bill()))
     findings = {}
     for arch in ("12.0f", ""):
-        library = policy.LibraryPolicy("*.so", "target", "FlashInfer gives it", arch, 1)
+        library = policy.LibraryPolicy("*.so", "target", "FlashInfer gives it", arch)
         rules = policy.AuditPolicy("12.1f", ("lib*", "ld-*"), {"flashinfer-jit-cache": policy.DistributionPolicy("test", (library,))})
         findings[arch] = {finding.rule for finding in auditing.audit(wheel, rules, CudaTools(cuda_bin)).findings}
 

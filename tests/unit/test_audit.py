@@ -22,15 +22,19 @@ from hypothesis import strategies as st
 from tests import publishing, wheels
 from tests.refusals import refusal
 
-from sparkwright.audit import compare, cubin, elf, elf_sections, sass
+from sparkwright.audit import device_code, sass
 from sparkwright.audit import policy as audit_policy
+from sparkwright.audit import report as reports_of
 from sparkwright.audit import wheel as auditing
 from sparkwright.audit import wheel_reader as archive
 from sparkwright.audit.policy import AuditPolicy, is_generation
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.audit.sass import CudaTools
-from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.arch.plan import PlannedUnit
+from sparkwright.builder.compile import unit_manifest
+from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.environment import toolchain
+from sparkwright.builder.wheel import elf
 from sparkwright.core import process, strict_yaml
 from sparkwright.forks.stack import Project
 from sparkwright.release.signing import keys
@@ -47,7 +51,7 @@ LIBRARY = "probe/_C.abi3.so"
 POLICY: dict[str, Any] = {
     "arch": "12.1f",
     "needed": ["lib[cm].so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-*"],
-    "distributions": {"probe": {"reason": "A test.", "libraries": [{"glob": LIBRARY, "role": "target", "cubins_min": 1}]}},
+    "distributions": {"probe": {"reason": "A test.", "libraries": [{"glob": LIBRARY, "role": "target"}]}},
 }
 #: The audit without others' tools, which tests/unit/test_audit_checkers.py has.
 audit = functools.partial(auditing.audit, which=())
@@ -144,13 +148,12 @@ def test_the_reviewed_policies_are_valid_and_name_the_libraries_of_the_official_
 
 @pytest.mark.parametrize("stack", sorted(path.parent.name for path in (ROOT / "forks").glob("*/stack.yaml")))
 def test_every_stack_asks_for_what_its_build_compiles(stack: str) -> None:
-    """The libraries of role target are those of the build's targets, and ask for as many cubins as the plan expects units at least."""
+    """The libraries of role target are those of the build's targets."""
     project = Project(ROOT, stack)
     vllm = audit_policy.load(project.audit_file, project.spec.arch).distributions["vllm"]
-    asked = {library.glob: library.cubins_min for library in vllm.libraries if library.role == "target"}
+    asked = {library.glob for library in vllm.libraries if library.role == "target"}
 
     assert {Path(glob).name.partition(".")[0] for glob in asked} == set(toolchain.spec(project).forks["vllm"].core_targets)
-    assert sum(asked.values()) == archs.load(project.build_folder / "archs.yaml").expect_units["vllm"]
 
 
 def write_policy(folder: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Path:
@@ -204,11 +207,10 @@ def test_a_stack_without_a_policy_is_told_which_file_it_lacks(tmp_path: Path, mi
     ("library", "place"),
     [
         ({"role": "base", "glob": "*"}, "without a reason"),
-        ({"role": "target", "glob": "*"}, "without cubins_min"),
-        ({"role": "target", "glob": "*", "cubins_min": 1, "opcodes": [{"pattern": "(", "least": 1}]}, "regular expression"),
-        ({"role": "target", "glob": "*", "cubins_min": 1, "ptx": [{"arch": "sm_80", "most": 1, "reason": " "}]}, "without a reason"),
-        ({"role": "target", "glob": "*", "cubins_min": 1, "opcode": []}, "unknown field"),
-        ({"role": "base", "glob": "*", "reason": "x", "cubins_min": 1}, "only reported"),
+        ({"role": "target", "glob": "*", "opcodes": [{"pattern": "(", "least": 1}]}, "regular expression"),
+        ({"role": "target", "glob": "*", "ptx": [{"arch": "sm_80", "most": 1, "reason": " "}]}, "without a reason"),
+        ({"role": "target", "glob": "*", "opcode": []}, "unknown field"),
+        ({"role": "base", "glob": "*", "reason": "x", "opcodes": [{"pattern": "x", "least": 1}]}, "only reported"),
         ({"role": "kept", "glob": "*"}, "Invalid enum value"),
     ],
 )
@@ -248,13 +250,13 @@ def _note(options: bytes, version: int = 2) -> bytes:
     ],
 )
 def test_note_target(note: bytes, target: str) -> None:
-    assert cubin.note_target(note) == target
+    assert device_code.note_target(note) == target
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_as_a_note_give_no_target(data: bytes) -> None:
-    assert cubin.note_target(data) == ""
-    assert cubin.note_target(struct.pack("<3I", 12, len(data), 2000) + b"NVIDIA Corp\0" + data) in ("", "sm_121f")
+    assert device_code.note_target(data) == ""
+    assert device_code.note_target(struct.pack("<3I", 12, len(data), 2000) + b"NVIDIA Corp\0" + data) in ("", "sm_121f")
 
 
 def test_opcodes_are_counted_by_kernel() -> None:
@@ -264,7 +266,7 @@ def test_opcodes_are_counted_by_kernel() -> None:
         "        /*0020*/             @!UP0 UMOV UR4, 0x1 ;\n"
         ".text._Z6secondv:\n        /*0000*/               @P1 BPT.TRAP 0x1 ;\n        /*0010*/                   BPT.TRAP 0x1 ;\n"
     )  # fmt: skip
-    counts = sass.count_opcodes(text)
+    counts = sass.count_opcodes(text.encode())
     assert sass.matching(counts["_Z5firstv"], r"OMMA\..*E2M1") == 1
     assert sass.matching(counts["_Z5firstv"], r"F2FP\..*E2M1") == 1
     assert counts["_Z5firstv"]["UMOV"] == 1
@@ -500,7 +502,7 @@ def test_who_calls_the_driver_has_to_name_it(tmp_path: Path, calls: str, link: l
 
 def test_a_library_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path, plain_library: bytes) -> None:
     wheel = write_wheel(
-        tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf_sections.MAGIC + b"\x02\x01rest"}
+        tmp_path, {"probe/data.txt": plain_library, "probe/empty.so": b"", "probe/bad": elf.MAGIC + b"\x02\x01rest"}
     )
     report = audit(wheel, policy(distributions={}), NOWHERE)
     assert [library.name for library in report.libraries] == ["probe/bad", "probe/data.txt"]
@@ -644,11 +646,11 @@ def test_the_right_target_passes(tmp_path: Path, compiler: Compiler, capsys: pyt
     ("codes", "fp4", "expected"),
     [
         # cuobjdump lists sm_121 here as it does for 121f: only the note tells.
-        (["sm_121"], False, {"arch-folded": "cubins for sm_121: 1,", "arch-missing": "sm_121f: 0,"}),
-        (["sm_121a"], True, {"arch-folded": "cubins for sm_121a: 1,", "arch-missing": "sm_121f: 0,"}),
-        (["sm_120f"], True, {"arch-folded": "cubins for sm_120f: 1,", "arch-missing": "sm_121f: 0,"}),
-        (["sm_90"], False, {"arch-foreign": "cubins for sm_90: 1,", "arch-missing": "sm_121f: 0,"}),
-        (["compute_121f"], True, {"ptx-foreign": "PTX files for sm_121f: 1,", "arch-missing": "sm_121f: 0,"}),
+        (["sm_121"], False, {"arch-folded": "cubins for sm_121: 1,", "arch-missing": "sm_121f: 0"}),
+        (["sm_121a"], True, {"arch-folded": "cubins for sm_121a: 1,", "arch-missing": "sm_121f: 0"}),
+        (["sm_120f"], True, {"arch-folded": "cubins for sm_120f: 1,", "arch-missing": "sm_121f: 0"}),
+        (["sm_90"], False, {"arch-foreign": "cubins for sm_90: 1,", "arch-missing": "sm_121f: 0"}),
+        (["compute_121f"], True, {"ptx-foreign": "PTX files for sm_121f: 1,", "arch-missing": "sm_121f: 0"}),
         (["sm_121f", "sm_80"], False, {"arch-foreign": "cubins for sm_80: 1,"}),
         (["sm_121f", "compute_80"], False, {"ptx-foreign": "PTX files for sm_80: 1,"}),
     ],
@@ -735,6 +737,82 @@ def test_device_code_without_the_tools_names_the_missing_one(tmp_path: Path, com
         audit(wheel, policy({"opcodes": [FP4]}), NOWHERE)
 
 
+# The unit manifest.
+
+
+class Units:
+    """Compiles two translation units and links them; each source may be compiled for an arch of its own."""
+
+    SOURCES = ("__global__ void one(float* x) { x[0] += 1.f; }\n", "__global__ void two(float* x) { asm(\"trap;\"); }\n")
+
+    def __init__(self, compiler: Compiler, folder: Path, codes: tuple[str, str]) -> None:
+        self.folder = folder
+        for name, text, code in zip("ab", self.SOURCES, codes, strict=True):
+            (folder / f"{name}.cu").write_text(text)
+            arch = f"-gencode=arch=compute_{code.partition('_')[2]},code={code}"
+            process.output(
+                [compiler.nvcc, "-c", "-Xcompiler", "-fPIC", arch, folder / f"{name}.cu", "-o", folder / f"{name}.o"]
+            )
+        process.output(["c++", "-shared", folder / "b.o", folder / "a.o", "-o", folder / "c.so"])
+        gencode = ("compute_121f:sm_121f",)
+        planned = [PlannedUnit("_C", f"csrc/{name}.cu", gencode, "native", object=f"{name}.o") for name in "ab"]
+        self.manifest = unit_manifest.record(folder, planned, {"_C": LIBRARY})
+
+    def audit(self, tools: CudaTools, units: tuple[CompiledUnit, ...], library: Path | None = None, **fields: Any) -> AuditReport:
+        record = msgspec.json.encode({"units": units})
+        files = {LIBRARY: (library or self.folder / "c.so").read_bytes(), "probe-1.dist-info/sparkwright.json": record}
+        return audit(write_wheel(self.folder, files), policy(fields), tools)
+
+
+@pytest.mark.toolchain
+def test_units_are_found_in_their_library(tmp_path: Path, compiler: Compiler) -> None:
+    """The cubins of the objects are those of the library, so that a trap leads to its source file."""
+    built = Units(compiler, tmp_path, ("sm_121f", "sm_121f"))
+    assert [(unit.name, [arch for arch, _ in unit.code]) for unit in built.manifest] == [
+        ("csrc/a.cu (target _C)", ["sm_121f"]),
+        ("csrc/b.cu (target _C)", ["sm_121f"]),
+    ]
+    assert built.audit(compiler.tools, built.manifest).passed
+    report = built.audit(compiler.tools, built.manifest, trap_free=[{"kernels": "two", "reason": "It must work."}])
+    assert [(finding.rule, finding.units) for finding in report.findings] == [("trap-present", ("csrc/b.cu (target _C)",))]
+    assert "csrc/b.cu (target _C)" in report.findings[0].subject
+
+
+@pytest.mark.toolchain
+def test_a_unit_for_another_target_is_named(tmp_path: Path, compiler: Compiler) -> None:
+    """Compiled for another arch than the plan has, it is folded and its own target is missing; both findings name it."""
+    built = Units(compiler, tmp_path, ("sm_121f", "sm_120f"))
+    report = built.audit(compiler.tools, built.manifest)
+    assert [(finding.rule, finding.units) for finding in report.findings] == [
+        ("arch-folded", ("csrc/b.cu (target _C)",)),
+        ("arch-missing", ("csrc/b.cu (target _C)",)),
+    ]
+
+
+@pytest.mark.toolchain
+def test_a_library_of_other_objects_is_found(tmp_path: Path, compiler: Compiler) -> None:
+    """A unit that was not linked, and code that no unit made."""
+    built = Units(compiler, tmp_path, ("sm_121f", "sm_121f"))
+    report = built.audit(compiler.tools, built.manifest[:1])
+    assert [(finding.rule, finding.message) for finding in report.findings] == [("code-foreign", "1 of 2, for sm_121f")]
+    process.output(["c++", "-shared", tmp_path / "a.o", "-o", tmp_path / "less.so"])
+    report = built.audit(compiler.tools, built.manifest, tmp_path / "less.so")
+    assert [(finding.rule, finding.units) for finding in report.findings] == [("arch-missing", ("csrc/b.cu (target _C)",))]
+
+
+@pytest.mark.parametrize("data", [None, b"", b"no object"])
+def test_a_unit_without_an_object_is_refused(tmp_path: Path, data: bytes | None) -> None:
+    if data is not None:
+        (tmp_path / "a.o").write_bytes(data)
+    with refusal("compile-failed", match=r"a\.o"):
+        unit_manifest.record(tmp_path, [PlannedUnit("_C", "a.cu", (), "native", object="a.o")], {"_C": LIBRARY})
+
+
+def test_a_build_record_that_is_none_is_refused(tmp_path: Path) -> None:
+    with refusal("wheel-invalid"):
+        audit(write_wheel(tmp_path, {"probe-1.dist-info/sparkwright.json": b'{"units": 3}'}), policy(), NOWHERE)
+
+
 # Wheels that were not built here.
 
 
@@ -768,12 +846,12 @@ def test_wheels_stand_side_by_side(tmp_path: Path, compiler: Compiler, capsys: p
         (tmp_path / name).mkdir()
         wheel = write_wheel(tmp_path / name, {LIBRARY: compiler.library(code), f"probe/{name}.so": compiler.library("sm_90", fp4=False)})
         reports.append(audit(wheel, policy({}), compiler.tools, judged="any"))
-    made = compare.rows(reports)
+    made = reports_of.comparison(dict(zip("AB", reports, strict=True)))
 
     assert [row[:2] for row in made] == [[LIBRARY, "A"], ["", "B"], ["probe/one.so", "A"], ["", "B"], ["probe/two.so", "A"], ["", "B"]]
     assert [row[3] for row in made[:2]] == ["121f×1", "120f×1"]
     assert [row[-1] for row in made] == ["1 native", "1 family", "nothing for this GPU", *["not in this wheel"] * 2, "nothing for this GPU"]
-    compare.show(reports)
+    reports_of.show_comparison(reports)
     assert "what a Spark gets" in capsys.readouterr().out
 
 

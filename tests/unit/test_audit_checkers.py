@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.audit import abi, checkers, elf, platform_tag
-from sparkwright.audit.checkers import Checker, Half
+from sparkwright.audit import checkers
+from sparkwright.audit.checkers import Checker, HostLibrary
 from sparkwright.audit.wheel_reader import Contents, Subject
-from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import WheelName
 
 MACHINE = platform.machine()
@@ -35,12 +35,12 @@ def contents(python: str = "", requires: tuple[str, ...] = ()) -> Contents:
     return Contents((), python, requires, ours=False)
 
 
-def extension(folder: Path, calls: str, *options: str, name: str = "probe/_C.abi3.so") -> Half:
+def extension(folder: Path, calls: str, *options: str, name: str = "probe/_C.abi3.so") -> HostLibrary:
     """Return an extension that makes *calls*, which the linker leaves to be found when it is loaded."""
     (folder / "a.c").write_text(EXTENSION.replace("CALLS", calls))
     path = folder / name.rpartition("/")[2]
     subprocess.run(["cc", "-shared", "-fPIC", folder / "a.c", "-o", path, *options], check=True)
-    return Half(name, path, elf.host(path.read_bytes()).needed)
+    return HostLibrary(name, path, elf.shared_object(path.read_bytes()).needed)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_abi3audit_holds_the_libraries_against_what_the_wheel_promises(
 ) -> None:
     """A symbol that came with Python 3.10 is right where no older Python may install the wheel, by its tag or by its metadata."""
     one = extension(tmp_path, calls)
-    found = abi.abi3(about(), contents(python), [one], tmp_path)
+    found = checkers.abi3(about(), contents(python), [one], tmp_path)
 
     assert [finding[:2] for finding in found.findings] == [(one.name, rule) for rule in expected]
     assert (found.checker.state, found.checker.name) == ("ran", "abi3audit")
@@ -89,9 +89,9 @@ def test_torch_abi_audit_holds_the_libraries_against_the_policy(
     (tmp_path / "a.c").write_text(TORCH.replace("CALLS", calls))
     path = tmp_path / "_C.abi3.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-Wl,--no-as-needed", tmp_path / "a.c", tmp_path / "libtorch_cpu.so", "-o", path], check=True)
-    one = Half("probe/_C.abi3.so", path, elf.host(path.read_bytes()).needed)
+    one = HostLibrary("probe/_C.abi3.so", path, elf.shared_object(path.read_bytes()).needed)
     other = extension(tmp_path, "PyFloat_FromDouble(1)", name="probe/_D.abi3.so")
-    found = abi.torch(contents(requires=requires), [one, other], lambda name: stable, tmp_path)
+    found = checkers.torch(contents(requires=requires), [one, other], lambda name: stable, tmp_path)
 
     assert [finding[:2] for finding in found.findings] == [(one.name, rule) for rule in expected]
     assert found.checker.state == "ran"
@@ -110,7 +110,7 @@ def test_auditwheel_holds_the_tag_against_the_symbols(tmp_path: Path, tag: str, 
     (tmp_path / "a.c").write_text("#include <math.h>\ndouble a(double x) { return exp(x); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "a.c", "-lm", "-o", tmp_path / "a.so"], check=True)
     path = write(tmp_path, tag, (tmp_path / "a.so").read_bytes())
-    found = platform_tag.platform_tag(path, about(path.name), tmp_path)
+    found = checkers.platform_tag(path, about(path.name), tmp_path)
 
     assert [finding[1] for finding in found.findings] == rules
     assert found.checker.state == "ran", found.checker.says
@@ -119,15 +119,15 @@ def test_auditwheel_holds_the_tag_against_the_symbols(tmp_path: Path, tag: str, 
 def test_what_a_wheel_does_not_promise_is_not_asked(tmp_path: Path) -> None:
     one = extension(tmp_path, "PyFloat_FromDouble(1)", name="probe/_C.cpython-311.so")
     found = [
-        abi.abi3(about(), contents(), [one], tmp_path),
-        abi.torch(contents(), [one], lambda name: True, tmp_path),
-        platform_tag.platform_tag(tmp_path / "no.whl", about(f"probe-1-py3-none-linux_{MACHINE}.whl"), tmp_path),
+        checkers.abi3(about(), contents(), [one], tmp_path),
+        checkers.torch(contents(), [one], lambda name: True, tmp_path),
+        checkers.platform_tag(tmp_path / "no.whl", about(f"probe-1-py3-none-linux_{MACHINE}.whl"), tmp_path),
     ]
     assert {outcome.checker.state for outcome in found} == {"not-needed"}
 
 
 def test_a_tool_that_does_not_end_is_not_run(tmp_path: Path) -> None:
-    found = abi.abi3(about(), contents(), [extension(tmp_path, "PyFloat_FromDouble(1)")], tmp_path, patience=0.01)
+    found = checkers.abi3(about(), contents(), [extension(tmp_path, "PyFloat_FromDouble(1)")], tmp_path, timeout=0.01)
     assert found.checker == Checker("abi3audit", "not-run", "abi3audit did not end within 0.01 s")
 
 
@@ -135,7 +135,7 @@ def test_a_tool_that_gives_no_answer_is_not_run_and_told_why(tmp_path: Path) -> 
     """auditwheel on what is no wheel ends with an error of its own."""
     path = tmp_path / about().file
     path.write_bytes(b"<html>")
-    found = platform_tag.platform_tag(path, about(), tmp_path)
+    found = checkers.platform_tag(path, about(), tmp_path)
     assert found.checker.state == "not-run"
     assert "no answer" in found.checker.says
 
@@ -146,13 +146,13 @@ def test_a_tool_that_is_not_installed_is_not_run(tmp_path: Path) -> None:
     script = f"""
 import importlib.metadata, pathlib
 importlib.metadata.entry_points = lambda **words: ()
-from sparkwright.audit import abi, checkers
+from sparkwright.audit import checkers
 from sparkwright.audit.wheel_reader import Contents, Subject
-half = checkers.Half("probe/_C.abi3.so", pathlib.Path({str(one.path)!r}), ("libtorch.so",))
+half = checkers.HostLibrary("probe/_C.abi3.so", pathlib.Path({str(one.path)!r}), ("libtorch.so",))
 nothing = Contents((), "", (), False)
 about, folder = Subject("probe-1-cp38-abi3-any.whl", "", 1, "probe", "1", ()), pathlib.Path({str(tmp_path)!r})
-print(abi.abi3(about, nothing, [half], folder).checker.says)
-print(abi.torch(nothing, [half], lambda name: True, folder).checker.says)
+print(checkers.abi3(about, nothing, [half], folder).checker.says)
+print(checkers.torch(nothing, [half], lambda name: True, folder).checker.says)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["abi3audit is not installed", "torch-abi-audit is not installed"]
@@ -168,7 +168,7 @@ print(abi.torch(nothing, [half], lambda name: True, folder).checker.says)
     ],
 )
 def test_the_oldest_python(file: str, python: str, floor: tuple[int, ...]) -> None:
-    assert abi.python_floor(about(file), contents(python)) == floor
+    assert checkers.python_floor(about(file), contents(python)) == floor
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_the_oldest_python(file: str, python: str, floor: tuple[int, ...]) -> No
     ],
 )
 def test_the_torch_that_is_required(requires: tuple[str, ...], expected: tuple[int, ...]) -> None:
-    assert abi.torch_required(contents(requires=requires)) == expected
+    assert checkers.torch_required(contents(requires=requires)) == expected
 
 
 def test_a_half_is_the_library_with_holes_for_its_device_code(tmp_path: Path) -> None:
     """Everything but the given parts is as it was, and the length too."""
     data = bytes(range(256)) * 40
-    path = checkers.half(data, [(9000, 100), (512, 4096)], tmp_path / "new" / "a.so")
+    path = checkers.strip_fatbins(data, [(9000, 100), (512, 4096)], tmp_path / "new" / "a.so")
     assert path.read_bytes() == data[:512] + bytes(4096) + data[4608:9000] + bytes(100) + data[9100:]

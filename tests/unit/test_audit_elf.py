@@ -8,14 +8,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit import cubin, elf, elf_sections, operators
-from sparkwright.audit.elf_sections import ElfUnreadable
-from sparkwright.builder.wheel import elf as reading
+from sparkwright.audit import device_code, gpu_compat, host
+from sparkwright.audit.device import Case
+from sparkwright.audit.policy import AuditPolicy
+from sparkwright.audit.sass import CudaTools
+from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel.elf import ElfUnreadable
+
+CASE = Case(AuditPolicy("12.1f", (), {}), None, CudaTools(Path("/nonexistent")), lambda *_: None, gpu_compat.capability("12.1f"))
 
 SOURCE = """
 #include <math.h>
@@ -42,20 +49,24 @@ def test_it_reads_what_another_reader_reads(library: bytes, tmp_path: Path) -> N
     path.write_bytes(library)
     with path.open("rb") as stream:
         other = ELFFile(stream)
-        needed, rpath = reading.dynamic(other)
-        wanted = reading.wanted_versions(stream)
+        tags = [tag for section in other.iter_sections() if isinstance(section, DynamicSection) for tag in section.iter_tags()]
+        needed = tuple(str(vars(tag)["needed"]) for tag in tags if tag.entry.d_tag == "DT_NEEDED")
+        rpath = tuple(str(vars(tag)["runpath"]) for tag in tags if tag.entry.d_tag == "DT_RUNPATH")
+        chains = [section for section in other.iter_sections() if isinstance(section, GNUVerNeedSection)]
+        wanted = {entry.name for section in chains for _, entries in section.iter_versions() for entry in entries}
         listed = [section.name for section in other.iter_sections()]
         dynamic = other.get_section_by_name(".dynsym")
         assert isinstance(dynamic, SymbolTableSection)
         entries = dynamic.iter_symbols()
         symbols = {one.name for one in entries if one["st_shndx"] != "SHN_UNDEF" and one["st_info"]["bind"] != "STB_LOCAL"}
 
-    found = elf.host(library)
+    found = elf.shared_object(library)
     assert (found.needed, found.rpath, found.soname) == (needed, rpath, "liba.so.1")
-    assert (found.glibc, found.glibcxx) == (reading.version_text(wanted["GLIBC"]), "")
+    assert found.version("GLIBC") == max((name.removeprefix("GLIBC_") for name in wanted), key=elf.version_key)
+    assert found.version("GLIBCXX") == ""
     assert found.symbols == symbols >= {"shown", "half"}
-    assert [section.name for section in elf_sections.sections(library)] == listed
-    assert not found.device
+    assert [section.name for section in elf.sections(library)] == listed
+    assert not found.has_device_code
 
 
 def test_what_the_loader_would_bring_is_read_without_a_section_table(library: bytes) -> None:
@@ -63,10 +74,10 @@ def test_what_the_loader_would_bring_is_read_without_a_section_table(library: by
     bare = bytearray(library)
     struct.pack_into("<Q", bare, 0x28, 0)
     struct.pack_into("<HHH", bare, 0x3A, 0, 0, 0)
-    found, whole = elf.host(bytes(bare)), elf.host(library)
+    found, whole = elf.shared_object(bytes(bare)), elf.shared_object(library)
 
-    assert elf_sections.sections(bytes(bare)) == ()
-    assert (found.needed, found.rpath, found.glibc, found.soname) == (whole.needed, whole.rpath, whole.glibc, whole.soname)
+    assert elf.sections(bytes(bare)) == ()
+    assert (found.needed, found.rpath, found.versions, found.soname) == (whole.needed, whole.rpath, whole.versions, whole.soname)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +88,7 @@ def test_what_the_loader_would_bring_is_read_without_a_section_table(library: by
         (0x3A, "<H", 7, "has 7 bytes"),
         (0x3C, "<H", 0xFFF0, "section table lies beyond"),
         (0x38, "<H", 0xFFFF, "more than any library"),
-        (0x3E, "<H", 999, "are said to be in section 999"),
+        (0x3E, "<H", 999, "should be in section 999"),
         (4, "<B", 1, "not 64-bit"),
     ],
 )
@@ -85,7 +96,7 @@ def test_a_header_that_lies_is_refused_with_what_it_says(library: bytes, place: 
     bad = bytearray(library)
     struct.pack_into(form, bad, place, value)
     with pytest.raises(ElfUnreadable, match=says):
-        elf.host(bytes(bad))
+        elf.shared_object(bytes(bad))
 
 
 def test_a_number_of_sections_that_fits_nowhere_is_refused(library: bytes) -> None:
@@ -95,19 +106,19 @@ def test_a_number_of_sections_that_fits_nowhere_is_refused(library: bytes) -> No
     struct.pack_into("<H", bad, 0x3C, 0)
     struct.pack_into("<Q", bad, table + 32, 1 << 60)
     with pytest.raises(ElfUnreadable, match="more than any library"):
-        elf.host(bytes(bad))
+        elf.shared_object(bytes(bad))
 
 
-@pytest.mark.parametrize("data", [b"", elf_sections.MAGIC, elf_sections.MAGIC + bytes(60), b"<html>" * 20])
+@pytest.mark.parametrize("data", [b"", elf.MAGIC, elf.MAGIC + bytes(60), b"<html>" * 20])
 def test_what_is_no_elf_file_is_refused(data: bytes) -> None:
     with pytest.raises(ElfUnreadable):
-        elf.host(data)
+        elf.shared_object(data)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(ElfUnreadable, match="empty"):
-        elf_sections.mapped(tmp_path / "a")
+        elf.mapped(tmp_path / "a")
 
 
 @given(data=st.data())
@@ -115,8 +126,8 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, data: st.Da
     """Whatever bytes of headers, segments, dynamic entries or sections are changed, reading ends with a result or says why not."""
     bad = bytearray(library)
     (segments, table) = struct.unpack_from("<QQ", bad, 0x20)
-    dynamic = next(one for one in elf_sections.sections(library) if one.name == ".dynamic")
-    needs = next(one for one in elf_sections.sections(library) if one.name == ".gnu.version_r")
+    dynamic = next(one for one in elf.sections(library) if one.name == ".dynamic")
+    needs = next(one for one in elf.sections(library) if one.name == ".gnu.version_r")
     for _ in range(data.draw(st.integers(1, 4))):
         begin, size = data.draw(
             st.sampled_from(
@@ -127,13 +138,12 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, data: st.Da
         change = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8))))
         bad[place : place + len(change)] = change
     with contextlib.suppress(ElfUnreadable):
-        found = elf.host(bytes(bad))
-        assert sum(map(len, found.symbols)) <= elf_sections.MOST_NAME_BYTES
-        operators.registered(bytes(bad), elf_sections.sections(bytes(bad)))
+        found = elf.shared_object(bytes(bad))
+        assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
+        host.operators(bytes(bad), elf.sections(bytes(bad)), found, CASE)
     with contextlib.suppress(ElfUnreadable):
-        cubin.read(bytes(bad))
-        cubin.functions(bytes(bad))
+        device_code.read_cubin(bytes(bad))
 
 
 def test_operators_are_found_in_the_strings(library: bytes) -> None:
-    assert operators.registered(library, elf_sections.sections(library)).declared == ("half",)
+    assert host.operators(library, elf.sections(library), elf.shared_object(library), CASE) == ((), ("half",))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections import Counter
 from pathlib import Path
 
+import lz4.block
 import pytest
 import zstandard
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit import device_images, elf, elf_sections, fatbin
-from sparkwright.audit.fatbin import Entry, FatbinUnreadable
+from sparkwright.audit import device_code
+from sparkwright.builder.wheel import elf, fatbin
+from sparkwright.builder.wheel.fatbin import Entry, FatbinUnreadable
 from sparkwright.core import process
 from sparkwright.core.digest import sha256_bytes, sha256_file
 
@@ -39,7 +40,7 @@ def container(*entries: bytes, version: int = 1, magic: int = fatbin.MAGIC) -> b
 
 
 def read(data: bytes) -> list[Entry]:
-    return list(fatbin.entries(data, 0, len(data)))
+    return list(fatbin.entries(data, [(0, len(data))]))
 
 
 def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> None:
@@ -47,15 +48,16 @@ def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> 
     data = first + bytes(24) + container(entry(b"three", number=90, flags=1 << 20))
 
     found = read(data)
-    assert [(one.kind, one.arch, one.unit) for one in found] == [("cubin", "sm_121f", 0), ("ptx", "sm_80", 0), ("cubin", "sm_90a", 1)]
+    assert [(one.kind, one.arch, one.container) for one in found] == [("cubin", "sm_121f", 0), ("ptx", "sm_80", 0), ("cubin", "sm_90a", 1)]
     assert [fatbin.unpack(data, one).rstrip(b"\0") for one in found] == [b"one", b"two", b"three"]
 
 
 @pytest.mark.parametrize("most", [None, 10, 5000])
-def test_packed_entries_unpack_to_what_was_packed(most: int | None) -> None:
+@pytest.mark.parametrize("flag", [0x8000, 0x2000])
+def test_packed_entries_unpack_to_what_was_packed(most: int | None, flag: int) -> None:
     text = b"machine code " * 300
-    packed = zstandard.ZstdCompressor().compress(text)
-    data = container(entry(packed, flags=0x8000, packed=len(packed), whole=len(text)))
+    packed = zstandard.ZstdCompressor().compress(text) if flag == 0x8000 else lz4.block.compress(text, store_size=False)
+    data = container(entry(packed, flags=flag, packed=len(packed), whole=len(text)))
 
     assert fatbin.unpack(data, read(data)[0], most) == text[:most]
 
@@ -71,8 +73,8 @@ def test_packed_entries_unpack_to_what_was_packed(most: int | None) -> None:
         (container(entry(b"x")[:-8]), "ends beyond its fatbin"),
         (container(entry(b"x")[:40]), "no room for its header"),
         (container(entry(b"x", flags=0x2000, packed=99)), "ends beyond its fatbin"),
-        (container(entry(b"x", flags=0x8000, packed=1, whole=1 << 40)), "says that it unpacks to 1099511627776 bytes"),
-        (container(entry(b"x", flags=0x2000, packed=1, whole=5000)), "says that it unpacks to 5000 bytes"),
+        (container(entry(b"x", flags=0x8000, packed=1, whole=1 << 40)), "states that it unpacks to 1099511627776 bytes"),
+        (container(entry(b"x", flags=0x2000, packed=1, whole=5000)), "states that it unpacks to 5000 bytes"),
     ],
 )
 def test_what_is_not_known_is_refused_with_its_number(data: bytes, says: str) -> None:
@@ -90,34 +92,12 @@ def test_a_size_that_is_not_that_of_the_unpacked_bytes_is_refused(whole: int) ->
         fatbin.unpack(data, read(data)[0])
 
 
-def test_damaged_packing_is_refused() -> None:
-    packed = bytearray(zstandard.ZstdCompressor().compress(bytes(range(256)) * 20))
-    packed[0] ^= 0xFF
-    data = container(entry(bytes(packed), flags=0x8000, packed=len(packed), whole=5120))
-    with pytest.raises(FatbinUnreadable, match="zstd"):
+@pytest.mark.parametrize(("flag", "name"), [(0x8000, "zstd"), (0x2000, "lz4")])
+def test_damaged_packing_is_refused(flag: int, name: str) -> None:
+    packed = b"\xff" * 60
+    data = container(entry(packed, flags=flag, packed=len(packed), whole=5120))
+    with pytest.raises(FatbinUnreadable, match=name):
         fatbin.unpack(data, read(data)[0])
-
-
-@pytest.mark.parametrize(
-    ("packed", "expected"),
-    [
-        (b"\x50hello", b"hello"),
-        # Five letters, then a match of four from five back, then a last literal.
-        (b"\x50hello\x05\x00\x10!", b"hellohell!"),
-        # A match that runs into what it writes.
-        (b"\x1fa\x01\x00\x05\x10b", b"a" + b"a" * 24 + b"b"),
-        (b"\xf0\x05" + b"x" * 20, b"x" * 20),
-    ],
-)
-def test_lz4_blocks(packed: bytes, expected: bytes) -> None:
-    assert fatbin.lz4(packed, len(expected)) == expected
-
-
-@given(st.binary(max_size=400), st.integers(0, 5000))
-@example(b"\x10a\x00\x00", 50)
-def test_any_bytes_as_lz4_give_at_most_what_was_wanted(packed: bytes, wanted: int) -> None:
-    with contextlib.suppress(ValueError):
-        assert len(fatbin.lz4(packed, wanted)) <= wanted
 
 
 @given(st.integers(0, 300), st.binary(min_size=1, max_size=8))
@@ -156,32 +136,32 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
     for what in ("--extract-elf", "--extract-ptx"):
         process.run([cuda_bin / "cuobjdump", what, "all", library], log=tmp_path / "log", cwd=theirs)
 
-    with elf_sections.mapped(library) as data:
-        host = elf.host(data)
-        found = [one for offset, size in host.fatbins for one in fatbin.entries(data, offset, size)]
+    with elf.mapped(library) as data:
+        host = elf.shared_object(data)
+        found = list(fatbin.entries(data, host.fatbins))
         ours = Counter(sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b"")) for one in found)
-        forms = [form for form, _ in device_images.forms(data, host, "sm_12", whole_ptx=True)]
+        forms = [form for form, _ in device_code.images(data, host, "sm_12", whole_ptx=True)]
     assert ours == Counter(map(sha256_file, theirs.iterdir()))
     assert Counter(one.kind for one in found) == {"cubin": 4, "ptx": 2}
     assert {form.target for form in forms if form.kind == "cubin"} == {"sm_80", "sm_90a", "sm_120f", "sm_121a"}
     assert {form.target for form in forms if form.kind == "ptx"} == {"sm_80", "sm_121f"}
     assert not any(form.contradicted for form in forms)
-    assert {form.unit for form in forms} == {0}
+    assert {form.container for form in forms} == {0}
     # What does not become smaller stays as it is.
-    assert {one.packing for one in found} | {""} == {PACKINGS[mode], ""}
+    assert {one.compression for one in found} | {""} == {PACKINGS[mode], ""}
 
 
 @pytest.mark.toolchain
 def test_a_table_that_contradicts_the_code_is_noticed(cuda_bin: Path, tmp_path: Path) -> None:
     """The flags of the table say 121f, the note in the cubin says 121a: both are told, and that they differ."""
     library = _library(cuda_bin, tmp_path)
-    with elf_sections.mapped(library) as data:
-        host = elf.host(data)
+    with elf.mapped(library) as data:
+        host = elf.shared_object(data)
         whole = bytearray(data)
-        found = next(one for offset, size in host.fatbins for one in fatbin.entries(data, offset, size) if one.arch == "sm_121a")
+        found = next(one for one in fatbin.entries(data, host.fatbins) if one.arch == "sm_121a")
     head = whole.rindex(struct.pack("<HH", 2, 0x0101), 0, found.offset)
     flags = struct.unpack_from("<Q", whole, head + 40)[0]
     struct.pack_into("<Q", whole, head + 40, flags & ~(1 << 20) | 1 << 21)
 
-    forms = [form for form, _ in device_images.forms(bytes(whole), elf.host(bytes(whole)), "sm_12", whole_ptx=False)]
+    forms = [form for form, _ in device_code.images(bytes(whole), elf.shared_object(bytes(whole)), "sm_12", whole_ptx=False)]
     assert [(form.listed, form.target) for form in forms if form.contradicted] == [("sm_121f", "sm_121a")]

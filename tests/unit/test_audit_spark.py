@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.audit import gpu_compat
-from sparkwright.audit.device import FP4_KERNELS
+from sparkwright.audit.gpu_compat import FP4_KERNELS
 
 SPARK = (12, 1)
 SUFFIXES = ("", "a", "f")
@@ -78,11 +78,10 @@ def test_units_are_counted_and_told() -> None:
     found = gpu_compat.of_units([(["sm_120f", "sm_90"], []), (["sm_120"], ["sm_80"]), ([], ["sm_80"]), (["sm_90a"], [])], SPARK)
 
     assert found.units == {"family": 1, "plain": 1, "jit": 1, "nothing": 1}
-    assert (found.device, found.targets, found.jit, found.gain) == ("12.1", {"sm_120": 1, "sm_120f": 1}, {"sm_80": 1}, "jit")
+    assert (found.device, found.targets, found.jit) == ("12.1", {"sm_120": 1, "sm_120f": 1}, {"sm_80": 1})
     assert found.says == "1 family, 1 plain, 1 jit (1 for other GPUs alone)"
     assert gpu_compat.of_units([(["sm_90a"], [])], SPARK).says == "nothing for this GPU"
     assert gpu_compat.of_units([], SPARK).says == "no device code"
-    assert gpu_compat.of_units([], SPARK).gain == "nothing"
 
 
 @pytest.mark.parametrize(

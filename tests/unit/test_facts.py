@@ -15,9 +15,10 @@ import pytest
 from tests import wheels
 from tests.refusals import refusal
 
-from sparkwright.audit import device_code, fatbin, policy
+from sparkwright.audit import device_code, policy
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.builder import self_wheel
+from sparkwright.builder.wheel import fatbin
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.digest import sha256_bytes, sha256_file
 from sparkwright.core.errors import SparkwrightError
@@ -269,10 +270,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_device_code_is_the_audits(tmp_path: Path, library: bytes, role: Literal["target", "base"]) -> None:
     """With the stack's policy, libraries show their machine code by architecture, and its digest is the audit's."""
     path = wheels.flashinfer(tmp_path, files={"flashinfer_python/kernels.so": library})
-    wants = LibraryPolicy("*/kernels.so", role, "for the test", cubins_min=1 if role == "target" else 0)
+    wants = LibraryPolicy("*/kernels.so", role, "for the test")
     rules = AuditPolicy("12.1f", (), {"flashinfer-python": DistributionPolicy("for the test", (wants,))})
     found = facts.inspect(path, rules)
-    assert found.wheel.device_code == device_code.of(path, rules, tmp_path).digest != ""
+    assert found.wheel.device_code == device_code.read_wheel(path, rules, tmp_path).digest != ""
     assert [(one.name, one.code) for one in found.wheel.libraries] == [("flashinfer_python/kernels.so", {"sm_121f PTX": 1, "sm_90a": 1})]
     assert facts.inspect(path).wheel.device_code == ""
 

@@ -14,8 +14,8 @@ from tests import devicehost
 from tests.devicehost import POLICY
 from tests.refusals import refusal
 
-from sparkwright.audit.elf_sections import ElfUnreadable
 from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import kernels, probe
 from sparkwright.gates.device.gpu import Gpu

@@ -305,6 +305,6 @@ def test_a_library_for_another_machine_than_the_wheel_is_refused(tmp_path: Path,
 @pytest.mark.skipif(shutil.which(f"{OTHER}-linux-gnu-gcc") is None, reason=f"needs {OTHER}-linux-gnu-gcc")
 def test_the_headers_of_a_library_say_its_machine(libraries: Libraries) -> None:
     """The real cross compiler's libraries are for the other machine, and the glibc that they are linked with is known."""
-    with libraries.made("crossed", "void f(void) {}\n", compiler=f"{OTHER}-linux-gnu-gcc").open("rb") as stream:
-        assert elf.wants(stream).machine == OTHER
+    crossed = libraries.made("crossed", "void f(void) {}\n", compiler=f"{OTHER}-linux-gnu-gcc")
+    assert elf.shared_object(crossed.read_bytes()).machine == OTHER
     assert graft._linked_glibc(OTHER) >= (2, 17)

@@ -18,6 +18,12 @@ import msgspec
 
 _TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
+#: The instructions of SM 12.x for FP4: the block-scaled matrix instruction, and the conversion.
+FP4_OPCODES = (r"OMMA\..*E2M1", r"F2FP\..*E2M1")
+#: Names of kernels that compute with FP4 or make it, in CUTLASS, vLLM and FlashInfer. A kernel of CUTLASS
+#: for SM 9.0 or 10.0 is compiled for SM 12.x too, where it is never launched and is full of traps.
+FP4_KERNELS = re.compile(r"^(?!.*MainloopSm(?:90|10\d))(?=.*(?:fp4|e2m1))", re.IGNORECASE)
+
 #: From best to worst: what one compiled unit gives.
 Gain = Literal["native", "family", "plain", "jit", "nothing"]
 GAINS: Mapping[Gain, str] = {
@@ -60,11 +66,6 @@ class Spark(msgspec.Struct, frozen=True):
     fp4: Fp4 = "no-kernels"
     instructions: dict[str, int] = {}
     traps: int = 0
-
-    @property
-    def gain(self) -> Gain:
-        """The worst that a unit with anything to load gives; ``nothing`` where no unit does."""
-        return max((gain for gain in GAINS if gain != "nothing" and self.units.get(gain)), key=list(GAINS).index, default="nothing")
 
     @property
     def says(self) -> str:
@@ -129,7 +130,7 @@ def chosen(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -
     return "nothing", ""
 
 
-def of_units(units: Iterable[tuple[Sequence[str], Sequence[str]]], device: tuple[int, int]) -> Spark:
+def of_units(units: Iterable[Sequence[Sequence[str]]], device: tuple[int, int]) -> Spark:
     """Return what a GPU of capability *device* gets from *units*, each the targets of its cubins and of its PTX; FP4 is left open."""
     gains: Counter[str] = Counter()
     targets: Counter[str] = Counter()

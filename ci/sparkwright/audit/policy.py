@@ -98,7 +98,6 @@ class LibraryPolicy(_Record, frozen=True):
         role: ``target`` was compiled here for the stack's arch; ``base`` came with the official wheel.
         reason: Why a base library is not compiled here.
         arch: What it is compiled for, as CMake spells it, where that is not the stack's arch; with the reason.
-        cubins_min: How many cubins of exactly that target there must be; a compiled unit gives one, even without a kernel.
         also: Cubins of other targets that may be there.
         ptx: PTX that may be there.
         needed: Shared libraries wanted beyond the common ones, as globs.
@@ -113,7 +112,6 @@ class LibraryPolicy(_Record, frozen=True):
     role: Literal["target", "base"]
     reason: str = ""
     arch: str = ""
-    cubins_min: int = 0
     also: tuple[Allowed, ...] = ()
     ptx: tuple[Allowed, ...] = ()
     opcodes: tuple[Opcode, ...] = ()
@@ -130,9 +128,7 @@ class LibraryPolicy(_Record, frozen=True):
             raise ValueError(f"{self.glob} is a base library without a reason")
         if self.arch and not (_ARCH.fullmatch(self.arch) and self.role == "target" and self.reason.strip()):
             raise ValueError(f"{self.glob} has an arch of its own, which wants the role of a target, a reason, and the form 12.0f")
-        if self.role == "target" and self.cubins_min < 1:
-            raise ValueError(f"{self.glob} is a target without cubins_min")
-        if self.role == "base" and (self.also or self.ptx or self.opcodes or self.trap_free or self.cubins_min):
+        if self.role == "base" and (self.also or self.ptx or self.opcodes or self.trap_free):
             raise ValueError(f"{self.glob} is a base library, of which device code is only reported")
 
 

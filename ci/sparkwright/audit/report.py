@@ -1,24 +1,38 @@
 """
-What an audit found, as frozen records, and as a table for people.
+The findings of an audit, as frozen records and as tables for people; several audits in one table.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import ClassVar, Literal
 
 import msgspec
 
 from sparkwright.audit.checkers import Checker
-from sparkwright.audit.errors import AuditError
-from sparkwright.audit.gpu_compat import Spark
+from sparkwright.audit.gpu_compat import FP4_OPCODES, Spark
 from sparkwright.audit.wheel_reader import Subject
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
+from sparkwright.core.errors import Advice, SparkwrightError
 
 #: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the report hold all.
 SHOWN = 40
+#: Translation units that a line of a table names.
+SHOWN_UNITS = 5
+
+
+class AuditError(SparkwrightError):
+    """A wheel does not meet the audit policy."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "audit-failed": Advice(
+            "The machine code inside the wheel is not what the policy in ci/audit.yaml asks for.",
+            "Do not publish the wheel. Compare the findings with the plan of the same build.",
+        ),
+    }
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -29,11 +43,20 @@ class Finding(msgspec.Struct, frozen=True):
         library: The member's name; empty when it concerns the whole wheel.
         rule: One of `RULES`.
         message: What was found, and what was asked for.
+        units: The translation units concerned, such as ``csrc/a.cu (target _C)``; empty where the wheel
+            has no unit manifest, or the finding is about no unit.
     """
 
     library: str
     rule: str
     message: str
+    units: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """The library and the first units, for tables."""
+        more = [f"and {len(self.units) - SHOWN_UNITS} more"] if len(self.units) > SHOWN_UNITS else []
+        return "\n".join([self.library or "(the wheel)", *self.units[:SHOWN_UNITS], *more])
 
 
 #: Every rule that a finding may name, and what breaking it means.
@@ -43,8 +66,9 @@ RULES: Mapping[str, str] = {
     "arch-contradicted": "the table by which a driver chooses names another target than the machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
     "arch-foreign": "machine code of another generation that no policy allows",
-    "arch-missing": "too little machine code for the stack's target",
+    "arch-missing": "a unit, or a whole library, without machine code for the stack's target",
     "arch-unknown": "machine code that does not say what it was made for",
+    "code-foreign": "device code that no translation unit of the build made",
     "code-missing": "a library that a Spark needs, without machine code that it could load",
     "device-unreadable": "device code that contradicts itself, or in a form that is not known here",
     "elf-unreadable": "begins like ELF and is not",
@@ -178,13 +202,18 @@ def raise_for_findings(report: AuditReport) -> None:
     raise AuditError(
         "audit-failed",
         f"{report.subject.file} has {len(report.findings)} finding(s) in {where} place(s).",
-        details=[f"{finding.rule}: {finding.library or report.subject.file}: {finding.message}" for finding in report.findings],
+        details=[f"{finding.rule}: {_place(report, finding)}: {finding.message}" for finding in report.findings],
     )
 
 
-def counts(found: Mapping[str, int]) -> str:
+def _place(report: AuditReport, finding: Finding) -> str:
+    units = ", ".join(finding.units[:SHOWN_UNITS])
+    return f"{finding.library or report.subject.file}{f': {units}' if units else ''}"
+
+
+def _counts(by_arch: Mapping[str, int]) -> str:
     """Return ``{"sm_120f": 35}`` as ``120f×35``."""
-    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in found.items()) or "–"
+    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items()) or "–"
 
 
 def show(report: AuditReport, *, result: bool = False) -> None:
@@ -201,7 +230,7 @@ def show(report: AuditReport, *, result: bool = False) -> None:
         if library.opcodes or library.kernels:
             opcodes.append(f"traps {library.traps}")
         verdict = f"{broken[library.name]} finding(s)" if broken[library.name] else "pass"
-        codes = (counts(library.cubins), counts(library.ptx), ", ".join(opcodes) or "–", library.spark.says)
+        codes = (_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–", library.spark.says)
         rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
     about = report.subject
     judged = "" if report.judged == "stack" else " (not built here: judged by what every wheel must keep to)"
@@ -215,7 +244,67 @@ def show(report: AuditReport, *, result: bool = False) -> None:
         tools = [[checker.name, checker.version or "–", checker.state.replace("-", " "), checker.says] for checker in report.checkers]
         console.table("", ["tool", "version", "state", "says"], tools, result=result)
     if report.findings:
-        lines = [[finding.rule, finding.library or "(the wheel)", finding.message] for finding in report.findings[:SHOWN]]
-        console.table("", ["rule", "library", "finding"], lines, result=result)
+        lines = [[finding.rule, finding.subject, finding.message] for finding in report.findings[:SHOWN]]
+        console.table("", ["rule", "library and units", "finding"], lines, result=result)
     if len(report.findings) > SHOWN:
         console.note(f"… and {len(report.findings) - SHOWN} more")
+
+
+_COLUMNS = (
+    "library", "wheel", ">size", "cubins for SM 12", "others", "PTX", ">OMMA", ">F2FP", ">FP4 traps", ">operators",
+    "what a Spark gets",
+)  # fmt: skip
+
+
+def comparison(reports: Mapping[str, AuditReport]) -> list[list[str]]:
+    """
+    Return a row for each library of each report, those of one name together; without libraries that hold no device code anywhere.
+
+    Args:
+        reports: By the short name of the wheel.
+    """
+    by_name: dict[str, dict[str, list[str]]] = {}
+    with_code: set[str] = set()
+    for letter, report in reports.items():
+        for library in report.libraries:
+            by_name.setdefault(library.name, {})[letter] = _cells(library, report.target.rstrip("af")[:-1])
+            if library.cubins or library.ptx:
+                with_code.add(library.name)
+    absent = ["–"] * 8 + ["not in this wheel"]
+    return [
+        [name if number == 0 else "", letter, *by_name[name].get(letter, absent)]
+        for name in sorted(with_code)
+        for number, letter in enumerate(reports)
+    ]
+
+
+def _cells(library: Library, generation: str) -> list[str]:
+    native = {arch: count for arch, count in library.cubins.items() if arch.startswith(generation)}
+    others = sum(library.cubins.values()) - sum(native.values())
+    opcodes = [str(library.spark.instructions.get(pattern, 0)) if native else "–" for pattern in FP4_OPCODES]
+    traps = str(library.spark.traps) if native else "–"
+    registered = len(library.operators) + len(library.declared)
+    operators = f"{len(library.operators)}/{registered}" if registered else "–"
+    code = [_counts(native), str(others or "–"), _counts(library.ptx)]
+    return [as_size(library.size), *code, *opcodes, traps, operators, library.spark.says]
+
+
+def show_comparison(reports: Sequence[AuditReport]) -> None:
+    """Print the wheels, their libraries side by side, and the findings of each."""
+    letters = [*ascii_uppercase[: len(reports)], *map(str, range(len(ascii_uppercase) + 1, len(reports) + 1))]
+    named = dict(zip(letters, reports, strict=True))
+    wheels, findings = [], []
+    for letter, report in named.items():
+        built = "ours" if report.judged == "stack" else "not built here"
+        verdict = "pass" if report.passed else f"{len(report.findings)} finding(s)"
+        about = report.subject
+        wheels.append([letter, about.file, built, as_size(about.size), report.device_code[:16] or "–", verdict])
+        findings += [[letter, one.rule, one.subject, one.message] for one in report.findings[:SHOWN]]
+    console.table("wheels", ["", "wheel", "judged as", ">size", "device code", "verdict"], wheels, result=True)
+    console.table("", _COLUMNS, comparison(named), result=True)
+    console.note(
+        "operators: implemented/declared. Others: cubins that no GPU of this generation loads."
+        " Libraries without device code are left out."
+    )
+    if findings:
+        console.table("", ["", "rule", "library and units", "finding"], findings, result=True)

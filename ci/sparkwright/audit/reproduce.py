@@ -204,9 +204,9 @@ def compare(
         same_paths: The compilers saw the same folder names in both builds.
 
     Raises:
-        wheel-invalid, archive-unsafe, disk-full: As `device_code.of`.
+        wheel-invalid, archive-unsafe, disk-full: As `device_code.read_wheel`.
     """
-    codes = [device_code.of(path, policy, scratch) for path in (first, again)]
+    codes = [device_code.read_wheel(path, policy, scratch) for path in (first, again)]
     hashes = (digest.sha256_file(first), digest.sha256_file(again))
     rebuild = Rebuild(first.name, "identical", *hashes, (codes[0].digest, codes[1].digest), compiler, cached)
     if first.name == again.name and hashes[0] == hashes[1]:

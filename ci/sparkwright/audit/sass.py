@@ -1,18 +1,15 @@
-"""
-The opcodes of kernels, as NVIDIA's disassembler prints them: the only part of the audit that needs one of NVIDIA's programs.
-"""
+"""The opcodes of kernels, as NVIDIA's disassembler prints them: the only part of the audit that needs one of NVIDIA's programs."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 import subprocess
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -22,15 +19,16 @@ from sparkwright.core.errors import CommandError
 TRAP = "BPT.TRAP"
 
 #: Seconds for one cubin; the largest of the official wheels that a policy names takes one.
-PATIENCE = 300.0
-#: A section's heading, or an instruction after its address and predicate: ``/*0050*/  @!P0 F2FP.SATFINITE.E2M1… R0, …``.
+TIMEOUT = 300.0
+#: A section's heading, or an instruction after its address and predicate:
+#: ``/*0050*/  @!P0 F2FP.SATFINITE.E2M1… R0, …``.
 _LINE = re.compile(
-    r"^(?:\.text\.(?P<kernel>\S+):|[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:\{[ \t]*)?(?:@!?U?P\w+[ \t]+)?(?P<opcode>[A-Z][A-Z0-9_.]*))",
+    rb"^(?:\.text\.(?P<kernel>\S+):|[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:\{[ \t]*)?(?:@!?U?P\w+[ \t]+)?"
+    rb"(?P<opcode>[A-Z][A-Z0-9_.]*))",
     re.MULTILINE,
 )
-_BLOCK = 1 << 20
-#: Nothing that nvdisasm prints is longer; a mangled name is some thousand letters.
-_LONGEST_LINE = 1 << 22
+#: Bytes that nvdisasm may write; the largest cubin of the official wheels takes some hundred megabytes.
+_MOST_TEXT = 8 * 1024**3
 
 
 class CudaTools(msgspec.Struct, frozen=True):
@@ -56,74 +54,45 @@ class CudaTools(msgspec.Struct, frozen=True):
         return path
 
 
-def count_opcodes(text: str) -> dict[str, Counter[str]]:
+def count_opcodes(text: bytes | mmap.mmap) -> dict[str, Counter[str]]:
     """Return how often each opcode with its modifiers occurs in nvdisasm's *text*, by kernel."""
     counts: dict[str, Counter[str]] = {}
-    _count(text, counts, Counter())
+    current: Counter[str] = Counter()
+    for match in _LINE.finditer(text):
+        if match["kernel"]:
+            current = counts.setdefault(match["kernel"].decode("utf-8", "replace"), Counter())
+        else:
+            current[match["opcode"].decode()] += 1
     return counts
 
 
-def _count(text: str, counts: dict[str, Counter[str]], current: Counter[str]) -> Counter[str]:
-    for found in _LINE.finditer(text):
-        if found["kernel"]:
-            current = counts.setdefault(found["kernel"], Counter())
-        else:
-            current[found["opcode"]] += 1
-    return current
-
-
-def opcodes(cubin: Path, tools: CudaTools, patience: float = PATIENCE) -> dict[str, Counter[str]]:
+def opcodes(cubin: Path, tools: CudaTools, timeout: float = TIMEOUT) -> dict[str, Counter[str]]:
     """
-    Disassemble *cubin* and return its opcode counts by kernel; the text is counted as it comes, and never held whole.
+    Disassemble *cubin* and return its opcode counts by kernel; the text is written beside it, and never held whole.
 
     Raises:
-        command-failed: nvdisasm could not read it, or took longer than *patience* seconds.
+        command-failed: nvdisasm could not read it, or took longer than *timeout* seconds.
     """
     command = [str(tools.program("nvdisasm")), "--print-code", str(cubin)]
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            process.leashed(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=process.clean_environment(),
-            text=True, errors="replace",
-        )  # fmt: skip
-        assert child.stdout is not None
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            child.kill()
-
-        timer = threading.Timer(patience, end)
-        timer.start()
+    with tempfile.TemporaryFile(dir=cubin.parent) as text, tempfile.TemporaryFile(dir=cubin.parent) as log:
         try:
-            counts = _counted(child.stdout)
-            status = child.wait()
-        finally:
-            timer.cancel()
-            child.kill()
-            child.wait()
-            child.stdout.close()
-        if late.is_set():
-            raise CommandError("command-failed", f"nvdisasm did not end within {patience:g} s.")
+            status = subprocess.run(
+                process.leashed(command, written=_MOST_TEXT), stdin=subprocess.DEVNULL, stdout=text, stderr=log,
+                env=process.clean_environment(), timeout=timeout, check=False,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise CommandError("command-failed", f"nvdisasm did not end within {timeout:g} s.") from error
         if status:
-            errors.seek(0)
-            said = errors.read(1 << 14).decode("utf-8", "replace").splitlines()
-            raise CommandError("command-failed", f"nvdisasm ended with status {status}.", details=said[-20:])
-    return counts
-
-
-def _counted(stream: IO[str]) -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = {}
-    current: Counter[str] = Counter()
-    rest = ""
-    while block := stream.read(_BLOCK):
-        text, _, after = (rest + block).rpartition("\n")
-        current = _count(text + "\n", counts, current)
-        rest = after[-_LONGEST_LINE:]
-    _count(rest, counts, current)
-    return counts
+            log.seek(0)
+            details = log.read(1 << 14).decode("utf-8", "replace").splitlines()[-20:]
+            raise CommandError("command-failed", f"nvdisasm ended with status {status}.", details=details)
+        if not os.fstat(text.fileno()).st_size:
+            return {}
+        with mmap.mmap(text.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return count_opcodes(content)
 
 
 def matching(counts: Mapping[str, int], pattern: str) -> int:
     """Return how many of the counted opcodes match the regular expression *pattern*."""
-    found = partial(re.compile(pattern).search)
-    return sum(count for opcode, count in counts.items() if found(opcode))
+    search = re.compile(pattern).search
+    return sum(count for opcode, count in counts.items() if search(opcode))

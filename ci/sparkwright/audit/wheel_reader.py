@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from email.message import Message
 from email.parser import BytesParser
 from functools import partial
@@ -138,23 +138,16 @@ def subject(wheel: Path) -> Subject:
     return Subject(wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms)
 
 
-@contextlib.contextmanager
-def opened(wheel: Path) -> Iterator[tuple[zipfile.ZipFile, Members]]:
+def members(archive: zipfile.ZipFile, origin: str) -> Members:
     """
-    Yield the archive *wheel* and its members that are files, by name, from what its directory states.
+    Return the members of *archive* that are files, by name, from what its directory states.
 
     Raises:
-        wheel-invalid: It cannot be read, a member appears twice, shares bytes with another, is compressed
-            in an unusual way, or is larger than in any wheel; also within the block, when the bytes of
-            a member are damaged.
+        wheel-invalid: One appears twice, shares bytes with another, is compressed in an unusual way, or
+            is larger than in any wheel.
         archive-unsafe: A name leaves its folder, or it is a link.
     """
-    with archives.zip_file(wheel) as archive:
-        yield archive, _members(archive, wheel.name)
-
-
-def _members(archive: zipfile.ZipFile, origin: str) -> Members:
-    members: Members = {}
+    files: Members = {}
     total = 0
     infos = archive.infolist()
     if len(infos) > MOST_MEMBERS:
@@ -167,7 +160,7 @@ def _members(archive: zipfile.ZipFile, origin: str) -> Members:
             raise FileError("archive-unsafe", f"{origin} has a member that would leave its folder.", details=details)
         if info.external_attr >> 28 == 0o12:
             raise FileError("archive-unsafe", f"{origin} has a symbolic link, which no wheel may have.", details=details)
-        if name in members:
+        if name in files:
             raise WheelError("wheel-invalid", f"{origin} holds the same member twice.", details=details)
         if info.compress_type not in _COMPRESSIONS:
             what = f"{origin} is packed in a way that not every installer knows."
@@ -177,7 +170,7 @@ def _members(archive: zipfile.ZipFile, origin: str) -> Members:
         if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL or inflated:
             raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
         if not info.is_dir():
-            members[name] = info
+            files[name] = info
     # Members that share bytes let a small file hold a large content many times.
     ordered = sorted(infos, key=lambda info: info.header_offset)
     ends = [*(info.header_offset for info in ordered[1:]), archive.start_dir]
@@ -188,16 +181,16 @@ def _members(archive: zipfile.ZipFile, origin: str) -> Members:
     if _inflated(total, archive.start_dir, RATIO_TOTAL_FROM):
         details = [f"bytes of all members: {total}"]
         raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
-    return members
+    return files
 
 
 def _inflated(size: int, packed: int, limit: int) -> bool:
     return size > limit and size > MOST_RATIO * max(packed, 1)
 
 
-def text(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, origin: str) -> bytes:
+def text(archive: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str) -> bytes:
     """Return the text of the member *name*; raise `wheel-invalid` if it is missing or too long."""
-    info = members.get(name)
+    info = listed.get(name)
     if info is None or info.file_size > MOST_BYTES_TEXT:
         what = f"{origin} has no usable {name.rpartition('/')[2]}."
         raise WheelError("wheel-invalid", what, details=[f"expected: {name}"])
@@ -205,14 +198,14 @@ def text(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name:
         return stream.read(MOST_BYTES_TEXT)
 
 
-def _dist_info(archive: zipfile.ZipFile, members: Members, about: Subject) -> tuple[str, Message]:
+def _dist_info(archive: zipfile.ZipFile, listed: Members, about: Subject) -> tuple[str, Message]:
     """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
-    folders = {name.split("/")[0] for name in members if name.partition("/")[0].endswith(".dist-info")}
+    folders = {name.split("/")[0] for name in listed if name.partition("/")[0].endswith(".dist-info")}
     if len(folders) != 1:
         what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
         raise WheelError("wheel-invalid", what, details=sorted(folders))
     folder = folders.pop()
-    metadata = BytesParser().parsebytes(text(archive, members, f"{folder}/METADATA", about.file), headersonly=True)
+    metadata = BytesParser().parsebytes(text(archive, listed, f"{folder}/METADATA", about.file), headersonly=True)
     name, version = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
     if (name, version) != (about.name, about.version):
         details = [f"METADATA: {name} {version}"]
@@ -227,13 +220,16 @@ def contents(wheel: Path, about: Subject) -> Contents:
     Raises:
         wheel-invalid, archive-unsafe: As `walk`; also for a build record that is not one.
     """
-    with opened(wheel) as (archive, members):
-        folder, metadata = _dist_info(archive, members, about)
+    units: tuple[CompiledUnit, ...] = ()
+    with archives.zip_file(wheel) as archive:
+        listed = members(archive, about.file)
+        folder, metadata = _dist_info(archive, listed, about)
         record = f"{folder}/{BUILD_RECORD}"
-        ours = record in members
-        units = msgspec.json.decode(text(archive, members, record, about.file), type=_Units).units if ours else ()
+        ours = record in listed
+        if ours:
+            units = msgspec.json.decode(text(archive, listed, record, about.file), type=_Units).units
     requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
-    return Contents(tuple(sorted(members)), str(metadata["Requires-Python"] or ""), requires, ours, units)
+    return Contents(tuple(sorted(listed)), str(metadata["Requires-Python"] or ""), requires, ours, units)
 
 
 def _stream_hash(stream: IO[bytes], sink: Path) -> tuple[str, bool]:
@@ -285,13 +281,12 @@ def walk(
         archive = stack.enter_context(archives.opened(wheel))
         # What *visit* raises is not damage of the archive.
         with archives.damage_guard(wheel.name, _DAMAGED):
-            members = _members(archive, about.file)
-            info_folder, _ = _dist_info(archive, members, about)
-            record = text(archive, members, f"{info_folder}/RECORD", about.file).decode("utf-8")
-            listed = [row for row in csv.reader(io.StringIO(record)) if len(row) == 3]
-        rows = {row[0]: (row[1], row[2]) for row in listed}
+            listed = members(archive, about.file)
+            info_folder, _ = _dist_info(archive, listed, about)
+            record = text(archive, listed, f"{info_folder}/RECORD", about.file).decode("utf-8")
+            rows = {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3}
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
-        for name, info in sorted(members.items()):
+        for name, info in sorted(listed.items()):
             with archives.damage_guard(wheel.name, _DAMAGED), archive.open(info) as stream:
                 sha256, binary = _stream_hash(stream, copy)
             if name not in unsigned:
@@ -301,6 +296,6 @@ def walk(
                 copy.unlink()
             done += info.file_size
             advance(done, name)
-    surplus = rows.keys() - members.keys() - unsigned
+    surplus = rows.keys() - listed.keys() - unsigned
     mismatches += [Mismatch(name, "record-surplus", "RECORD lists it, the wheel does not hold it") for name in surplus]
     return tuple(sorted((one for one in mismatches if one), key=lambda mismatch: mismatch.member))

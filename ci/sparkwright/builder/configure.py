@@ -43,12 +43,14 @@ class Unit(msgspec.Struct, frozen=True, order=True):
         source: Relative to the source tree; a generated one in the build folder begins with ``<build>/``.
         language: CMake's name of it: ``CUDA``, ``CXX``.
         gencode: Sorted entries ``virtual:real``, such as ``compute_121f:sm_121f``; PTX is ``compute_80:compute_80``.
+        object: What it is compiled to, relative to the build folder.
     """
 
     target: str
     source: str
     language: str
     gencode: tuple[str, ...] = ()
+    object: str = ""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -165,7 +167,9 @@ def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iter
                     raise BuildError(
                         "configure-failed", f"CMake wrote no command for {path.name} of target {name}.", details=[f"build folder: {build}"]
                     )
-                yield Unit(name, _relative(path, seen), group["language"], gencode(tokens) if group["language"] == "CUDA" else ())
+                code = gencode(tokens) if group["language"] == "CUDA" else ()
+                object_path = tokens[tokens.index("-o") + 1]
+                yield Unit(name, _relative(path, seen), group["language"], code, object_path)
 
 
 def _commands(build: Path) -> dict[tuple[str, Path], list[str]]:

@@ -21,9 +21,10 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import configure, preflight, source_tree, vendored
 from sparkwright.builder.arch import plan, planning
-from sparkwright.builder.compile import ninja
+from sparkwright.builder.compile import ninja, unit_manifest
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
+from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.environment import cross, host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.source_tree import SourceTree
@@ -39,8 +40,9 @@ from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 
-#: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials.
-LAYOUT = 2
+#: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials. 3: and
+#: their unit manifest.
+LAYOUT = 3
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -72,7 +74,8 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
         targets: The CMake targets that were compiled.
-        plan, base, tools, compiler, counts, transplant: Only where something was compiled.
+        plan, base, tools, compiler, counts, units, transplant: Only where something was compiled;
+            *units* is the unit manifest.
         isolation: The same; what kept the build from the network (`Sandbox.kind`), ``none`` where nothing did.
     """
 
@@ -88,6 +91,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     compiler: str = ""
     isolation: str = ""
     counts: dict[str, int] = {}
+    units: tuple[CompiledUnit, ...] = ()
     transplant: Transplant | None = None
 
 
@@ -288,7 +292,10 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         plan.show(made.after, made.before)
         plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
-        members = graft.members(base, configure.libraries(workspace.build), settings)
+        libraries = configure.libraries(workspace.build)
+        members = graft.members(base, libraries, settings)
+        member_of = {path: member for member, path in members.items()}
+        by_target = {library.target: member_of[library.path] for library in libraries if library.path in member_of}
         build_folder = BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
@@ -299,6 +306,7 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         told = papers(
             session, source, locked, targets=settings.targets, plan=made.key, tools=tools.key, compiler=cross.compiler(session),
             counts=made.after.counts, transplant=done, isolation=workspace.sandbox.kind,
+            units=unit_manifest.record(workspace.build, made.after.units, by_target),
         )  # fmt: skip
         path = graft.write(base, folder, label, changes, done, settings, told)
     console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.audit import compare, policy, report, wheel, wheel_reader
+from sparkwright.audit import policy, report, wheel, wheel_reader
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.sass import CudaTools
 from sparkwright.builder import pipeline as building
@@ -18,7 +18,7 @@ from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for it.
-FORM = 3
+FORM = 4
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         raise SourceError("not-provided", "There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
     reports = [audited(session, path, judged_as(path, arguments.judge)) for path in wheels]
     if arguments.compare:
-        compare.show(reports)
+        report.show_comparison(reports)
     else:
         for one in reports:
             report.show(one, result=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparkwright.audit.report import RULES, AuditReport, Finding
+from sparkwright.audit.report import RULES, SHOWN_UNITS, AuditReport, Finding
 from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, not_run, passed
 
 TITLE = "the bytes in the wheel"
@@ -26,6 +26,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "arch-foreign",
             "arch-missing",
             "arch-unknown",
+            "code-foreign",
             "code-missing",
             "device-unreadable",
             "ptx-foreign",
@@ -80,7 +81,12 @@ def _group(report: AuditReport, name: str) -> Check:
 
 
 def _samples(found: Iterable[Finding]) -> list[Sample]:
-    return [Sample(finding.library or "(the wheel)", RULES[finding.rule], finding.message[:200]) for finding in found]
+    return [Sample(finding.library or "(the wheel)", RULES[finding.rule], _message(finding)[:200]) for finding in found]
+
+
+def _message(finding: Finding) -> str:
+    units = ", ".join(finding.units[:SHOWN_UNITS])
+    return f"{units}: {finding.message}" if units else finding.message
 
 
 def _figures(report: AuditReport, name: str, findings: int) -> list[Figure]:

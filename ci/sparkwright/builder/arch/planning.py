@@ -21,6 +21,9 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks.context import Session
 
+#: Raise it when the record of a plan changes.
+FORM = 2
+
 
 class Planned(msgspec.Struct, frozen=True):
     """The plan of a fork, and what the same tree would give without the rules."""
@@ -64,6 +67,7 @@ def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str,
     needs = {need: source_tree.make(session, need).tree for need in session.project.fork(source.fork).needs}
     settings, fork = toolchain.settings(session, source.fork), session.project.fork(source.fork)
     return {
+        "form": FORM,
         "tree": source.tree,
         "patched": source.patched,
         "needs": needs,

@@ -95,14 +95,12 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         guards: Texts that the tree must not hold (`sparkwright.builder.arch.forbidden_patterns`).
-        expect_units: For each fork, how many CUDA units at the target arch there must be at least.
     """
 
     rules: tuple[Rule, ...] = ()
     kept: tuple[Kept, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     guards: tuple[Guard, ...] = ()
-    expect_units: dict[str, Count] = {}
 
     def of(self, fork: str) -> ArchRules:
         """Return what concerns *fork*."""
@@ -111,7 +109,6 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             kept=tuple(entry for entry in self.kept if entry.fork == fork),
             dropped=tuple(entry for entry in self.dropped if entry.fork == fork),
             guards=tuple(entry for entry in self.guards if entry.fork == fork),
-            expect_units={name: count for name, count in self.expect_units.items() if name == fork},
         )
 
     def without(self, *names: str) -> ArchRules:

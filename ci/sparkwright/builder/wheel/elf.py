@@ -23,7 +23,8 @@ MAGIC = b"\x7fELF"
 #: ``e_machine`` → the name in platform tags; EM_CUDA is a cubin's, and a wheel may carry one bare.
 CUDA = "cuda"
 MACHINES = {62: "x86_64", 183: "aarch64", 190: CUDA}
-FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+RELOCATABLE_FATBIN = "__nv_relfatbin"
+FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types: no bytes in the file, dynamic symbols.
 NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
 _LOAD, _DYNAMIC = 1, 2

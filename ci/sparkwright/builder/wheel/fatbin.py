@@ -58,6 +58,11 @@ class Entry(msgspec.Struct, frozen=True):
     compression: Literal["", "lz4", "zstd"]
     container: int
 
+    @property
+    def target(self) -> str:
+        """The arch as nvcc's options name it: ``compute_80`` for PTX."""
+        return self.arch.replace("sm_", "compute_") if self.kind == "ptx" else self.arch
+
 
 def entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[Entry]:
     """

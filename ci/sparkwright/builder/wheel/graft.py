@@ -7,7 +7,6 @@ The base must be the same release as the source: every Python file that both hav
 from __future__ import annotations
 
 import hashlib
-import io
 import platform
 import re
 from collections.abc import Iterable, Mapping
@@ -182,7 +181,7 @@ def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
     faults = []
     with zip_file(base) as wheel:
         for name in done.libraries:
-            mine, theirs = elf.wants(io.BytesIO(changes[name])), elf.wants(io.BytesIO(wheel.read(name)))
+            mine, theirs = elf.shared_object(changes[name]), elf.shared_object(wheel.read(name))
             if not tag.endswith(mine.machine):
                 faults.append(f"{name} is for {mine.machine}, the wheel for {tag.rpartition('-')[2]}")
             elif more := [needed for needed in mine.needed if needed not in theirs.needed and not _LIBC.match(needed)]:
@@ -203,7 +202,7 @@ def platform_tag(base: str, libraries: list[bytes]) -> str:
     if not match:
         return tag
     needed: tuple[int, ...] = (int(match[1]), int(match[2]))
-    for versions in (elf.wanted_versions(io.BytesIO(library)) for library in libraries):
+    for versions in (elf.shared_object(library).versions for library in libraries):
         runtime = versions.get("GLIBCXX", (0,)), versions.get("CXXABI", (0,))
         rows = [glibc for glibc, *promised in _PROMISED if runtime[0] <= promised[0] and runtime[1] <= promised[1]]
         # What no tag promises yet is there at least on systems like the one that it was linked on.
@@ -215,7 +214,7 @@ def _linked_glibc(machine: str) -> tuple[int, ...]:
     """Return the version of the glibc that libraries for *machine* are linked with here."""
     if machine == platform.machine():
         return tuple(int(part) for part in platform.libc_ver()[1].split("."))[:2]
-    library = Path(process.output([f"{machine}-linux-gnu-gcc", "-print-file-name=libc.so.6"]).strip())
-    with library.open("rb") as stream:
-        named = [name.removeprefix("GLIBC_") for name in elf.defined_versions(stream)]
-    return max(tuple(int(part) for part in name.split(".")) for name in named if re.fullmatch(r"[0-9]+\.[0-9]+", name))
+    compiler = f"{machine}-linux-gnu-gcc"
+    text = process.output([compiler, "-E", "-dM", "-include", "features.h", "-x", "c", "/dev/null"])
+    defined = dict(re.findall(r"^#define (__GLIBC__|__GLIBC_MINOR__) (\d+)$", text, re.MULTILINE))
+    return int(defined["__GLIBC__"]), int(defined["__GLIBC_MINOR__"])

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import elf, elf_sections, fatbin, gpu_compat, wheel_reader
-from sparkwright.audit.elf_sections import Buffer, ElfUnreadable
-from sparkwright.audit.fatbin import FatbinUnreadable
+from sparkwright.audit import gpu_compat, wheel_reader
+from sparkwright.builder.wheel import elf, fatbin
+from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable
+from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.gates import limited
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
@@ -68,7 +69,7 @@ def entries(cubin: Buffer) -> tuple[str, ...]:
     Raises:
         ElfUnreadable: It is no ELF file, or its tables lead out of it.
     """
-    listed = elf_sections.sections(cubin)
+    listed = elf.sections(cubin)
     found = set()
     for table in (one for one in listed if one.kind == _SYMBOLS):
         if table.link >= len(listed):
@@ -88,15 +89,14 @@ def fitting(library: Path, gpu: Gpu, folder: Path) -> tuple[Cubin, ...] | None:
     Raises:
         ElfUnreadable, FatbinUnreadable: The library, or a cubin in it, is damaged.
     """
-    with elf_sections.mapped(library) as data:
-        host = elf.host(data)
+    with elf.mapped(library) as data:
+        host = elf.shared_object(data)
         if not host.fatbins:
             return None
         found: list[Cubin] = []
-        for offset, size in host.fatbins:
-            for entry in fatbin.entries(data, offset, size):
-                if entry.kind == "cubin" and gpu_compat.loads(entry.arch, (gpu.major, gpu.minor)):
-                    found.append(_written(fatbin.unpack(data, entry), entry.arch, folder / f"{len(found):05}.{entry.arch}.cubin"))
+        for entry in fatbin.entries(data, host.fatbins):
+            if entry.kind == "cubin" and gpu_compat.loads(entry.arch, (gpu.major, gpu.minor)):
+                found.append(_written(fatbin.unpack(data, entry), entry.arch, folder / f"{len(found):05}.{entry.arch}.cubin"))
         return tuple(found)
 
 

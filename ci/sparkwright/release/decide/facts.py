@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import wheel_reader, zip_limits
+from sparkwright.audit import wheel_reader
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
@@ -111,7 +111,7 @@ def _check_archive(path: Path) -> None:
     try:
         with zip_file(path) as archive:
             try:
-                zip_limits.checked(archive, path.name)
+                wheel_reader.members(archive, path.name)
             except (FileError, WheelError) as error:
                 if isinstance(error, FileError) and error.reference != "archive-unsafe":
                     raise
@@ -125,12 +125,12 @@ def _check_archive(path: Path) -> None:
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
     """Return the members of the ``.dist-info`` folder that say what the wheel is, by their names in it."""
     with zip_file(path) as archive:
-        found = zip_limits.checked(archive, path.name)
+        found = wheel_reader.members(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:
             raise WheelError("wheel-mismatch", f"{path.name} has folders of another wheel.", details=strange)
         wanted = ("METADATA", "WHEEL", "RECORD", *(one for one in (BUILD_RECORD, SBOM) if f"{name.info}/{one}" in found))
-        return {one: zip_limits.text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
+        return {one: wheel_reader.text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
 
 
 def _headers(text: bytes) -> Message:

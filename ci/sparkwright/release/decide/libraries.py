@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from sparkwright.audit import device_code, device_images, elf, elf_sections
-from sparkwright.audit.elf_sections import ElfUnreadable
-from sparkwright.audit.fatbin import FatbinUnreadable
+from sparkwright.audit import device_code
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.wheel_reader import Binary, Subject
+from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
+from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.core.errors import WheelError
 from sparkwright.release import content
 from sparkwright.release.decide.origin import Origin
@@ -34,7 +35,7 @@ class Found:
     @property
     def digest(self) -> str:
         """The digest of all device code, as the audit's report has it."""
-        return device_code.of_libraries(self._digests)
+        return device_code.wheel_digest(self._digests)
 
     def visit(self, binary: Binary) -> None:
         """Read one member."""
@@ -42,26 +43,26 @@ class Found:
         if self._audit is None:
             return
         try:
-            with elf_sections.mapped(binary.path) as data:
-                host = elf.host(data)
-                if host.device:
+            with elf.mapped(binary.path) as data:
+                host = elf.shared_object(data)
+                if host.has_device_code:
                     self._read(binary, data, host, self._audit)
         except ElfUnreadable:
             return
 
-    def _read(self, binary: Binary, data: elf_sections.Buffer, host: elf.Host, audit: AuditPolicy) -> None:
+    def _read(self, binary: Binary, data: Buffer, host: SharedObject, audit: AuditPolicy) -> None:
         wants = audit.library(self._about.name, binary.name)
         target = wants is not None and wants.role == "target"
-        whole = host.fatbin or binary.sha256
+        whole = device_code.sections_digest(data, host) or binary.sha256
         try:
-            forms = [form for form, _ in device_images.forms(data, host, audit.generation, whole_ptx=target)]
+            images = [image for image, _ in device_code.images(data, host, audit.generation, whole_ptx=target)]
         except (FatbinUnreadable, ElfUnreadable):
             self._digests.append(whole)
             return
-        cubins = Counter(device_images.targets(forms, "cubin"))
-        ptx = Counter(f"{arch} PTX" for arch in device_images.targets(forms, "ptx"))
+        cubins = Counter(device_code.targets(images, "cubin"))
+        ptx = Counter(f"{arch} PTX" for arch in device_code.targets(images, "ptx"))
         self.counts[binary.name] = dict(sorted({**cubins, **ptx}.items()))
-        self._digests.append(device_code.of_pieces(form.sha256 for form in forms if form.sha256) if target else whole)
+        self._digests.append(device_code.library_digest(one.sha256 for one in images if one.sha256) if target else whole)
 
 
 def listed(filename: str, found: Found, came: Origin, rows: Mapping[str, tuple[str, int]]) -> tuple[Library, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.audit import zip_limits
+from sparkwright.audit import wheel_reader
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.jit_cache import JitCacheRecord
@@ -123,8 +123,8 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
         )
     own = WheelName.of(sources.name)
     with zip_file(sources) as archive:
-        members = zip_limits.checked(archive, sources.name)
-        whole = of(sources, own, zip_limits.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
+        members = wheel_reader.members(archive, sources.name)
+        whole = of(sources, own, wheel_reader.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"
     compiled = {f"{folder}/{module}/{module}.so": one.sha256 for module, one in record.modules.items()}
     return Origin(whole.fork, None, record.stack, compiled)
