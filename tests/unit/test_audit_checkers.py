@@ -131,15 +131,6 @@ def test_a_tool_that_does_not_end_is_not_run(tmp_path: Path) -> None:
     assert found.checker == Checker("abi3audit", "not-run", "abi3audit did not end within 0.01 s")
 
 
-def test_a_tool_that_gives_no_answer_is_not_run_and_told_why(tmp_path: Path) -> None:
-    """auditwheel on what is no wheel ends with an error of its own."""
-    path = tmp_path / about().file
-    path.write_bytes(b"<html>")
-    found = checkers.platform_tag(path, about(), tmp_path)
-    assert found.checker.state == "not-run"
-    assert "no answer" in found.checker.says
-
-
 def test_a_tool_that_is_not_installed_is_not_run(tmp_path: Path) -> None:
     """In a Python without the tools, each is named; the library is not passed."""
     one = extension(tmp_path, "PyFloat_FromDouble(1)")

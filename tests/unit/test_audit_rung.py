@@ -54,12 +54,6 @@ def test_a_finding_of_any_rule_fails_the_rung(rule: str) -> None:
     assert state(report) == "fail"
 
 
-def test_more_findings_than_a_check_keeps_are_counted() -> None:
-    report = replace(SOUND, findings=tuple(Finding(f"a{number}", "record-missing", "x") for number in range(100)))
-    bad = by_name(report)["archive"]
-    assert (len(bad.samples), bad.figures[0].value) == (20, 100)
-
-
 @pytest.mark.parametrize("checkers", [(), tuple(replace(one, state="not-run", says="it is not installed") for one in RAN)])
 def test_a_tool_that_did_not_run_is_no_pass(checkers: tuple[Checker, ...]) -> None:
     report = replace(SOUND, checkers=checkers)

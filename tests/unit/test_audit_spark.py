@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,22 +48,6 @@ def test_the_nearest_machine_code_comes_before_ptx(cubins: list[str], ptx: list[
     assert gpu_compat.chosen(cubins, ptx, SPARK) == expected
 
 
-def test_every_combination_of_targets_gives_what_the_rules_say_of_its_best() -> None:
-    """For every set of up to three targets, as cubins or as PTX, the grade is that of the best single one."""
-    order = list(gpu_compat.GAINS)
-    for some in itertools.chain.from_iterable(itertools.combinations(TARGETS, count) for count in (0, 1, 2, 3)):
-        gain, target = gpu_compat.chosen(some, some, SPARK)
-        loadable = [one for one in some if gpu_compat.loads(one, SPARK)]
-        if loadable:
-            assert target in loadable
-            assert gain in ("native", "family", "plain")
-            known = [one for one in map(gpu_compat.parsed, loadable) if one]
-            assert max(one[:2] for one in known) == (gpu_compat.parsed(target) or ())[:2]
-        else:
-            assert gain == ("jit" if any(gpu_compat.compiles(one, SPARK) for one in some) else "nothing")
-        assert gain in order
-
-
 @given(st.lists(st.sampled_from(TARGETS)), st.lists(st.sampled_from(TARGETS)), st.tuples(st.integers(7, 13), st.integers(0, 3)))
 def test_more_forms_never_give_less(cubins: list[str], ptx: list[str], device: tuple[int, int]) -> None:
     """A unit with PTX besides gives at least what its cubins give, on any GPU."""
@@ -105,7 +87,3 @@ def test_fp4_is_told_by_instructions_and_traps(kernels: int, instructions: dict[
 def test_fp4_kernels_are_known_by_name(name: str, named: bool) -> None:
     """A kernel of CUTLASS for SM 10.0 alone is not one, although it is compiled for SM 12.x too: it is full of traps there."""
     assert bool(FP4_KERNELS.search(name)) is named
-
-
-def test_capability() -> None:
-    assert [gpu_compat.capability(arch) for arch in ("12.1f", "12.0", "9.0a")] == [(12, 1), (12, 0), (9, 0)]

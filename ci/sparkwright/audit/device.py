@@ -17,7 +17,7 @@ from sparkwright.audit import device_code, gpu_compat, sass
 from sparkwright.audit.device_code import DeviceImage
 from sparkwright.audit.gpu_compat import FP4_KERNELS, FP4_OPCODES
 from sparkwright.audit.policy import Allowed, AuditPolicy, LibraryPolicy, is_generation
-from sparkwright.audit.report import KernelCount, Library, OpcodeCount
+from sparkwright.audit.report import Library, OpcodeCount
 from sparkwright.audit.sass import CudaTools
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
@@ -209,35 +209,32 @@ def _check_kernels(library: Library, kernels: Kernels, archs: set[str], case: Ca
     """Return *library* with the opcodes of *kernels*, and report what the policy misses among them."""
     fp4 = [counts for kernel, (counts, _) in kernels.items() if FP4_KERNELS.search(kernel)]
     instructions = {pattern: sum(sass.matching(counts, pattern) for counts in fp4) for pattern in FP4_OPCODES}
-    traps = sum(1 for counts in fp4 if counts[sass.TRAP])
-    grade = gpu_compat.fp4(len(fp4), instructions, traps)
-    library = replace(library, spark=replace(library.spark, fp4=grade, instructions=instructions, traps=traps))
+    trapping = sum(1 for counts in fp4 if counts[sass.TRAP])
+    grade = gpu_compat.fp4(len(fp4), instructions, trapping)
+    library = replace(library, spark=replace(library.spark, fp4=grade, instructions=instructions, traps=trapping))
     wants = case.target
     if not (wants and (wants.opcodes or wants.trap_free)):
         return library
     arch = "+".join(sorted(archs)) or case.policy.target
     totals: list[OpcodeCount] = []
-    by_kernel: dict[str, dict[str, int]] = {kernel: {} for kernel in kernels}
     for rule in wants.opcodes:
         named = [kernel for kernel in kernels if re.search(rule.kernels, kernel)]
-        hits = {kernel: count for kernel in named if (count := sass.matching(kernels[kernel][0], rule.pattern))}
-        for kernel, count in hits.items():
-            by_kernel[kernel][rule.pattern] = count
-        total = sum(hits.values())
+        hits = [count for kernel in named if (count := sass.matching(kernels[kernel][0], rule.pattern))]
+        total = sum(hits)
         totals.append(OpcodeCount(rule.pattern, arch, len(hits), total, rule.least))
         if total < rule.least:
             units = case.names(image for kernel in named for image in kernels[kernel][1])
             message = f"{rule.pattern} in the code for {arch}: {total}, asked for: {rule.least}"
             case.find("opcode-missing", message, units)
+    traps = 0
     for free in wants.trap_free:
         named = [kernel for kernel in kernels if re.search(free.kernels, kernel)]
         if not named:
             case.find("kernel-missing", f"no kernel in the code for {arch} matches {free.kernels}")
         for kernel in named:
             counts, images = kernels[kernel]
+            traps += counts[sass.TRAP]
             if counts[sass.TRAP]:
                 message = f"{counts[sass.TRAP]} {sass.TRAP} in {kernel[:160]}: {free.reason}"
                 case.find("trap-present", message, case.names(images))
-    listed = [KernelCount(name, kernels[name][0][sass.TRAP], found) for name, found in sorted(by_kernel.items())]
-    shown = tuple(kernel for kernel in listed if kernel.traps or kernel.opcodes)
-    return replace(library, opcodes=tuple(totals), kernels=shown)
+    return replace(library, opcodes=tuple(totals), traps=traps)

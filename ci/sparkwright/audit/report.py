@@ -115,14 +115,6 @@ class OpcodeCount(msgspec.Struct, frozen=True):
     least: int
 
 
-class KernelCount(msgspec.Struct, frozen=True):
-    """The traps, and the instructions of the policy's patterns by pattern, in one kernel that has any; its name is mangled."""
-
-    kernel: str
-    traps: int
-    opcodes: dict[str, int]
-
-
 class Library(msgspec.Struct, frozen=True):
     """
     One ELF member.
@@ -134,7 +126,8 @@ class Library(msgspec.Struct, frozen=True):
         device_code: The library's part of the report's digest; empty without device code.
         spark: What a GPU of the stack gets from it.
         operators, declared: The operators of torch that it implements, and those that it only declares.
-        opcodes, kernels: Filled only where the policy asks for opcodes or trap-free kernels.
+        opcodes: Filled only where the policy asks for some.
+        traps: In the kernels that the policy wants trap-free.
     """
 
     name: str
@@ -153,12 +146,7 @@ class Library(msgspec.Struct, frozen=True):
     operators: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
     opcodes: tuple[OpcodeCount, ...] = ()
-    kernels: tuple[KernelCount, ...] = ()
-
-    @property
-    def traps(self) -> int:
-        """The traps in all disassembled kernels."""
-        return sum(kernel.traps for kernel in self.kernels)
+    traps: int = 0
 
 
 class AuditReport(msgspec.Struct, frozen=True):
@@ -227,7 +215,7 @@ def show(report: AuditReport, *, result: bool = False) -> None:
     rows = []
     for library in report.libraries:
         opcodes = [f"{count.pattern} {count.found}≥{count.least}" for count in library.opcodes]
-        if library.opcodes or library.kernels:
+        if library.opcodes or library.traps:
             opcodes.append(f"traps {library.traps}")
         verdict = f"{broken[library.name]} finding(s)" if broken[library.name] else "pass"
         codes = (_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–", library.spark.says)

@@ -1,6 +1,6 @@
 """
-A wheel read as hostile: its limits are checked before anything is unpacked, the names in it are compared
-and never written to, and RECORD is held against the bytes.
+A wheel read as hostile: the names in it are compared and never written to, and RECORD is held against the bytes;
+`sparkwright.builder.wheel.archive.members` checks the limits of the archive before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.message import Message
 from email.parser import BytesParser
 from functools import partial
@@ -22,30 +22,14 @@ import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
-from sparkwright.builder.wheel.archive import BUILD_RECORD
+from sparkwright.builder.wheel.archive import BUILD_RECORD, MOST_MEMBERS, member_text, members
 from sparkwright.builder.wheel.elf import MAGIC
-from sparkwright.core.errors import FileError, WheelError
+from sparkwright.core.errors import WheelError
 from sparkwright.forks import archive as archives
-
-MOST_MEMBERS = 100_000
-#: A member; the largest library of the official vLLM wheel has 308 MB.
-MOST_BYTES = 4 * 1024**3
-#: All members together, as the disk of a build machine would have to hold them.
-MOST_BYTES_TOTAL = 24 * 1024**3
-#: Above these sizes a member, or a wheel, that is `MOST_RATIO` times its compressed size is refused.
-RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
-#: RECORD and METADATA are read into memory.
-MOST_BYTES_TEXT = 64 * 1024**2
 
 _DAMAGED = partial(WheelError, "wheel-invalid")
 _ENTRY = b"PK\x01\x02"
-#: Bytes of a member's header before its name.
-_LOCAL_HEADER = 30
-#: What every installer can unpack; the others may also require gigabytes of memory.
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
-
-Members = dict[str, zipfile.ZipInfo]
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -138,74 +122,14 @@ def subject(wheel: Path) -> Subject:
     return Subject(wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms)
 
 
-def members(archive: zipfile.ZipFile, origin: str) -> Members:
-    """
-    Return the members of *archive* that are files, by name, from what its directory states.
-
-    Raises:
-        wheel-invalid: One appears twice, shares bytes with another, is compressed in an unusual way, or
-            is larger than in any wheel.
-        archive-unsafe: A name leaves its folder, or it is a link.
-    """
-    files: Members = {}
-    total = 0
-    infos = archive.infolist()
-    if len(infos) > MOST_MEMBERS:
-        raise WheelError("wheel-invalid", f"{origin} has more than {MOST_MEMBERS} members.")
-    for info in infos:
-        name, details = info.filename, [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
-        parts = name.rstrip("/").split("/")
-        unsafe = any(part in ("", ".", "..") for part in parts) or any(ord(letter) < 32 for letter in name)
-        if "\\" in name or unsafe:
-            raise FileError("archive-unsafe", f"{origin} has a member that would leave its folder.", details=details)
-        if info.external_attr >> 28 == 0o12:
-            raise FileError("archive-unsafe", f"{origin} has a symbolic link, which no wheel may have.", details=details)
-        if name in files:
-            raise WheelError("wheel-invalid", f"{origin} holds the same member twice.", details=details)
-        if info.compress_type not in _COMPRESSIONS:
-            what = f"{origin} is packed in a way that not every installer knows."
-            raise WheelError("wheel-invalid", what, details=details)
-        total += info.file_size
-        inflated = _inflated(info.file_size, info.compress_size, RATIO_FROM)
-        if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL or inflated:
-            raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
-        if not info.is_dir():
-            files[name] = info
-    # Members that share bytes let a small file hold a large content many times.
-    ordered = sorted(infos, key=lambda info: info.header_offset)
-    ends = [*(info.header_offset for info in ordered[1:]), archive.start_dir]
-    for info, end in zip(ordered, ends, strict=True):
-        if info.header_offset + _LOCAL_HEADER + info.compress_size > end:
-            details = [f"member: {info.filename!r}"]
-            raise WheelError("wheel-invalid", f"{origin} holds members that overlap.", details=details)
-    if _inflated(total, archive.start_dir, RATIO_TOTAL_FROM):
-        details = [f"bytes of all members: {total}"]
-        raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
-    return files
-
-
-def _inflated(size: int, packed: int, limit: int) -> bool:
-    return size > limit and size > MOST_RATIO * max(packed, 1)
-
-
-def text(archive: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str) -> bytes:
-    """Return the text of the member *name*; raise `wheel-invalid` if it is missing or too long."""
-    info = listed.get(name)
-    if info is None or info.file_size > MOST_BYTES_TEXT:
-        what = f"{origin} has no usable {name.rpartition('/')[2]}."
-        raise WheelError("wheel-invalid", what, details=[f"expected: {name}"])
-    with archive.open(info) as stream:
-        return stream.read(MOST_BYTES_TEXT)
-
-
-def _dist_info(archive: zipfile.ZipFile, listed: Members, about: Subject) -> tuple[str, Message]:
+def _dist_info(archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: Subject) -> tuple[str, Message]:
     """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
     folders = {name.split("/")[0] for name in listed if name.partition("/")[0].endswith(".dist-info")}
     if len(folders) != 1:
         what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
         raise WheelError("wheel-invalid", what, details=sorted(folders))
     folder = folders.pop()
-    metadata = BytesParser().parsebytes(text(archive, listed, f"{folder}/METADATA", about.file), headersonly=True)
+    metadata = BytesParser().parsebytes(member_text(archive, listed, f"{folder}/METADATA", about.file), headersonly=True)
     name, version = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
     if (name, version) != (about.name, about.version):
         details = [f"METADATA: {name} {version}"]
@@ -227,7 +151,7 @@ def contents(wheel: Path, about: Subject) -> Contents:
         record = f"{folder}/{BUILD_RECORD}"
         ours = record in listed
         if ours:
-            units = msgspec.json.decode(text(archive, listed, record, about.file), type=_Units).units
+            units = msgspec.json.decode(member_text(archive, listed, record, about.file), type=_Units).units
     requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
     return Contents(tuple(sorted(listed)), str(metadata["Requires-Python"] or ""), requires, ours, units)
 
@@ -283,7 +207,7 @@ def walk(
         with archives.damage_guard(wheel.name, _DAMAGED):
             listed = members(archive, about.file)
             info_folder, _ = _dist_info(archive, listed, about)
-            record = text(archive, listed, f"{info_folder}/RECORD", about.file).decode("utf-8")
+            record = member_text(archive, listed, f"{info_folder}/RECORD", about.file).decode("utf-8")
             rows = {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3}
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
         for name, info in sorted(listed.items()):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sparkwright.audit import wheel_reader
+from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.archive import zip_file
 
@@ -38,11 +38,11 @@ def of_wheel(path: Path) -> str:
     """
     try:
         with zip_file(path) as archive:
-            members = wheel_reader.members(archive, path.name)
+            members = wheelfile.members(archive, path.name)
             records = [name for name in members if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
             if len(records) != 1:
                 raise WheelError("wheel-invalid", f"{path.name} has {len(records)} RECORDs instead of one.")
-            text = wheel_reader.text(archive, members, records[0], path.name).decode("utf-8")
+            text = wheelfile.member_text(archive, members, records[0], path.name).decode("utf-8")
     except OSError as error:
         raise WheelError("wheel-invalid", f"{path.name} cannot be read.", details=[str(error)]) from error
     rows = list(_kept(_rows(text), records[0].partition("/")[0], ".data/"))
@@ -62,7 +62,7 @@ def of_installed(info: Path, *, deep: bool = False) -> str:
     """
     try:
         record = info / "RECORD"
-        if record.stat().st_size > wheel_reader.MOST_BYTES_TEXT:
+        if record.stat().st_size > wheelfile.MOST_BYTES_TEXT:
             return ""
         rows = list(_kept(_rows(record.read_text("utf-8")), info.name))
         return _digest((name, _hashed(info.parent / name)) for name, _ in rows) if deep else _digest(rows)

@@ -23,8 +23,8 @@ import msgspec
 
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel.version import restate
-from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import MOST_FILES, safe_path, zip_file
+from sparkwright.core.errors import FileError, WheelError
+from sparkwright.forks.archive import safe_path, zip_file
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -34,6 +34,18 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 #: Fixed part of a local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+
+MOST_MEMBERS = 100_000
+#: A member; the largest library of the official vLLM wheel has 308 MB.
+MOST_BYTES = 4 * 1024**3
+#: All members together, as the disk of a build machine would have to hold them.
+MOST_BYTES_TOTAL = 24 * 1024**3
+#: Above these sizes a member, or a wheel, that is `MOST_RATIO` times its compressed size is refused.
+RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
+#: RECORD and METADATA are read into memory.
+MOST_BYTES_TEXT = 64 * 1024**2
+#: What every installer can unpack; the others may also require gigabytes of memory.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 #: What we add to a ``.dist-info``: where every part came from, and the bill of materials (PEP 770).
 BUILD_RECORD = "sparkwright.json"
@@ -76,22 +88,62 @@ class WheelName(msgspec.Struct, frozen=True):
 
 def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
     """
-    Return the files of *wheel* by name, every name known to stay inside.
+    Return the files of *wheel* by name, from what its directory states; nothing is unpacked.
 
     Raises:
-        wheel-invalid: A name appears twice, there are too many, or one is longer than the file or packed in a newer way.
+        wheel-invalid: A member appears twice, shares bytes with another, is compressed in an unusual
+            way, or is larger than in any wheel.
+        archive-unsafe: A name leaves its folder, or it is a link.
     """
-    found: dict[str, zipfile.ZipInfo] = {}
-    for info in wheel.infolist():
-        if info.is_dir():
-            continue
-        if safe_path(info.filename, origin) in found or len(found) > MOST_FILES:
-            raise WheelError("wheel-invalid", f"{origin} holds {info.filename} twice, or more files than a wheel has.")
-        # To read a member that is said to be longer than the archive would take as much memory; newer packings raise errors of their own.
-        if info.compress_type > zipfile.ZIP_LZMA or info.header_offset + info.compress_size > wheel.start_dir:
-            raise WheelError("wheel-invalid", f"{origin} is damaged.", details=[f"member: {info.filename!r}"])
-        found[info.filename] = info
-    return found
+    files: dict[str, zipfile.ZipInfo] = {}
+    total = 0
+    infos = wheel.infolist()
+    if len(infos) > MOST_MEMBERS:
+        raise WheelError("wheel-invalid", f"{origin} has more than {MOST_MEMBERS} members.")
+    for info in infos:
+        name, details = info.filename, [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
+        safe_path(name.removesuffix("/"), origin)
+        if info.external_attr >> 28 == 0o12:
+            what = f"{origin} has a symbolic link, which no wheel may have."
+            raise FileError("archive-unsafe", what, details=details)
+        if name in files:
+            raise WheelError("wheel-invalid", f"{origin} holds the same member twice.", details=details)
+        if info.compress_type not in _COMPRESSIONS:
+            what = f"{origin} is packed in a way that not every installer knows."
+            raise WheelError("wheel-invalid", what, details=details)
+        total += info.file_size
+        inflated = _inflated(info.file_size, info.compress_size, RATIO_FROM)
+        if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL or inflated:
+            raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
+        if not info.is_dir():
+            files[name] = info
+    # Members that share bytes let a small file hold a large content many times.
+    ordered = sorted(infos, key=lambda info: info.header_offset)
+    ends = [*(info.header_offset for info in ordered[1:]), wheel.start_dir]
+    for info, end in zip(ordered, ends, strict=True):
+        if info.header_offset + _LOCAL_HEADER.size + info.compress_size > end:
+            details = [f"member: {info.filename!r}"]
+            raise WheelError("wheel-invalid", f"{origin} holds members that overlap.", details=details)
+    if _inflated(total, wheel.start_dir, RATIO_TOTAL_FROM):
+        details = [f"bytes of all members: {total}"]
+        raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
+    return files
+
+
+def _inflated(size: int, packed: int, limit: int) -> bool:
+    return size > limit and size > MOST_RATIO * max(packed, 1)
+
+
+def member_text(
+    wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str
+) -> bytes:
+    """Return the text of the member *name*; raise `wheel-invalid` if it is missing or too long."""
+    info = listed.get(name)
+    if info is None or info.file_size > MOST_BYTES_TEXT:
+        what = f"{origin} has no usable {name.rpartition('/')[2]}."
+        raise WheelError("wheel-invalid", what, details=[f"expected: {name}"])
+    with wheel.open(info) as stream:
+        return stream.read(MOST_BYTES_TEXT)
 
 
 class WheelWriter:

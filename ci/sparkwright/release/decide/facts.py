@@ -20,6 +20,7 @@ import msgspec
 from sparkwright.audit import wheel_reader
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
@@ -111,7 +112,7 @@ def _check_archive(path: Path) -> None:
     try:
         with zip_file(path) as archive:
             try:
-                wheel_reader.members(archive, path.name)
+                wheelfile.members(archive, path.name)
             except (FileError, WheelError) as error:
                 if isinstance(error, FileError) and error.reference != "archive-unsafe":
                     raise
@@ -125,12 +126,12 @@ def _check_archive(path: Path) -> None:
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
     """Return the members of the ``.dist-info`` folder that say what the wheel is, by their names in it."""
     with zip_file(path) as archive:
-        found = wheel_reader.members(archive, path.name)
+        found = wheelfile.members(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:
             raise WheelError("wheel-mismatch", f"{path.name} has folders of another wheel.", details=strange)
         wanted = ("METADATA", "WHEEL", "RECORD", *(one for one in (BUILD_RECORD, SBOM) if f"{name.info}/{one}" in found))
-        return {one: wheel_reader.text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
+        return {one: wheelfile.member_text(archive, found, f"{name.info}/{one}", path.name) for one in wanted}
 
 
 def _headers(text: bytes) -> Message:

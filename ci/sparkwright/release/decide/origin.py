@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.audit import wheel_reader
 from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.jit_cache import JitCacheRecord
 from sparkwright.core.digest import sha256_file
@@ -123,8 +123,8 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
         )
     own = WheelName.of(sources.name)
     with zip_file(sources) as archive:
-        members = wheel_reader.members(archive, sources.name)
-        whole = of(sources, own, wheel_reader.text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
+        members = wheelfile.members(archive, sources.name)
+        whole = of(sources, own, wheelfile.member_text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"
     compiled = {f"{folder}/{module}/{module}.so": one.sha256 for module, one in record.modules.items()}
     return Origin(whole.fork, None, record.stack, compiled)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.audit import wheel_reader
+from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.digest import sha256_file
 from sparkwright.core.errors import WheelError
@@ -78,9 +78,9 @@ def check(path: Path, found: Checked) -> None:
     """
     info = WheelName.of(path.name).info
     with zip_file(path) as archive:
-        members = wheel_reader.members(archive, path.name)
+        members = wheelfile.members(archive, path.name)
         there = [one for one in (SBOM, BUILD_RECORD) if f"{info}/{one}" in members]
-        texts = {one: wheel_reader.text(archive, members, f"{info}/{one}", path.name) for one in there}
+        texts = {one: wheelfile.member_text(archive, members, f"{info}/{one}", path.name) for one in there}
     if texts.get(SBOM) != found.raw.get("sbom"):
         raise WheelError("wheel-mismatch", f"The SBOM in {path.name} is not the one that is published of it.")
     record = _record(texts.get(BUILD_RECORD, b""))
