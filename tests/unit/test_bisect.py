@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tests.unit.conftest import Host, Index
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
-NOWHERE = "http://127.0.0.1:9/"
-
 GOOD: tuple[State, ...] = ("applies", "moves")
 BAD: tuple[State, ...] = ("already-upstream", "likely-upstream", "empty", "conflict")
 
@@ -108,27 +106,6 @@ def test_the_commit_that_broke_a_patch_of_ours_is_found(made: Host, capsys: pyte
     assert turn["tried"][0] <= 2 + math.ceil(math.log2(13))
 
 
-def test_a_patch_is_tried_on_those_that_it_stands_on(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second needs the first's line; tried alone it never fits, which is said instead of a turn."""
-    *_, breaking = go_on(made, 2, {"b.txt": edited((30, "theirs\n"))})
-    go_on(made, 1)
-    assert found(made, capsys, "second", "--from", "v1")["first"]["base"] == breaking[:12]
-
-    with refusal("bisect-undecided"):
-        main.run(["bisect", *made.words, "second", "--from", "v1", "--alone"])
-
-
-def test_ends_may_be_named_by_branch_tag_or_commit(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tag, a branch, a whole commit or its first digits mean what they mean in git."""
-    *_, breaking = go_on(made, 2, {"a.txt": edited((10, "theirs\n"))})
-    *_, last = go_on(made, 2)
-    made.work.git("tag", "v2")
-    made.push("v2")
-    begin = made.work.git("rev-parse", "v1")
-    for start, end in (("v1", "v2"), (begin, last), (begin[:9], last[:9]), ("v1", breaking), ("v1", "main")):
-        assert found(made, capsys, "first", "--from", start, "--to", end)["first"]["base"] == breaking[:12]
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -151,14 +128,6 @@ def test_names_that_mean_nothing_are_refused(made: Host, words: list[str], what:
         main.run(["bisect", *made.words, *words])
 
 
-def test_a_name_that_git_would_take_for_an_option_is_only_a_name(made: Host) -> None:
-    """Nothing on the command line reaches git as anything but a name."""
-    go_on(made, 1)
-
-    with refusal("not-provided", "source-unreachable"):
-        main.run(["bisect", *made.words, "first", "--from=--upload-pack=false"])
-
-
 def test_ends_that_agree_are_said(made: Host) -> None:
     """A patch that still fits has no turn; the error names both ends and how to choose others."""
     go_on(made, 2)
@@ -167,18 +136,6 @@ def test_ends_that_agree_are_said(made: Host) -> None:
         main.run(["bisect", *made.words, "first", "--from", "v1"])
     assert [line.partition(": ")[2] for line in caught.value.details] == ["applies", "applies"]
     assert "--from" in caught.value.todo
-
-
-def test_a_second_search_needs_no_host(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the first brought is in the store: with neither host nor index the answer is the same; a new question is an error."""
-    go_on(made, 3, {"a.txt": edited((10, "theirs\n"))})
-    go_on(made, 3)
-    turn = found(made, capsys, "first", "--from", "v1")
-    made.mirrors = {made.url: f"{NOWHERE}widget.git"}
-    assert found(made, capsys, "first", "--from", "v1", "--offline") == turn
-
-    with refusal("offline"):
-        main.run(["bisect", *made.words, "--offline", "first", "--from", "v9"])
 
 
 # Over releases.

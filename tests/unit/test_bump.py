@@ -140,20 +140,6 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
     assert ledger.load(upstream.host.root, "widget") is not None
 
 
-def test_a_bump_writes_moved_hunks_anew(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """Hunks whose lines moved name their new place, and the range-diff shows what became of which patch."""
-    upstream.release("1.1.0", {"a.txt": b"new\nnew\n" + TEXT})
-    before = upstream.patches()
-    assert upstream.bump("1.1.0") == 0
-    after, told = upstream.patches(), capsys.readouterr().out
-
-    assert b"@@ -11,3 +11,3 @@" in after["first.patch"]
-    assert after["second.patch"] == before["second.patch"]
-    assert "applies at other lines" in told
-    assert "changed: first.patch" in told
-    assert "changed: second.patch" not in told
-
-
 def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream) -> None:
     """A pull request cannot be mended here: the error names it and what can be done, and the checkout is as it was."""
     upstream.release("1.1.0", {"c.txt": b"theirs\n"})
@@ -224,25 +210,6 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
         assert upstream.files() == new
         seen.add("old" if state == old else "new" if state == new else "refused")
     assert seen == {"old", "refused", "new"}
-
-
-def test_a_bump_to_what_is_locked_says_so(upstream: Upstream) -> None:
-    """There is nothing to do, and that is not a success."""
-    before = upstream.files()
-
-    with refusal("not-provided", match=r"widget is at 1\.0\.0 already"):
-        upstream.bump("1.0.0")
-    assert upstream.files() == before
-
-
-def test_a_fork_without_releases_is_refused_with_advice(upstream: Upstream) -> None:
-    """A fork of which the index has nothing is bumped by hand."""
-    text = upstream.stack.read_text()
-    upstream.stack.write_text("".join(line for line in text.splitlines(keepends=True) if "sdist" not in line))
-
-    with refusal("not-provided", match="no release on the package index") as caught:
-        upstream.bump("1.1.0")
-    assert "sparkwright lock" in caught.value.todo
 
 
 @pytest.mark.parametrize(

@@ -192,24 +192,6 @@ def test_export_after_import_is_the_identity(objects: Objects, states: list[File
     assert objects.resolve(f"{tip}^{{tree}}") == trees[-1]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Größe = ½: die [Bugfix] und ü schreiben – und noch viel weiter, bis zum Schluss der langen Zeile", "=?utf-8?q?x?= as text"],
-)
-def test_a_header_reads_as_its_author_wrote_it(objects: Objects, tmp_path: Path, text: str) -> None:
-    """What is not ASCII is encoded so that git, too, reads the same; a subject that looks encoded is not taken for it."""
-    change = difference(objects, *(stored(objects, {"a.txt": (REGULAR, data)}) for data in (b"1\n", b"2\n")))
-    one = mailed(change, text, author=f"{text[:9]} <t@t.example>")
-    (tmp_path / "mail").write_bytes(one)
-    words = ["git", "mailinfo", "-k", "message", "diff"]
-    told = subprocess.run(words, cwd=tmp_path, input=one, capture_output=True, check=True).stdout.decode().splitlines()
-    read = patch.parse("x.patch", one)
-
-    assert one.partition(b"\n\n")[0].isascii()
-    assert told[:3] == [f"Author: {text[:9].strip()}", "Email: t@t.example", f"Subject: [PATCH] {text}"]
-    assert (read.subject, read.author) == (text, f"{text[:9].strip()} <t@t.example>")
-
-
 # Identity.
 
 #: The commits of `fixed`, as they are on every machine.
@@ -273,16 +255,6 @@ def told(objects: Objects, work: Repository, message: str, **options: str) -> di
     return exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
 
 
-def test_a_new_commit_is_named_by_its_subject(objects: Objects, work: Repository) -> None:
-    """A commit that says nothing of a file becomes one whose name is its subject, in letters that every file system has."""
-    files = told(objects, work, f"[Kernel] Take Größe = 2, not 1!\n\nAs told.\n\n{TRAILERS}\n")
-
-    assert list(files) == ["kernel-take-gr-e-2-not-1.patch"]
-    assert files["kernel-take-gr-e-2-not-1.patch"] == mailed(
-        work.output("diff", "-U1", "--full-index", "HEAD~1"), "[Kernel] Take Größe = 2, not 1!"
-    )
-
-
 @pytest.mark.parametrize("at", ["last", "before a sign-off"])
 def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, work: Repository, at: str) -> None:
     """The last Patch-File of the last paragraph counts, also when git put another trailer behind it."""
@@ -317,27 +289,6 @@ def test_a_message_that_does_not_say_everything_is_refused(objects: Objects, wor
     """A commit without the trailers that a patch must have is an error before anything is written."""
     with refusal("patch-invalid"):
         told(objects, work, message)
-
-
-def test_a_message_that_is_not_text_is_refused(objects: Objects, work: Repository) -> None:
-    """Bytes of an encoding that nobody names are an error, not replaced by question marks."""
-    work.commit({"a.txt": edited("line 7", "line seven")}, f"Size\n\n{TRAILERS}")
-    # git commit mends such a message; other programs do not.
-    (work.path / "raw").write_bytes(work.output("cat-file", "commit", "HEAD").replace(b"Size", b"Gr\xf6\xdfe"))
-    commit = work.git("hash-object", "-t", "commit", "-w", "raw")
-
-    with refusal("patch-invalid", match="is not UTF-8"):
-        exported(objects, work.git("rev-parse", "HEAD~1"), commit)
-
-
-def test_two_commits_of_one_name_are_refused(objects: Objects, work: Repository) -> None:
-    """A commit that was split keeps its name in both halves until the maintainer names one of them anew."""
-    base = work.git("rev-parse", "HEAD")
-    for word in ("seven", "VII"):
-        work.commit({"a.txt": edited("line 7", f"line {word}")}, f"Split\n\n{TRAILERS}\nPatch-File: x.patch")
-
-    with refusal("patch-invalid", match=r"would become 'x\.patch', which is taken"):
-        exported(objects, base, work.git("rev-parse", "HEAD"))
 
 
 # The series that we have.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -81,15 +80,6 @@ def explained(objects: Objects, files: Files, one: Patch, *earlier: Patch, **mor
 LINE_20 = (TEXT.encode(), edited(("line 20", "line twenty")))
 
 
-@pytest.mark.parametrize("shift", [2, -3])
-def test_a_hunk_whose_lines_moved(shift: int) -> None:
-    """They stand at one other place, which is named."""
-    text = b"added\n" * shift + TEXT.encode() if shift > 0 else "".join(TEXT.splitlines(keepends=True)[-shift:]).encode()
-
-    state = conflict.hunk_state(text, hunk(*LINE_20))
-    assert (state.state, state.line) == ("moved", 17 + shift)
-
-
 def test_a_hunk_whose_lines_stand_twice() -> None:
     """Two places, none of them the named one: the nearest is named, and nothing is chosen."""
     state = conflict.hunk_state(b"added\n" + TEXT.encode() * 2, hunk(*LINE_20))
@@ -113,39 +103,11 @@ def test_a_hunk_whose_lines_are_gone() -> None:
     )
 
 
-def test_an_empty_file_has_no_lines_to_look_for() -> None:
-    """What fills it fits, and what empties it has done so already."""
-    assert conflict.hunk_state(b"", hunk(b"", b"a\n")).state == "fits"
-    assert conflict.hunk_state(b"", hunk(b"a\n", b"")).state == "already"
-    assert conflict.hunk_state(b"b\n", hunk(b"", b"a\n")).state == "gone"
-    assert conflict.hunk_state(b"b\n", hunk(b"a\n", b"")).state == "gone"
-
-
-def test_a_missing_line_end_is_seen() -> None:
-    """The last line without its end is another line."""
-    before = TEXT.encode()
-    state = conflict.hunk_state(before.removesuffix(b"\n"), hunk(before, edited(("line 39", "line 39.5"))))
-
-    assert (state.expected, state.found) == (("line 40",), ("line 40␄",))
-
-
 def test_bytes_of_files_reach_no_terminal_as_commands() -> None:
     """Escape sequences and what is not UTF-8 are shown by a sign in their place."""
     state = conflict.hunk_state(b"a\n\x1b[31m\xff\tb\x7f\xc2\x9b\n", hunk(b"a\nb\n", b"a\nc\n"))
 
     assert state.found == ("␛[31m�\tb��",)
-
-
-def test_huge_hunks_are_told_at_once_and_in_few_lines() -> None:
-    """Ten thousand lines on both sides take seconds at most, and a line of a megabyte is cut."""
-    before = b"".join(b"%d %s\n" % (number, b"x" * (number % 7)) for number in range(10_000))
-    found = hunk(before, before.replace(b"\n", b"!\n"))
-    began = time.monotonic()
-    state = conflict.hunk_state(before.replace(b"x", b"y") + b"z" * 1_000_000, found)
-
-    assert time.monotonic() - began < 20
-    assert (state.state, len(state.expected), len(state.found)) == ("gone", conflict.SHOWN, conflict.SHOWN)
-    assert max(map(len, state.expected + state.found)) <= 400
 
 
 # Files.
@@ -154,14 +116,6 @@ def test_huge_hunks_are_told_at_once_and_in_few_lines() -> None:
 def file_of(objects: Objects, base: Files, before: Files, after: Files, **more: Any) -> FileConflict:
     [found] = explained(objects, base, made(objects, before, after), **more).files
     return found
-
-
-def test_a_file_that_does_not(objects: Objects) -> None:
-    """One hunk that is gone is enough; the others are told, too."""
-    after = edited(("line 5", "line five"), ("line 35", "line thirty-five"))
-    found = file_of(objects, {"a": edited(("line 35", "else"))}, {"a": TEXT.encode()}, {"a": after})
-
-    assert (found.state, found.fits, [hunk.state for hunk in found.hunks]) == ("there", False, ["fits", "gone"])
 
 
 def test_a_missing_file_is_looked_for_under_its_name(objects: Objects) -> None:
@@ -179,18 +133,6 @@ def test_a_binary_file_is_compared_by_its_id(objects: Objects) -> None:
 
     assert file_of(objects, {"a": before}, {"a": before}, {"a": after}).fits
     assert file_of(objects, {"a": b"\x00"}, {"a": before}, {"a": after}).state == "binary"
-
-
-def test_earlier_patches_of_ours_are_named(objects: Objects) -> None:
-    """Those that touched the file, in their order, and no others."""
-    base = {"a": TEXT.encode(), "b": b"1\n"}
-    first = made(objects, base, {**base, "a": edited(("line 20", "line XX"))}, "first.patch")
-    other = made(objects, base, {**base, "b": b"2\n"}, "other.patch")
-    one = made(objects, base, {**base, "a": LINE_20[1]})
-    found = explained(objects, {**base, "a": edited(("line 20", "line XX"))}, one, first, other)
-
-    assert found.files[0].ours == ("first.patch",)
-    assert "  touched by our first.patch before" in conflict.lines(found)
 
 
 # Upstream's part.
@@ -229,13 +171,6 @@ def test_what_the_base_lacks_is_named(begun: Host) -> None:
     assert ([one.subject for one in found.base_lacks], found.base_has, found.note) == (["State 3"], (), "")
 
 
-def test_what_the_base_has_is_named(begun: Host) -> None:
-    """The patch was made for an older state."""
-    found = upstream_of(begun, STATES[3], STATES[0], edited(("line 20", "line twenty")))
-
-    assert ([one.subject for one in found.base_has], found.base_lacks, found.note) == (["State 3"], (), "")
-
-
 def test_a_file_that_ours_changed_is_placed_by_what_the_base_came_with(begun: Host) -> None:
     """After a patch of ours the file is no state of upstream's; the base's own file is."""
     ours = edited(("line 1", "ours"), text=STATES[0].decode())
@@ -245,13 +180,6 @@ def test_a_file_that_ours_changed_is_placed_by_what_the_base_came_with(begun: Ho
 
     assert upstream_of(begun, ours, STATES[3], patch).note == "the base's a.txt is no state of upstream's branch"
     assert [one.subject for one in upstream_of(begun, ours, STATES[3], patch, origin=origin).base_lacks] == ["State 3"]
-
-
-def test_without_a_history_that_is_said(objects: Objects) -> None:
-    """Nothing is guessed from a release archive alone."""
-    found = file_of(objects, {"a": b"1\n"}, {"a": b"2\n"}, {"a": b"3\n"})
-
-    assert found.note.startswith("upstream's history is not in the store")
 
 
 def test_offline_it_names_too_much_rather_than_too_little(begun: Host) -> None:

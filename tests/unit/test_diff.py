@@ -116,28 +116,6 @@ def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files,
             assert replayed(old, section) == new
 
 
-@FEW
-@given(pairs(), st.data())
-def test_leaving_files_out_leaves_exactly_the_rest(objects: Objects, pair: tuple[Files, Files], data: st.DataObject) -> None:
-    """What is left of the diff applies, and changes every file but those."""
-    before, after = pair
-    rendered = patch.render(objects, stored(objects, before), stored(objects, after))
-    paths = [section.path for section in patch.sections(rendered)]
-    # A folder in the place of a file comes and goes with it.
-    assume(not any(other.startswith(f"{path}/") for path in paths for other in paths))
-    gone = set(data.draw(st.lists(st.sampled_from(paths), unique=True))) if paths else set()
-    rest = patch.without(rendered, gone)
-    expected = {path: one for path, one in {**before, **after}.items() if path in (before if path in gone or path not in paths else after)}
-    expected |= {path: before[path] for path in gone if path in before}
-
-    assert [section.path for section in patch.sections(rest)] == [path for path in paths if path not in gone]
-    with objects.index(stored(objects, before)) as index:
-        fits, said = index.apply(rest) if rest else (True, "")
-        assert fits, said
-        assert index.tree() == stored(objects, expected)
-    assert patch.without(rendered, []) == rendered
-
-
 def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> None:
     """Neither the user's configuration and attributes, nor the variables of the shell, nor those of the repository change a byte."""
     before = {"a.py": (git.REGULAR, b"def f():\n    return 1\n\n" * 9), "ü.lock": (git.REGULAR, b"1\n2\n"), "m": (git.REGULAR, b"m\n")}
@@ -217,29 +195,6 @@ def test_a_path_outside_of_the_tree_is_refused(name: str, place: bytes) -> None:
             patch.sections(EDIT.replace(place, written))
 
 
-@pytest.mark.parametrize("verb", ["rename", "copy"])
-@pytest.mark.parametrize("end", ["from", "to"])
-def test_a_rename_cannot_leave_the_tree(verb: str, end: str) -> None:
-    """Neither side of a rename or a copy may lie outside."""
-    text = f"diff --git a/x b/y\nsimilarity index 100%\n{verb} from x\n{verb} to y\n"
-
-    assert [(one.old, one.new) for one in patch.sections(text.encode())] == [("x", "y")]
-    with refusal("patch-invalid", match="outside the tree"):
-        patch.sections(re.sub(f"{verb} {end} .", f"{verb} {end} ../z", text).encode())
-
-
-LINK_HEADS = [
-    b"new file mode 120000\nindex 0000000..1111111\n",
-    b"old mode 100644\nnew mode 120000\n",
-    b"index 1111111..2222222 120000\n",
-    b"new file mode 160000\nindex 0000000..1111111\n",
-    b"index 1111111..2222222 160000\n",
-    b"old mode 100644\nnew mode 160000\n",
-    b"new file mode 120000\r\nindex 0000000..1111111\r\n",
-    b"index 1111111..2222222 120000\r\n",
-]
-
-
 def test_real_links_and_submodules_are_refused(repository: Repository) -> None:
     """As git itself writes them: made, changed, in the place of a file; but a patch may remove one."""
     repository.commit({"a": b"1\n", "b": b"2\n"})
@@ -263,21 +218,6 @@ def test_real_links_and_submodules_are_refused(repository: Repository) -> None:
 
 
 # Garbage.
-
-
-@given(st.binary(max_size=200), st.integers(0, len(EDIT)))
-def test_any_bytes_are_a_diff_or_refused(noise: bytes, place: int) -> None:
-    """Whatever stands in a diff, taking it apart gives sections or `PatchInvalid`."""
-    for data in (noise, EDIT[:place] + noise + EDIT[place:], EDIT[:place] + noise, b"diff --git " + noise):
-        try:
-            found = patch.sections(data)
-        except PatchError as error:
-            if error.reference != "patch-invalid":
-                raise
-            continue
-        assert data.endswith(b"".join(one.data for one in found))
-        for one in found:
-            one.path.encode()
 
 
 @FEW

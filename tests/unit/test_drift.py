@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from tests.refusals import refusal
 
-from sparkwright.cherry_picks import drift, pull_requests, series
+from sparkwright.cherry_picks import drift, pull_requests
 from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Ledger
@@ -152,10 +151,6 @@ def states(made: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
-
-
 def test_every_patch_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Upstream took one as it was and one with a change, moved one, broke one; the pick was merged after the last release."""
     made = told(stack, capsys, "--releases")
@@ -187,14 +182,6 @@ def test_where_each_patch_ended(stack: Host, capsys: pytest.CaptureFixture[str])
     assert ended["#7"]["proof"].startswith(f"ancestor: {merge} is part of main 2026-11-01; patch-id: {merge} ")
 
 
-def test_the_newest_release_and_the_branch_are_enough(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Older releases and pre-releases are not even downloaded."""
-    made = told(stack, capsys)
-
-    assert made["of"]["bases"] == ["1.2", "main 2026-11-01"]
-    assert {path.name for path in (stack.cache / "downloads").rglob("*.tar.gz")} == {"widget-1.2.tar.gz"}
-
-
 def test_the_last_answer_is_kept_in_the_store(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Other verbs read it there; before the first drift there is none."""
     assert drift.last(stack.session(), "widget") is None
@@ -217,20 +204,6 @@ def test_offline_what_is_in_the_store_is_used(stack: Host, capsys: pytest.Captur
     assert told(stack, capsys, "--offline")["of"]["bases"] == ["1.2", "main 2026-11-01"]
 
 
-def test_without_the_repository_the_releases_are_tried(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pick's diff is in the store; its two tests by history are open, and that is said, not guessed."""
-    series.of(stack.session(), "widget")
-    stack.path.rename(stack.path.with_suffix(".gone"))
-    assert main.main(["drift", *stack.words, "--json", "--releases"]) == 0
-    said = capsys.readouterr()
-    made = json.loads(said.out)["drift"][0]
-    [trial] = [one for one in made["of"]["trials"] if (one["patch"], one["base"]) == ("taken.patch", "1.2")]
-
-    assert made["of"]["bases"] == ["1.1", "1.2"]
-    assert "is left out: " in said.err
-    assert [one["holds"] for one in trial["evidence"]] == [None, None, True]
-
-
 # Bases by name.
 
 
@@ -245,27 +218,10 @@ def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) ->
     assert states(made)["taken"] == ["already-upstream", "already-upstream", "applies", "already-upstream"]
 
 
-def test_a_name_that_means_nothing_is_not_provided(stack: Host) -> None:
-    """It is neither a release nor in the repository."""
-    with refusal("not-provided", match=r"3\.0 is neither a release nor a branch, tag or commit of widget"):
-        main.run(["drift", *stack.words, "--to", "3.0"])
-
-
 # What is looked at twice.
 
 
 # Nothing to try.
-
-
-def test_a_fork_without_patches_has_nothing_to_try(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither index nor host is asked, and no file of the store says otherwise."""
-    for path in stack.series.iterdir():
-        path.unlink()
-    stack.write()
-    assert main.main(["drift", *stack.words]) == 0
-
-    assert "widget: no patches, or nothing later than the locked source" in capsys.readouterr().out
-    assert not (stack.cache / "downloads").exists()
 
 
 # Records.
@@ -275,15 +231,6 @@ def trial(base: str, state: str, *, standing: tuple[int, int] = (0, 1), evidence
     return msgspec.convert(
         {"patch": "p", "sha256": "", "base": base, "state": state, "moved": 0, "standing": standing, "evidence": evidence}, Trial
     )
-
-
-def test_what_came_back_was_not_kept() -> None:
-    """A patch that applies again after a conflict did not apply throughout: the last base of the first run counts."""
-    trials = tuple(trial(str(number), state) for number, state in enumerate(["applies", "moves", "conflict", "applies"]))
-    made = Drift("widget", "test", "2026-11-01", ("0", "1", "2", "3"), trials)
-
-    assert made.absorbed("p") == drift.Absorbed("p", "1", "", "applies")
-    assert made.absorbed("other") == drift.Absorbed("other", "", "", "conflict")
 
 
 def test_a_conflict_after_upstream_had_it_is_said_so() -> None:

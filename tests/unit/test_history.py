@@ -36,15 +36,6 @@ def merged(repository: Repository, name: str, files: dict[str, bytes | None], me
     return head, at(repository)
 
 
-def test_a_commit_is_told_with_who_when_and_what(objects: Objects, repository: Repository) -> None:
-    """The day is that of UTC on which it reached the branch; the subject is one line without terminal commands."""
-    repository.git("-c", "user.name=x", "commit", "--quiet", "--allow-empty", "-m", "Mend \x1b[31mé (#12)\nat once\n\nMore.")
-    made = history.commit(objects, at(repository))
-
-    assert made == history.Commit(at(repository), "T", "2026-11-01", "Mend é (#12) at once")
-    assert made.line() == f"{made.commit[:12]} 2026-11-01 Mend é (#12) at once"
-
-
 def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, repository: Repository, host: Host) -> None:
     """Yes, no, and unknown: a commit that was fetched without its history says nothing of what it holds."""
     first, last = at(repository), repository.commit({"a.txt": b"2\n"})
@@ -59,18 +50,6 @@ def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, 
     assert history.is_ancestor(objects, first, last) is True
     assert history.is_ancestor(objects, last, first) is False
     assert history.is_ancestor(session.objects, old, new) is None
-
-
-def test_a_merge_is_found_by_the_head_that_it_brought(objects: Objects, repository: Repository) -> None:
-    """Whatever its message says; a later merge that has the head in its history is not it."""
-    head, merge = merged(repository, "side", {"b.txt": b"b\n"}, "No number here")
-    merged(repository, "other", {"c.txt": b"c\n"}, "Merge pull request #8")
-    tip = at(repository)
-    found = history.merged_with(objects, head, tip)
-
-    assert found
-    assert found.commit == merge
-    assert history.merged_with(objects, tip, tip) is None
 
 
 def test_the_first_landing_is_the_squash(objects: Objects, repository: Repository) -> None:

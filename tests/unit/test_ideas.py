@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ideas, ledger
@@ -17,26 +16,6 @@ if TYPE_CHECKING:
     from tests.unit.conftest import Repository
 
 ROOT = Path(__file__).parents[2]
-
-MODEL = b"""\
-class Head(Module):
-    def __init__(
-        self,
-        quant_config,
-    ) -> None:
-        self.norm = Norm(quant_config=quant_config)
-
-#ifdef which has no indentation of its own
-        self.fc = Linear(
-            2 * 8,
-            quant_config=quant_config,
-        )
-        self.done = True
-
-
-class Tail(Module):
-    fc = 1
-"""
 
 RECORD = """\
 ideas:
@@ -86,34 +65,6 @@ def test_a_release_that_has_the_text_needs_the_idea(objects: Objects, repository
 
     assert answer(objects, before, probe) == ("needed", "src/a.py:2: only_120(")
     assert answer(objects, after, probe) == ("absorbed", "src/a.py:1: no only_120(")
-
-
-@pytest.mark.parametrize(
-    ("within", "has", "state"),
-    [
-        ("self.fc = Linear(", "quant_config=quant_config", "needed"),
-        ("self.fc = Linear(", "self.done", "absorbed"),  # the closing bracket belongs to the call, the next statement does not
-        ("def __init__", "self.done", "needed"),  # a signature over several lines; the preprocessor's line ends nothing
-        ("class Head", "fc = 1", "absorbed"),
-        ("class Tail", "fc = 1", "needed"),
-        ("class Other", "fc = 1", "unknown"),
-    ],
-)
-def test_a_place_ends_with_its_indentation(objects: Objects, repository: Repository, within: str, has: str, state: State) -> None:
-    """A function, class, call or branch is the line that opens it and what is indented below."""
-    where = tree(objects, repository, {"m.py": MODEL})
-
-    assert answer(objects, where, Probe(("m.py",), has=(has,), within=(within,)))[0] == state
-
-
-def test_a_moved_file_is_found_at_each_of_its_paths(objects: Objects, repository: Repository) -> None:
-    """The release decides which of the paths there is."""
-    old = tree(objects, repository, {"csrc/a.cu": b"only_120\n"})
-    new = tree(objects, repository, {"csrc/a.cu": None, "csrc/stable/a.cu": b"only_120\n"})
-    probe = Probe(("csrc/stable/a.cu", "csrc/a.cu"), has=("only_120",))
-
-    assert answer(objects, old, probe) == ("needed", "csrc/a.cu:1: only_120")
-    assert answer(objects, new, probe) == ("needed", "csrc/stable/a.cu:1: only_120")
 
 
 def test_a_missing_file_is_never_taken_for_not_needed(objects: Objects, repository: Repository) -> None:
@@ -203,6 +154,3 @@ def test_the_evidence_is_that_of_the_turning_point() -> None:
     assert taken.evidence == ("0.2: a.py:2: x", "0.3: a.py:3: x")
     assert lost.evidence == ("0.2: a.py:2: x", "0.3: a.py:3: x")
     assert (lost.last_needed, lost.first_absorbed, lost.regressed) == ("0.3", "0.2", ("0.3",))
-
-
-STATES = st.lists(st.sampled_from(get_args(State)), min_size=1, max_size=12)

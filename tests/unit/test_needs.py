@@ -74,13 +74,6 @@ def test_what_nobody_asked_is_unknown_with_its_reason(made: Host) -> None:
     assert "the pull request was open when it was last looked at" in found["#7"].says
 
 
-def test_on_the_newest_release_the_series_is_needed_as_it_applies(made: Host) -> None:
-    """The index has nothing later, and upstream's branch is the release itself: its newest lacks every patch."""
-    found = gathered(made)
-    assert set(states(found).values()) == {"needed"}
-    assert found["first.patch"].says.startswith("main 2026-11-01 lacks it and takes it; tried on ")
-
-
 def test_a_later_release_decides(made: Host, offered: Index) -> None:
     """What it lacks is needed, what it holds is upstream's, and a conflict proves neither."""
     third = made.ours("third.patch", {"a.txt": edited(10, 20, 30)}, "Do the third")
@@ -91,16 +84,6 @@ def test_a_later_release_decides(made: Host, offered: Index) -> None:
     assert found["second.patch"].says.startswith("1.1 has it: reverse: 1.1 holds the whole change; tried on ")
     assert found["first.patch"].says.startswith("1.1 lacks it and takes it; tried on ")
     assert found["third.patch"].says.startswith("on 1.1 it conflicts there, and no test finds the whole change")
-
-
-def test_a_patch_that_was_edited_since_was_not_looked_at(made: Host, offered: Index) -> None:
-    """A trial of other bytes says nothing of these."""
-    offered.release("1.1", {"a.txt": edited(30), "b.txt": b"one\n"})
-    gathered(made)
-    about = fork(made)
-    other = msgspec.structs.replace(about.patches[1], sha256=digest.sha256_bytes(b"other"))
-    found = gathered(made, "--offline", ask=False, of=msgspec.structs.replace(about, patches=(other,)))
-    assert found["first.patch"].state == "unknown"
 
 
 def test_a_merge_that_the_ledger_names_counts_as_upstreams(made: Host) -> None:

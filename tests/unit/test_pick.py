@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
 WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
 TOKEN = "github_pat_11SECRETSECRETSECRET"
-LIMITED = (429, b'{"message": "API rate limit exceeded"}')
 LOGIN_PAGE = (200, b"<html><title>Sign in to the guest network</title></html>")
 
 
@@ -158,19 +157,6 @@ def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Api)
     assert made.stacks == {}
 
 
-def test_a_merge_is_pinned_against_its_first_parent(upstream: Host, api: Api) -> None:
-    """What a true merge brought to the branch is all of its commits, whatever the branch got meanwhile."""
-    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
-    before = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    upstream.work.git("merge", "--quiet", "--no-ff", "-m", "Merge pull request #7 from someone/pr7", "pr7")
-    upstream.push()
-    merge = upstream.work.git("rev-parse", "HEAD")
-    api.pull(7, head, merge=merge)
-    made = taken(upstream, "7")
-
-    assert (made.base, made.merge, made.files) == (before, merge, ("a.txt", "c.txt"))
-
-
 @pytest.mark.parametrize("state", ["open", "closed"])
 def test_what_is_not_merged_is_pinned_against_where_it_left_the_branch(upstream: Host, api: Api, state: str) -> None:
     """The diff of an open pull request, or of one that was turned down, is that from the merge base to its head."""
@@ -185,22 +171,6 @@ def test_what_is_not_merged_is_pinned_against_where_it_left_the_branch(upstream:
     assert made.sha256 == hashlib.sha256(rendered(upstream, base, head)).hexdigest()
 
 
-def test_an_empty_merge_commit_is_a_record_with_nothing_to_carry(upstream: Host, api: Api) -> None:
-    """A squash that changes nothing, as of vLLM 41215, can be watched; a stack that wants to carry it is told."""
-    head = upstream.pull(7, {"a.txt": TEXT + b"more\n"})
-    upstream.work.commit({"a.txt": TEXT + b"more\n"}, "The same by somebody else")
-    merge = upstream.squash(7)
-    api.pull(7, head, merge=merge)
-    made = taken(upstream, "7")
-    written = upstream.ledger
-
-    assert (made.sha256, made.patch_id, made.files) == (hashlib.sha256(b"").hexdigest(), "", ())
-    with refusal("patch-no-effect", match="changes nothing in test") as caught:
-        run(upstream, "7", "--carry")
-    assert caught.value.details[:1] == ("its diff is empty",)
-    assert upstream.ledger == written
-
-
 def test_a_rebased_pull_request_is_pinned_with_all_of_its_commits(upstream: Host, api: Api) -> None:
     """GitHub names the last commit of a rebase; the pins begin before the first."""
     head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"}, {"d.txt": b"newer\n"})
@@ -213,20 +183,6 @@ def test_a_rebased_pull_request_is_pinned_with_all_of_its_commits(upstream: Host
 
     assert (made.base, made.merge, made.files) == (before, merge, ("a.txt", "c.txt", "d.txt"))
     assert made.sha256 == hashlib.sha256(rendered(upstream, before, merge)).hexdigest()
-
-
-def test_a_rebase_that_cannot_be_followed_is_refused(upstream: Host, api: Api) -> None:
-    """Where a commit of the pull request is not found on the branch, nothing is pinned rather than a part."""
-    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
-    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    upstream.work.git("cherry-pick", "pr7")
-    upstream.push()
-    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
-
-    with refusal("pick-mismatch", match="is unclear what #7 changed") as caught:
-        taken(upstream, "7")
-    assert caught.value.details[0] == "it was rebased onto the branch, and not all of its 2 commits are there"
-    assert upstream.ledger.records == ()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -285,32 +241,6 @@ def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind
     assert found.state == ("merged" if merge else UNRESOLVED)
 
 
-def test_git_alone_forgets_nothing_that_the_api_told(upstream: Host, api: Api) -> None:
-    """Title, author and state of a known record stay where git cannot tell them; that it was not seen today is kept, too."""
-    head = upstream.pull(7, {"c.txt": b"new\n"})
-    api.pull(7, head, "closed")
-    told = taken(upstream, "7")
-    upstream.write(msgspec.structs.replace(told, seen="2026-10-01"))
-    by_git(api)
-
-    assert run(upstream, "7") == msgspec.structs.replace(told, seen="2026-10-01")
-
-
-def test_a_subject_may_name_other_pull_requests(upstream: Host, api: Api) -> None:
-    """Only the last number of a subject is the commit's own: neither a revert nor a later landing is taken for the first."""
-    upstream.pull(5, {"c.txt": b"new\n"})
-    first = upstream.squash(5, "Add c")
-    upstream.pull(6, {"c.txt": None})
-    revert = upstream.squash(6, 'Revert "Add c (#5)"')
-    upstream.pull(9, {"c.txt": b"newer\n"})
-    again = upstream.squash(9, "Add c (#5)")
-    by_git(api)
-    made = {number: taken(upstream, str(number)) for number in (5, 6, 9)}
-
-    assert {number: one.merge for number, one in made.items()} == {5: first, 6: revert, 9: again}
-    assert [one.title for one in made.values()] == ["Add c", 'Revert "Add c (#5)"', "Add c (#5)"]
-
-
 def test_a_mirror_without_pull_requests_is_enough_for_a_squash(upstream: Host, api: Api) -> None:
     """Where refs/pull is missing, the head stays unresolved, and the record is pinned by its merge commit."""
     upstream.branch("pr7", {"c.txt": b"new\n"})
@@ -319,14 +249,6 @@ def test_a_mirror_without_pull_requests_is_enough_for_a_squash(upstream: Host, a
     made = taken(upstream, "7")
 
     assert (made.head, made.merge, made.pinned) == (UNRESOLVED, merge, True)
-
-
-def test_a_mirror_without_pull_requests_has_no_open_one(upstream: Host, api: Api) -> None:
-    """The API knows of it, but its commits cannot be had; that is said as what it is."""
-    api.pull(7, upstream.branch("pr7", {"c.txt": b"new\n"}))
-
-    with refusal("source-unreachable", match="mirror without pull requests"):
-        taken(upstream, "7")
 
 
 # What moved, went, or is not true.
@@ -349,22 +271,6 @@ def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Ap
     assert "-+line three" in text
     assert "++line III" in text
     assert upstream.ledger.records == (before,)
-
-
-def test_a_large_difference_is_cut(upstream: Host, api: Api) -> None:
-    """A range-diff of thousands of lines says how many more there are, and bytes of files reach no terminal as commands."""
-    old = upstream.pull(7, {"c.txt": b"".join(b"\x1b[31mold %d\n" % number for number in range(3000))})
-    api.pull(7, old)
-    taken(upstream, "7")
-    api.pull(
-        7, upstream.pull(7, {"c.txt": b"".join(b"\x1b[31m%s %d\n" % (b"old" if number % 3 else b"new", number) for number in range(3000))})
-    )
-
-    with refusal("pick-moved") as caught:
-        run(upstream, "7")
-    assert len(caught.value.details) < 120
-    assert caught.value.details[-1].endswith(" more lines)")
-    assert "\x1b" not in "".join(caught.value.details)
 
 
 def test_accept_pins_the_new_state(upstream: Host, api: Api) -> None:
@@ -397,15 +303,6 @@ def test_another_merge_commit_than_the_pinned_one_is_an_error(upstream: Host, ap
     assert caught.value.details == (f"pinned: {old}", f"now:    {new}")
     assert upstream.ledger.records == (before,)
     assert run(upstream, "7", "--accept").merge == new
-
-
-def test_a_deleted_pull_request_is_gone(upstream: Host, api: Api) -> None:
-    """The API's 404 is not asked about at git: the number means nothing any more."""
-    upstream.pull(7, {"c.txt": b"new\n"})
-
-    with refusal("pull-request-gone", match="acme/widget#7"):
-        taken(upstream, "7")
-    assert upstream.ledger.records == ()
 
 
 def test_a_merge_commit_that_the_branch_does_not_have_is_a_mismatch(upstream: Host, api: Api) -> None:
@@ -453,17 +350,6 @@ def carried(upstream: Host, api: Api) -> Record:
     return taken(upstream, "7", "--carry")
 
 
-def test_a_carried_pick_is_applied_where_its_lines_stand(upstream: Host, api: Api) -> None:
-    """The locked source is older than what the pick was made for; each hunk finds its one place, and that is counted."""
-    carried(upstream, api)
-    done = apply(upstream)
-    objects = upstream.session().objects
-
-    assert [(step.name, step.pick, step.moved) for step in done.steps] == [("#7", 7, 1)]
-    assert objects.blob(done.tree, "a.txt") == edited(("line 20", "line twenty"))
-    assert objects.blob(done.tree, "c.txt") == b"new\n"
-
-
 @pytest.mark.parametrize("used", [True, False], ids=["used store", "fresh store"])
 @pytest.mark.parametrize("field", ["sha256", "patch_id", "base", "merge", "files"])
 def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api, field: str, used: bool, tmp_path: Path) -> None:
@@ -483,27 +369,6 @@ def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api
 
     assert caught.value.reference == "pick-mismatch"
     assert any(record.sha256 in line or "c.txt" in line for line in caught.value.details)
-
-
-def test_a_pin_that_the_host_does_not_have_is_unreachable(upstream: Host, api: Api, tmp_path: Path) -> None:
-    """A commit that nobody ever pushed is not looked for elsewhere."""
-    record = carried(upstream, api)
-    upstream.write(msgspec.structs.replace(record, base="d" * 40))
-
-    with refusal("source-unreachable", match="does not offer commit dddd"):
-        apply(upstream, cache=tmp_path / "fresh")
-
-
-def test_a_corrupted_diff_in_the_store_is_made_anew(upstream: Host, api: Api) -> None:
-    """The store's bytes are hashed on each use."""
-    record = carried(upstream, api)
-    session = upstream.session()
-    before = pull_requests.diff_of(session, upstream.ledger, record)
-    path = upstream.cache / "diffs" / record.sha256
-    path.write_bytes(before + b"\n")
-
-    assert pull_requests.diff_of(session, upstream.ledger, record) == before
-    assert path.read_bytes() == before
 
 
 def test_once_used_a_pick_needs_no_host(upstream: Host, api: Api, tmp_path: Path) -> None:
@@ -588,39 +453,6 @@ def test_what_is_left_out_must_be_part_of_it(upstream: Host, api: Api) -> None:
     assert upstream.ledger.records == ()
 
 
-def test_leaving_everything_out_leaves_nothing_to_carry(upstream: Host, api: Api) -> None:
-    """A pick without effect is an error (DESIGN §7.2)."""
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-
-    with refusal("patch-no-effect"):
-        taken(upstream, "7", "--exclude", "c.txt=not needed")
-
-
-def test_what_the_source_has_already_is_not_carried(upstream: Host, api: Api) -> None:
-    """A pick that is in the locked release is said to be there."""
-    head = upstream.pull(7, {"c.txt": b"new\n"})
-    api.pull(7, head, merge=upstream.squash(7))
-    upstream.lock()
-
-    with refusal("patch-already-upstream", match="#7 is in test already"):
-        taken(upstream, "7", "--carry")
-    assert upstream.ledger.records == ()
-
-
-def test_picks_before_it_count(upstream: Host, api: Api) -> None:
-    """A pick that builds on one that the stack carries already is tried on top of that."""
-    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
-    api.pull(7, head, merge=upstream.squash(7))
-    head = upstream.pull(8, {"a.txt": edited(("line 3", "line III"))})
-    api.pull(8, head, merge=upstream.squash(8))
-    with refusal("patch-conflict"):
-        taken(upstream, "8", "--carry")
-    taken(upstream, "7", "--carry")
-    taken(upstream, "8", "--carry")
-
-    assert [step.name for step in apply(upstream).steps] == ["#7", "#8"]
-
-
 def test_a_stack_drops_what_it_carried(upstream: Host, api: Api) -> None:
     """The record stays as one that is watched."""
     made = carried(upstream, api)
@@ -675,15 +507,6 @@ def test_what_cannot_be_looked_at_can_be_written_down(upstream: Host, api: Api) 
 # The command line.
 
 
-def test_a_pull_request_is_named_with_or_without_its_fork(upstream: Host, api: Api) -> None:
-    """FORK#NUMBER says all; where there is one fork, the number is enough."""
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    for word in ("widget#7", "#7", "7", "007"):
-        upstream.write()
-        assert main.run(["pick", *upstream.words, word, *WHY]) == 0
-        assert upstream.ledger.records[0].number == 7
-
-
 @pytest.mark.parametrize(
     "word", ["", "#", "widget#", "widget#x", "widget#-7", "widget#0", "widget#٧", "7.0", "9" * 5000, "https://x/pull/7"]
 )
@@ -692,22 +515,6 @@ def test_what_names_no_pull_request_is_wrong_usage(upstream: Host, word: str) ->
     with refusal("usage", match="names no pull request") as caught:
         taken(upstream, "--", word)
     assert caught.value.todo == "Say FORK#NUMBER, or NUMBER with --fork FORK."
-
-
-def test_a_fork_must_be_in_the_stack(upstream: Host) -> None:
-    """A misspelt fork is not-provided, with those that there are."""
-    with refusal("not-provided", match="no fork 'gadget'"):
-        taken(upstream, "gadget#7")
-
-
-def test_several_are_picked_in_their_order(upstream: Host, api: Api) -> None:
-    """Each is written as soon as it is verified, so that a later failure loses nothing."""
-    api.pull(9, upstream.pull(9, {"c.txt": b"new\n"}))
-    api.pull(7, upstream.pull(7, {"d.txt": b"new\n"}))
-    with refusal("pull-request-gone"):
-        taken(upstream, "9", "7", "8")
-
-    assert [record.number for record in upstream.ledger.records] == [9, 7]
 
 
 def test_the_token_is_used_and_never_shown(
@@ -725,29 +532,6 @@ def test_the_token_is_used_and_never_shown(
     assert api.tokens == [f"Bearer {TOKEN}"] * 2
     assert TOKEN not in "".join(capsys.readouterr())
     assert not any(TOKEN.encode() in data for data in kept)
-
-
-def test_the_document_holds_the_records(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
-    """--json prints what the ledger holds, by fork."""
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    assert main.main(["pick", *upstream.words, "--json", "widget#7", *WHY]) == 0
-    [made] = json.loads(capsys.readouterr().out)["records"]
-
-    assert made["fork"] == "widget"
-    assert msgspec.convert(made["record"], Record) == upstream.ledger.record(7)
-
-
-def test_a_conflict_is_one_document(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under --json the failure holds the report, hunk by hunk."""
-    upstream.work.commit({"a.txt": edited(("line 3", "line 3 of main"))}, "Meanwhile")
-    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three of main"))})
-    api.pull(7, head, merge=upstream.squash(7))
-    assert main.main(["pick", *upstream.words, "--json", "widget#7", "--carry", *WHY]) == 1
-    error: dict[str, Any] = json.loads(capsys.readouterr().out)["error"]
-
-    assert error["reference"] == "patch-conflict"
-    assert [(file["path"], file["hunks"][0]["state"]) for file in error["conflict"]["files"]] == [("a.txt", "gone")]
-    assert [commit["subject"] for commit in error["conflict"]["files"][0]["base_lacks"]] == ["Meanwhile"]
 
 
 @pytest.fixture(autouse=True)
@@ -772,15 +556,3 @@ def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api, monk
             run(upstream, "7", "--reason", "never written")
     assert upstream.ledger == before
     assert run(upstream, "7", "--reason", "written").reason == "written"
-
-
-def test_a_repository_in_another_place_cannot_bring_other_bytes(upstream: Host, api: Api, tmp_path: Path) -> None:
-    """The pins are commits and a hash: a mirror that holds something else lacks them."""
-    carried(upstream, api)
-    other = type(upstream)(tmp_path / "other")
-    other.work.commit({"a.txt": b"other\n"})
-    other.push()
-    session = upstream.session("--cache-dir", str(tmp_path / "fresh"), "--mirror", f"{upstream.url}={other.path}")
-
-    with refusal("source-unreachable"):
-        series.of(session, upstream.fork)

@@ -206,20 +206,6 @@ def unindexed(data: bytes) -> bytes:
     return re.sub(rb"(?m)^index .*\n", b"", data)
 
 
-def test_commits_may_be_reordered(made: Host, maintainer: Maintainer) -> None:
-    """The order of the commits becomes the order of the series; comments in that file stay with their patches."""
-    (made.series / "series").write_text("# ours\nfirst.patch  # before all\n\n# apart\nsecond.patch\nthird.patch\n")
-    before = patches(made)
-    do(made, "rebase")
-    first, second, third = maintainer.git("rev-list", "--reverse", "refs/sparkwright/base..HEAD").split()
-    maintainer.git("reset", "--quiet", "--hard", first)
-    maintainer.git("cherry-pick", third, second)
-    do(made, "export")
-
-    assert patches(made) == before
-    assert (made.series / "series").read_text() == "# ours\nfirst.patch  # before all\nthird.patch\n\n# apart\nsecond.patch\n"
-
-
 def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maintainer: Maintainer) -> None:
     """A deleted commit is an error that names its patch; with --drop the patch goes, and nothing else changes."""
     before = patches(made)
@@ -261,20 +247,6 @@ def test_an_unfinished_state_is_refused(made: Host, maintainer: Maintainer) -> N
     assert folder(made) == before
 
 
-def test_a_merge_in_the_worktree_is_refused(made: Host, maintainer: Maintainer) -> None:
-    """A series is a line of commits."""
-    before = folder(made)
-    do(made, "rebase")
-    maintainer.git("checkout", "--quiet", "-b", "side", "HEAD~1")
-    maintainer.commit("dos.txt", b"x\n", f"Side\n\n{TRAILERS}")
-    maintainer.git("checkout", "--quiet", "series")
-    maintainer.git("merge", "--quiet", "--no-edit", "side")
-
-    with refusal("patch-invalid", match="has 2 parents"):
-        do(made, "export")
-    assert folder(made) == before
-
-
 # The worktree.
 
 
@@ -295,24 +267,6 @@ def test_there_is_one_worktree_at_a_time(made: Host, maintainer: Maintainer) -> 
 
     assert folder(made) == before
     assert not list((made.root / ".rebase" / made.stack).iterdir())
-
-
-def test_a_fork_must_be_meant(made: Host, maintainer: Maintainer) -> None:
-    """Of several forks the one with patches is meant, or for export and --abort the one with a worktree; else it must be named."""
-    stack, lock = (made.root / "forks" / made.stack / f"{name}.yaml" for name in ("stack", "lock"))
-    for path in (stack, lock):
-        head, forks, rest = path.read_text().partition("forks:\n")
-        path.write_text(f"{head}{forks}{rest}{rest.replace('  widget:', '  gadget:')}")
-    assert do(made, "rebase") == 0
-    (made.series.parent / "gadget").mkdir()
-    (made.series.parent / "gadget" / "series").write_text("gone.patch\n")
-    assert do(made, "export") == 0
-    for name in patches(made):
-        (made.series.parent / "gadget" / name).write_bytes((made.series / name).read_bytes())
-    (made.series.parent / "gadget" / "series").write_bytes((made.series / "series").read_bytes())
-
-    with refusal("usage", match="One fork at a time"):
-        do(made, "rebase")
 
 
 def test_nothing_of_the_maintainers_configuration_reaches_what_the_program_runs(made: Host, maintainer: Maintainer) -> None:
@@ -424,19 +378,6 @@ def test_texts_survive_a_conflict(made: Host, maintainer: Maintainer, text: str)
     }
 
 
-def test_what_git_places_itself_is_told(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
-    """A patch that no exact place is found for, but that merges, is committed, and the table says that somebody should look at it."""
-    # The same change as the second's, with another next to it: as a merge of three states it is no conflict.
-    later(made, dos_txt=b"zero\r\none\r\ntwo  \r\nthree\r\nfour  \r\n")
-    assert do(made, "rebase", "--onto", "main") == 0
-    out = capsys.readouterr().out
-
-    assert re.search(r"second\.patch +written anew", out)
-    assert re.search(r"third\.patch +as it was", out)
-    do(made, "export")
-    assert b"dos.txt" not in patches(made)["second.patch"]
-
-
 def test_a_patch_that_git_drops_silently_is_noticed(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
     """git am leaves a patch out that its merge finds done already; the export says so with the evidence."""
     before = folder(made)
@@ -477,16 +418,6 @@ def _picked(made: Host) -> Host:
     return made
 
 
-def test_a_pick_is_a_commit_that_is_never_exported(picked: Host, maintainer: Maintainer) -> None:
-    """A pull request stands below our patches, under its name; no file of it is written."""
-    before = folder(picked)
-    do(picked, "rebase")
-    assert maintainer.subjects()[0] == "Improve number 7 (#7)"
-    do(picked, "export")
-
-    assert folder(picked) == before
-
-
 def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None:
     """What a pull request changes is pinned by the ledger; an edit in its commit belongs into a patch of ours."""
     before = folder(picked)
@@ -500,16 +431,6 @@ def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None
     with refusal("export-mismatch", match="#7 is not what the ledger pins"):
         do(picked, "export")
     assert folder(picked) == before
-
-
-def test_a_pick_that_conflicts_makes_no_worktree(picked: Host, maintainer: Maintainer) -> None:
-    """A pull request is not ours to mend: the error names its files and what can be done, and nothing is made."""
-    later(picked, picked_txt=b"theirs\n")
-
-    with refusal("patch-conflict", match="#7 does not apply to main") as caught:
-        do(picked, "rebase", "--onto", "main")
-    assert "--exclude" in caught.value.todo
-    assert not maintainer.folder.exists()
 
 
 # What others do meanwhile.

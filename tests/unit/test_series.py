@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
@@ -193,17 +193,6 @@ def test_a_patch_cannot_write_outside(objects: Objects, repository: Repository, 
     assert not list(tmp_path.rglob("evil*")) or {item.parent for item in tmp_path.rglob("evil*")} == {repository.path}
 
 
-def test_a_patch_cannot_write_behind_a_link_of_the_tree(objects: Objects, repository: Repository) -> None:
-    """A patch that names a file behind a link that upstream has is a conflict."""
-    repository.commit({"a": b""})
-    (repository.path / "link").symlink_to("/tmp")
-    repository.commit({})
-    made = repository.change({"evil": b"x\n"}).replace(b"a/evil", b"a/link/evil").replace(b"b/evil", b"b/link/evil")
-
-    with refusal("patch-conflict"):
-        applied(objects, fetched(objects, repository, "HEAD~1"), made)
-
-
 # Picks, and what is unusual.
 
 
@@ -293,30 +282,6 @@ def test_a_pick_may_move_where_ours_may_not(objects: Objects) -> None:
     assert apply.apply_patches(objects, "mini", other, [picked(data)]).steps[0].moved == 1
 
 
-def test_a_moved_pick_has_one_place(objects: Objects) -> None:
-    """Where the lines of a moved hunk occur twice, nobody knows which are meant, and the error shows both."""
-    _, other, data = moved_base(objects, TEXT)
-    done = tried(objects, other, picked(data))
-
-    assert (done.status, done.tree) == ("conflict", other)
-    assert done.says[1:] == ("a: @@ -17,7 +17,7 @@ at lines 22, 62",)
-    with refusal("patch-conflict"):
-        apply.apply_patches(objects, "mini", other, [picked(data)])
-
-
-def test_a_hunk_that_seems_to_stand_may_be_the_wrong_one(objects: Objects) -> None:
-    """In a file whose lines moved, a copy of them at the named line proves nothing."""
-    block = "".join(f"same {number}\n" for number in range(7))
-    text = block + "".join(f"between {number}\n" for number in range(20)) + TEXT
-    before, after = (text, text.replace("same 3\n", "other\n").replace("line 20\n", "line twenty\n"))
-    trees = [objects.store_files([("a", git.REGULAR, one.encode())]) for one in (before, after, block.replace("0", "0") + "x\n" + text)]
-    data = patch.render(objects, trees[0], trees[1]).replace(b"@@ -1,7 +1,7 @@", b"@@ -2,6 +2,6 @@").replace(b" same 0\n", b"")
-    done = tried(objects, trees[2], picked(data))
-
-    assert done.status == "conflict"
-    assert done.says[1] == "a: @@ -2,6 +2,6 @@ at lines 2, 10"
-
-
 def test_a_hunk_without_context_does_not_move(objects: Objects) -> None:
     """git puts lines without context to the end of a file, wherever they belong; that is a conflict, even where upkeep may move."""
     base, _, _ = moved_base(objects)
@@ -351,15 +316,6 @@ def test_the_same_hunk_twice_is_a_conflict(objects: Objects) -> None:
         assert tried(objects, base, mine(doubled)).status == "conflict"
 
 
-def test_a_patch_half_of_which_is_there_is_a_conflict(objects: Objects) -> None:
-    """Only the whole change counts as there already."""
-    texts = (TEXT.encode(), edited(("line 7", "x")), edited(("line 7", "x"), ("line 30", "y")))
-    base, half, whole = (objects.store_files([("a", git.REGULAR, text)]) for text in texts)
-    one = picked(patch.render(objects, base, whole))
-
-    assert [tried(objects, tree, one).status for tree in (base, half, whole)] == ["applied", "conflict", "already-upstream"]
-
-
 def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
     """Context alone, equal lines for equal lines, and no diff at all change nothing, wherever they are tried."""
     base, other, data = moved_base(objects)
@@ -373,24 +329,9 @@ def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
 
 # Properties.
 
-SLOTS = st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True)
-FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-
-
-EDITS = st.lists(st.lists(st.tuples(st.integers(0, 11), st.sampled_from("+-~"), st.sampled_from("xyz")), max_size=3), max_size=4)
-
-
 # Keys, and what is not done again.
 
 WORDS = st.text("abc", min_size=1, max_size=2)
-INPUTS = st.tuples(
-    st.sampled_from(["1" * 40, "2" * 40]),
-    st.lists(st.tuples(st.integers(1, 3), st.sampled_from("12"), st.sets(WORDS, max_size=2)), max_size=2, unique_by=lambda one: one[0]),
-    st.lists(st.tuples(WORDS, st.binary(max_size=2)), max_size=3, unique_by=lambda one: one[0]),
-)
-Inputs = tuple[str, list[tuple[int, str, set[str]]], list[tuple[str, bytes]]]
-
-
 @pytest.fixture(name="stack")
 def _stack(host: Host) -> Host:
     """Return a stack that carries a pull request, part of which it leaves out, and five patches of ours."""

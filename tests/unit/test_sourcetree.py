@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import source_tree
@@ -18,11 +16,6 @@ if TYPE_CHECKING:
 
 SERIES = "forks/demo/vllm"
 RULES = "build/demo/archs.yaml"
-
-
-def checked_out(mini: Mini, tree: str, folder: Path) -> Path:
-    mini.session().objects.archive(tree, folder)
-    return folder
 
 
 def test_a_source_goes_through_every_step(mini: Mini) -> None:
@@ -49,33 +42,6 @@ def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) ->
     tree = subprocess.run([*plain, "write-tree"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
 
     assert made.patched == tree
-
-
-def test_a_second_run_needs_neither_upstreams_nor_work(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same inputs give the same record from the store, offline, with nothing said."""
-    made = source_tree.make(mini.session(), "vllm")
-    shutil.rmtree(mini.upstreams)
-    capsys.readouterr()
-
-    assert source_tree.make(dataclasses.replace(mini.session(), offline=True), "vllm") == made
-    assert capsys.readouterr().err == ""
-
-
-def test_a_store_that_lost_its_objects_makes_the_tree_again(mini: Mini) -> None:
-    """Records are believed only while the trees that they name are there."""
-    made = source_tree.make(mini.session(), "vllm")
-    shutil.rmtree(mini.cache / "objects.git")
-
-    assert source_tree.make(mini.session(), "vllm") == made
-
-
-def test_the_tree_that_is_built_has_upstreams_bytes(mini: Mini, tmp_path: Path) -> None:
-    """Files that nobody changed come out of the store with the very bytes of the upstream, CRLF and binary ones too."""
-    made = source_tree.make(mini.session(), "vllm")
-    folder = checked_out(mini, made.tree, tmp_path / "out")
-
-    assert (folder / "docs" / "windows.txt").read_bytes() == b"Not supported.\r\nUse Linux.\r\n"
-    assert (folder / "docs" / "logo.bin").read_bytes() == bytes(range(256)) * 4
 
 
 # Leaving rules out.

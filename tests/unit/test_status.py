@@ -92,19 +92,6 @@ def test_a_line_says_what_and_why(made: Host, capsys: pytest.CaptureFixture[str]
     assert found["first.patch"] == {**shared, "name": "first.patch", "subject": "Do the first", "lines": 9, "page": ""}
 
 
-def test_people_get_a_table(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --json: a table per stack, and a line that sums it up."""
-    series.of(made.session(), "widget")
-    assert main.run(["status", *made.words]) == 0
-    told = capsys.readouterr().out
-
-    assert "stack test" in told
-    assert "widget#7" in told
-    assert "widget/first" in told
-    assert "1 picks and 2 patches of ours, 25 lines of diff" in told
-    assert "2026.11" not in told
-
-
 def test_applied_is_what_was_applied_as_it_stands_now(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is known before an apply; after it every element is; a patch that was edited since takes that back."""
     assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
@@ -134,16 +121,3 @@ def test_needed_and_superseded_are_what_the_last_drift_saw(made: Host, capsys: p
     }
     assert found["second.patch"]["superseded"] == "v2: reverse: v2 holds the whole change"
     assert {one["superseded"] for name, one in found.items() if name != "second.patch"} == {""}
-
-
-def test_what_changed_since_the_drift_was_not_looked_at(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """An edited patch, a pick of which less is taken: what the drift saw was another one."""
-    made.push()
-    main.run(["drift", *made.words, "--to", "main"])
-    path = made.series / "second.patch"
-    path.write_bytes(path.read_bytes().replace(b"+second", b"+the second"))
-    assert [one["needed"] for one in lines(made, capsys).values()] == ["yes, fits main", "yes, fits main", "not looked at"]
-    record = made.ledger.records[0]
-    made.write(msgspec.structs.replace(record, stacks={made.stack: {"c.txt": "not today"}}))
-
-    assert lines(made, capsys)["#7"]["needed"] == "not looked at"

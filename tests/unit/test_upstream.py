@@ -139,22 +139,6 @@ def test_a_history_that_is_not_there_is_no_evidence(begun: Host) -> None:
     assert found["ancestor"].says == found["patch-id"].says == "the history of main is not known here"
 
 
-def test_a_commit_that_cannot_be_read_is_no_evidence(begun: Host) -> None:
-    """Offline, a commit that changed the same files and whose files are not in the store leaves the question open."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three"))})
-    record, one = pinned(begun, 7)
-    begun.work.commit({"a.txt": edited(("line 3", "line 3.0"))}, "Another change of it")
-    begun.work.commit({"a.txt": edited(("line 3", "line III"))}, "And another")
-    session = begun.session()
-    on = base(begun, session)
-    begun.write(record)
-    offline = begun.session("--offline")
-    found = already_upstream.evidence(Upstream(offline, "widget"), on, one, reverts=False)
-
-    assert found[1].holds is None
-    assert "changes the same files, but cannot be read" in found[1].says
-
-
 # A stack of patches.
 
 
@@ -174,16 +158,3 @@ def test_patches_are_taken_away_newest_first(begun: Host) -> None:
 
 
 # What is compared.
-
-
-def test_the_whole_pull_request_is_compared_whatever_a_stack_leaves_out(begun: Host) -> None:
-    """The patch-id is that of the ledger, and so are the files; upstream leaves nothing out."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
-    record, _ = pinned(begun, 7)
-    session, ledger = begun.session(), Ledger(begun.url)
-    one = pull_requests.patch_of(session, ledger, msgspec.structs.replace(record, stacks={"test": {"c.txt": "not needed"}}), "test")
-    begun.work.git("merge", "--quiet", "--squash", "pr7")
-    begun.work.git("commit", "--quiet", "-m", "By a maintainer")
-
-    assert one.files == ("a.txt",)
-    assert verdict(begun, one, record)["patch-id"].holds is True

@@ -1,10 +1,11 @@
 """
 Bisect: the state at which an answer changes, found by ``git bisect``.
 
-The states are upstream commits, releases, the patches of a series one by one, or one stack with more and more pieces
-of another. They become a line of commits in a scratch repository, and git chooses which to ask about. The answer is that
-of a patch (does it apply?), or of a command: 0 is good, 125 no answer, all else bad (as in ``git bisect run``). Answers of
-commands are kept, so that a killed search continues.
+The states are upstream commits, releases, the patches of a series one by one, or one stack with
+more and more pieces of another. They become a line of commits in a scratch repository, and git
+chooses which to ask about. The answer is that of a patch (does it apply?), or of a command: 0 is
+good, 125 no answer, all else bad (as in ``git bisect run``). Answers of commands are kept, so that
+a killed search continues.
 """
 
 from __future__ import annotations
@@ -49,15 +50,32 @@ Pieces = Mapping[str, Any]
 #: A state: its name for people, and how to make it.
 State = tuple[str, Callable[[], Pieces]]
 
-#: Both ends, and both sides of the result, are asked twice: a single answer would not show an unstable command.
+#: Both ends, and both sides of the result, are asked twice: a single answer would not show an
+#: unstable command.
 SURE = 2
 SKIP = 125
 #: Failures of a state that has no answer; all others end the search.
-NO_STATE = frozenset({
-    "arch-mismatch", "arch-trap", "base-mismatch", "build-failed", "build-downloads", "compile-failed", "compiler-crashed",
-    "compiler-hung", "early-check-failed", "extension-missing", "file-invalid", "patch-conflict", "patch-invalid",
-    "requirement-mismatch", "rule-mismatch", "source-unlocked", "source-unresolved",
-})  # fmt: skip
+NO_STATE = frozenset(
+    {
+        "arch-mismatch",
+        "arch-trap",
+        "base-mismatch",
+        "build-failed",
+        "build-downloads",
+        "compile-failed",
+        "compiler-crashed",
+        "compiler-hung",
+        "early-check-failed",
+        "extension-missing",
+        "file-invalid",
+        "patch-conflict",
+        "patch-invalid",
+        "requirement-mismatch",
+        "rule-mismatch",
+        "source-unlocked",
+        "source-unresolved",
+    }
+)
 
 #: The one patch of a series in the checkout of a state: the change that its patches make there.
 PATCH = "series.patch"
@@ -136,10 +154,12 @@ class Step(msgspec.Struct, frozen=True):
 
 def search(names: Sequence[str], ask: Callable[[int], Answer]) -> tuple[int, int]:
     """
-    Return the last state that answers as the first one does, and the first that answers as the last one does.
+    Return the last state that answers as the first one does, and the first that answers as the last
+    one does.
 
     Args:
-        names: The states, in order. Between those that are returned there are only states without an answer.
+        names: The states, in order. Between those that are returned there are only states without
+            an answer.
 
     Raises:
         bisect-undecided: The ends give the same answer, or none.
@@ -185,7 +205,8 @@ def search(names: Sequence[str], ask: Callable[[int], Answer]) -> tuple[int, int
 
 def ends(upstream: Upstream, patch: Patch | None, start: str, end: str) -> tuple[str, str]:
     """
-    Return the commits to search between: by their names, else a pick's own base, and the tip of the branch.
+    Return the commits to search between: by their names, else a pick's own base, and the tip of the
+    branch.
 
     Raises:
         not-provided: There is no start for a patch of ours, or a name means nothing.
@@ -228,7 +249,8 @@ def line_of_commits(upstream: Upstream, start: str, end: str) -> list[str]:
 
 def patch_over_commits(upstream: Upstream, patches: Sequence[Patch], start: str, end: str) -> Turn:
     """
-    Return the commit after *start*, up to *end*, at which the state of the last of *patches* changes.
+    Return the commit after *start*, up to *end*, at which the state of the last of *patches*
+    changes.
 
     Raises:
         bisect-undecided: See `search`.
@@ -245,7 +267,10 @@ def patch_over_commits(upstream: Upstream, patches: Sequence[Patch], start: str,
 def patch_over_releases(
     upstream: Upstream, patches: Sequence[Patch], releases: Sequence[Release]
 ) -> Turn:
-    """Return the release at which the state of the last of *patches* changes; see `patch_over_commits`."""
+    """
+    Return the release at which the state of the last of *patches* changes; see
+    `patch_over_commits`.
+    """
     bases = [
         partial(upstream_revisions.of_release, upstream.session, release) for release in releases
     ]
@@ -314,7 +339,8 @@ def pieces_of(session: Session, fork: str) -> Pieces:
 
 def checkout(session: Session, pieces: Pieces, folder: Path) -> tuple[Session, str]:
     """
-    Make *folder* a checkout of *pieces*, with the change of each series as one patch, and return a run on it and the patched tree.
+    Make *folder* a checkout of *pieces*, with the change of each series as one patch, and return a
+    run on it and the patched tree.
 
     Raises:
         patch-conflict, and what fetching raises: It cannot be made.
@@ -377,7 +403,8 @@ class Predicate:
     The command of a search; its `steps` are the states that it was asked about.
 
     Args:
-        command: Run in the current folder and environment, with ``SPARKWRIGHT_…`` variables that describe the state.
+        command: Run in the current folder and environment, with ``SPARKWRIGHT_…`` variables that
+            describe the state.
         build: Build the wheel of each state, too.
         repeat: How often each state is asked; all answers must agree.
         fresh: Ask again what an earlier search asked.
@@ -431,10 +458,17 @@ class Predicate:
         files = {
             word: digest.sha256_file(Path(word)) for word in self._command if Path(word).is_file()
         }
-        key = digest.key("predicate", {
-            "command": self._command, "files": files, "tree": tree, "wheel": built.sha256 if built else "", "fork": self._fork,
-            "inputs": pipeline.reviewed(pipeline.inputs(session, self._fork)),
-        })  # fmt: skip
+        key = digest.key(
+            "predicate",
+            {
+                "command": self._command,
+                "files": files,
+                "tree": tree,
+                "wheel": built.sha256 if built else "",
+                "fork": self._fork,
+                "inputs": pipeline.reviewed(pipeline.inputs(session, self._fork)),
+            },
+        )
         log = self._log(name)
         runs = [
             self._run(name, session, tree, f"{key}-{number}", wheel)
@@ -600,7 +634,8 @@ def over_patches(session: Session, fork: str, predicate: Predicate) -> Cause:
 
 def over_locks(one: Pieces, other: Pieces, names: tuple[str, str], predicate: Predicate) -> Cause:
     """
-    Return the piece of *other* that changed the answer, together with those before it, in place of the pieces of *one*.
+    Return the piece of *other* that changed the answer, together with those before it, in place of
+    the pieces of *one*.
 
     Raises:
         not-provided: They do not differ.
@@ -645,11 +680,12 @@ def _cause(states: Sequence[State], predicate: Predicate, over: str) -> tuple[in
     answers = (predicate.ask(*states[last], times=SURE), predicate.ask(*states[first], times=SURE))
     if first - last > 1:
         raise PatchError(
-            "bisect-undecided", f"The answer changes after {names[last]} and not later than {names[first]}.",
+            "bisect-undecided",
+            f"The answer changes after {names[last]} and not later than {names[first]}.",
             details=[f"no answer: {name}" for name in names[last + 1 : first]],
             todo="Let the command judge these, or make them buildable; every other answer is kept.",
             data={"last": names[last], "first": names[first]},
-        )  # fmt: skip
+        )
     return first, Cause(over, names[last], names[first], answers, "")
 
 
@@ -668,7 +704,9 @@ def side(session: Session, fork: str, name: str) -> Pieces:
     folder = session.store.folder("work", stack, fork, "bisect") / "side"
     shutil.rmtree(folder, ignore_errors=True)
     write_revision(root, name, folder)
-    return pieces_of(dataclasses.replace(session, project=Project(folder, stack), forks=(fork,)), fork)
+    return pieces_of(
+        dataclasses.replace(session, project=Project(folder, stack), forks=(fork,)), fork
+    )
 
 
 def write_revision(root: Path, revision: str, folder: Path) -> None:
@@ -683,7 +721,11 @@ def write_revision(root: Path, revision: str, folder: Path) -> None:
     verify = ["rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
     status, out, _ = git.run(verify, cwd=root, check=False) if plain else (1, b"", "")
     commit = out.decode().strip()
-    names = git.run(["ls-tree", "--name-only", commit], cwd=root)[1].decode().splitlines() if status == 0 else []
+    names = (
+        git.run(["ls-tree", "--name-only", commit], cwd=root)[1].decode().splitlines()
+        if status == 0
+        else []
+    )
     if "forks" not in names:
         what = f"{revision} is neither a stack nor a revision of {root} that has any."
         raise SourceError("not-provided", what)

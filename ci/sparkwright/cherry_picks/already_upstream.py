@@ -1,8 +1,10 @@
 """
-Whether upstream has a patch already: three tests, each of which finds what the others miss, with their evidence.
+Whether upstream has a patch already: three tests, each of which finds what the others miss, with
+their evidence.
 
-The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream commit, which finds squashes and re-landed
-changes. The patch can be reverted in the base, which needs no history (as ``stg rebase --merged`` does).
+The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
+commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
+needs no history (as ``stg rebase --merged`` does).
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bo
 def _patch_id(
     upstream: Upstream, base: Base, ours: Patch, record: Record | None
 ) -> tuple[bool | None, str]:
-    """Compare with every commit that changed exactly the same files; of a pick, the whole diff counts."""
+    """
+    Compare with every commit that changed exactly the same files; of a pick, the whole diff counts.
+    """
     objects = upstream.session.objects
     wanted = record.patch_id if record else patch.patch_id(objects, ours.data)
     if not wanted:
@@ -100,7 +104,10 @@ def _patch_id(
 
 
 def same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
-    """Return the commits of the branch ending in *tip* that changed *paths* and nothing else, newest first."""
+    """
+    Return the commits of the branch ending in *tip* that changed *paths* and nothing else, newest
+    first.
+    """
     words = [
         "log",
         "--first-parent",

@@ -1,9 +1,12 @@
 """
-Apply patches in git's object database: exact context, no fuzz, no 3-way merge, and a tree id after every step.
+Apply patches in git's object database: exact context, no fuzz, no 3-way merge, and a tree id after
+every step.
 
-Ours must apply at the lines that they name. A pick was made for another commit, so its hunks may have moved, but each must then fit at one
-place only. git decides whether a patch fits. The checks here are for what git lets pass: lines that occur at several places, a last line
-without its end that is joined to the next (apply.c treats both as equal), a change that is there already, a patch without effect.
+Ours must apply at the lines that they name. A pick was made for another commit, so its hunks may
+have moved, but each must then fit at one place only. git decides whether a patch fits. The checks
+here are for what git lets pass: lines that occur at several places, a last line without its end
+that is joined to the next (apply.c treats both as equal), a change that is there already, a patch
+without effect.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ class Outcome(msgspec.Struct, frozen=True):
     says: tuple[str, ...] = ()
 
 
-#: Returns the failure for a patch that conflicts with a tree, from the patches before it and git's messages.
+#: Returns the failure for a patch that conflicts with a tree, from the patches before it and git's
+#: messages.
 Explain = Callable[[str, Patch, Sequence[Patch], Sequence[str]], PatchError]
 
 
@@ -129,7 +133,9 @@ def refusal(fork: str, patch: Patch, outcome: Outcome) -> PatchError:
 
 
 def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outcome]:
-    """Try every patch at any lines, without those that do not apply. Only upkeep uses this, no build."""
+    """
+    Try every patch at any lines, without those that do not apply. Only upkeep uses this, no build.
+    """
     tree, outcomes = base, list[Outcome]()
     with objects.index(base) as index:
         for patch in patches:
@@ -163,7 +169,8 @@ def attempt(
             index.reset(tree)
         reverse_fits, reverse_output = index.apply(patch.data, reverse=True, check=True)
         reverse_fits = reverse_fits and not list(_joined_lines(objects, tree, patch, done=True))
-        # A patch that fits at its own lines is not there already because similar lines are elsewhere.
+        # A patch that fits at its own lines is not there already because similar lines are
+        # elsewhere.
         elsewhere = bool(_OFFSET.search(reverse_output)) and not (movable and (moved or not fits))
         if reverse_fits and not elsewhere and not (fits and same):
             return Outcome(
@@ -201,11 +208,15 @@ def _obstacles(
 
 
 def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozenset[str]:
-    """Return the names of the *patches* that can be reverted in *tree*, the newest first, so that *tree* has them."""
+    """
+    Return the names of the *patches* that can be reverted in *tree*, the newest first, so that
+    *tree* has them.
+    """
     present = set()
     with objects.index(tree) as index:
         for patch in reversed(patches):
-            # git reverts a change of modes alone in any tree, with a warning; and a joined line is another line.
+            # git reverts a change of modes alone in any tree, with a warning; and a joined line is
+            # another line.
             modes = _keeps_lines(patch) and all(
                 part.old == part.new and not part.binary for part in patch.sections()
             )
@@ -226,7 +237,10 @@ def _keeps_lines(patch: Patch) -> bool:
 
 
 def _repeatable(patch: Patch) -> bool:
-    """Return whether the patch may fit where it was applied already: no hunk shows which of both states a file has."""
+    """
+    Return whether the patch may fit where it was applied already: no hunk shows which of both
+    states a file has.
+    """
     return all(
         old == new
         for part in patch.sections()

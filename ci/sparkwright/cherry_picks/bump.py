@@ -1,7 +1,9 @@
 """
-Bump: a fork of a stack to another upstream release, with its series, its picks and its lock, or not at all.
+Bump: a fork of a stack to another upstream release, with its series, its picks and its lock, or not
+at all.
 
-Patches that the new base has are dropped, with the evidence. What conflicts waits in a worktree; until the export nothing reviewed changes.
+Patches that the new base has are dropped, with the evidence. What conflicts waits in a worktree;
+until the export nothing reviewed changes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Bump(msgspec.Struct, frozen=True):
 
     @property
     def stuck(self) -> list[Trial]:
-        """The picks that do not apply to the new base; only upstream or the ledger can change them."""
+        """
+        The picks that do not apply to the new base; only upstream or the ledger can change them.
+        """
         return [
             trial
             for trial in self.trials
@@ -100,7 +104,10 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
 
 
 def _spec(before: ForkSpec, version: str) -> ForkSpec:
-    """Return the fork at *version*: the files of the same project on the index, and the tag named after it."""
+    """
+    Return the fork at *version*: the files of the same project on the index, and the tag named
+    after it.
+    """
     sources, replace = before.sources, msgspec.structs.replace
     if sources.sdist is None:
         todo = "Edit stack.yaml and run `sparkwright lock`."
@@ -129,7 +136,10 @@ def _spec(before: ForkSpec, version: str) -> ForkSpec:
 
 
 def _tag(base: WheelSpec, version: str) -> str:
-    """Return the tag of the official wheel of *version* for the machine of *base*; the glibc version in it changes."""
+    """
+    Return the tag of the official wheel of *version* for the machine of *base*; the glibc version
+    in it changes.
+    """
     machine = base.tag.rsplit("_", 1)[-1] if not base.tag.endswith("x86_64") else "x86_64"
     stem = f"{base.name.replace('-', '_')}-{version}-"
     names = [
@@ -149,7 +159,10 @@ def _tag(base: WheelSpec, version: str) -> str:
 
 
 def _stack_text(project: Project, fork: str, before: ForkSpec, after: ForkSpec) -> str:
-    """Return stack.yaml with the fork's block rewritten in place, so that comments stay, and verified by reading it back."""
+    """
+    Return stack.yaml with the fork's block rewritten in place, so that comments stay, and verified
+    by reading it back.
+    """
     assert before.sources.sdist
     assert after.sources.sdist
     old, new = before.sources.sdist.version, after.sources.sdist.version

@@ -1,8 +1,9 @@
 """
 The conflict report: why a patch does not apply, in the order in which a maintainer asks.
 
-It names the patch and the base; each hunk, and what is in its place; the upstream commits that changed those lines, which are found by the
-ids of the files in the base and in the patch, so that a release archive will do; and the earlier patches of ours that changed the file.
+It names the patch and the base; each hunk, and what is in its place; the upstream commits that
+changed those lines, which are found by the ids of the files in the base and in the patch, so that a
+release archive will do; and the earlier patches of ours that changed the file.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ class HunkState(msgspec.Struct, frozen=True):
     A hunk on the tree.
 
     Attributes:
-        state: ``fits``; ``moved`` (fits at *line* instead); ``ambiguous`` (fits at several other lines); ``already`` (its replacement
-            is there); ``gone`` (its lines are nowhere).
+        state: ``fits``; ``moved`` (fits at *line* instead); ``ambiguous`` (fits at several other
+            lines); ``already`` (its replacement is there); ``gone`` (its lines are nowhere).
         line: Its line in the tree, from 1; 0 if there is none.
-        expected, found: Of a hunk that is gone, the lines that differ: those it replaces, and those at the likeliest line.
+        expected, found: Of a hunk that is gone, the lines that differ: those it replaces, and those
+            at the likeliest line.
     """
 
     label: str
@@ -58,9 +60,11 @@ class FileConflict(msgspec.Struct, frozen=True):
     A file that the patch changes.
 
     Attributes:
-        state: ``exists``: a new file that the tree has; ``binary``: its content is not the one that the patch changes.
+        state: ``exists``: a new file that the tree has; ``binary``: its content is not the one that
+            the patch changes.
         candidates: Files of the same name elsewhere, if the tree lacks the file.
-        base_lacks: Upstream commits that the patch builds on and the base lacks, on the hunks' lines if that is known.
+        base_lacks: Upstream commits that the patch builds on and the base lacks, on the hunks'
+            lines if that is known.
         base_has: Upstream commits that the base has and that are newer than the patch.
         ours: Earlier patches that changed the file.
         note: What could not be determined.
@@ -155,7 +159,9 @@ def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """Return *text* with control characters, which a terminal would obey, replaced by their symbols."""
+    """
+    Return *text* with control characters, which a terminal would obey, replaced by their symbols.
+    """
     return "".join(
         c
         if c.isprintable() or c == "\t"
@@ -211,7 +217,10 @@ def explain(
 
 
 def explainer(upstream: Upstream, base: Base) -> Explain:
-    """Return the function that explains a conflict while the series is applied to the locked source *base*."""
+    """
+    Return the function that explains a conflict while the series is applied to the locked source
+    *base*.
+    """
     verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
 
     def failure(
@@ -280,7 +289,10 @@ def _file(
 def _with_upstream(
     upstream: Upstream, conflict: FileConflict, part: Section, wanted: Sequence[bytes], blob: str
 ) -> FileConflict:
-    """Find the file of the base and the file of the patch in upstream's history, and list the commits between them."""
+    """
+    Find the file of the base and the file of the patch in upstream's history, and list the commits
+    between them.
+    """
     objects, replace = upstream.session.objects, msgspec.structs.replace
     if upstream.mirror is None or not upstream.tip:
         return replace(

@@ -1,4 +1,7 @@
-"""Drift: the series on later revisions of its upstream. It writes nothing that is reviewed; the results stay in the store."""
+"""
+Drift: the series on later revisions of its upstream. It writes nothing that is reviewed; the
+results stay in the store.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks.context import Session
 
-#: Share of its added lines that are in a base on which a patch conflicts, from which on the base most likely has it.
+#: Share of its added lines that are in a base on which a patch conflicts, from which on the base
+#: most likely has it.
 LIKELY = 0.8
 
 State = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
@@ -39,8 +43,9 @@ class Trial(msgspec.Struct, frozen=True):
 
     Attributes:
         sha256: Of the patch.
-        state: ``moves``: a patch of ours applies at other lines than it names; ``likely-upstream``: a conflict, but most of the added
-            lines are there, so that upstream took it and changed it since, which no test proves.
+        state: ``moves``: a patch of ours applies at other lines than it names; ``likely-upstream``:
+            a conflict, but most of the added lines are there, so that upstream took it and changed
+            it since, which no test proves.
         moved: Hunks that apply at other lines than they name.
         standing: Added lines that the base has, of how many.
         evidence: Results of the three tests; empty if the patch applies.
@@ -75,7 +80,8 @@ class Absorbed(msgspec.Struct, frozen=True):
     The end of a patch, in the order of the bases.
 
     Attributes:
-        last: The last base in a row, from the first, to which the patch applies; empty if there is none.
+        last: The last base in a row, from the first, to which the patch applies; empty if there is
+            none.
         first: The first base that has it; empty if there is none.
         state: On the newest base.
     """
@@ -136,7 +142,10 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Trial]:
-    """Return the trials of *patches* on *base*; each is tried without the earlier ones that do not apply."""
+    """
+    Return the trials of *patches* on *base*; each is tried without the earlier ones that do not
+    apply.
+    """
     session = upstream.session
     merges = {
         record.name: record.merge for record in (upstream.book.records if upstream.book else ())
@@ -181,7 +190,9 @@ def _trial(
 
 
 def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base]) -> Drift:
-    """Return the drift of *patches* over *bases*, and keep it as the last one of its stack and fork."""
+    """
+    Return the drift of *patches* over *bases*, and keep it as the last one of its stack and fork.
+    """
     session, names, tried = upstream.session, list[str](), list[Trial]()
     for base in bases:
         results = trials(upstream, patches, base)

@@ -1,4 +1,7 @@
-"""Questions to the history of an upstream, whose mirror has all commits and trees, but only some of the files."""
+"""
+Questions to the history of an upstream, whose mirror has all commits and trees, but only some of
+the files.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def commit(objects: Objects, name: str) -> Commit:
 
 
 def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None:
-    """Return whether *ancestor* is part of the history of *descendant*; None if that history is incomplete here."""
+    """
+    Return whether *ancestor* is part of the history of *descendant*; None if that history is
+    incomplete here.
+    """
     status, _, errors = objects.run(
         ["merge-base", "--is-ancestor", ancestor, descendant], check=False
     )
@@ -85,7 +91,10 @@ def revisions(objects: Objects, *arguments: str) -> list[str]:
 
 
 def merged_as(objects: Objects, number: int, tip: str) -> Commit | None:
-    """Return the squash of pull request *number* on the branch ending in *tip*: its subject ends with the number."""
+    """
+    Return the squash of pull request *number* on the branch ending in *tip*: its subject ends with
+    the number.
+    """
     commits = _log(
         objects, "--first-parent", "--extended-regexp", f"--grep=\\(#{number}\\)[[:space:]]*$", tip
     )
@@ -100,14 +109,20 @@ def merged_with(objects: Objects, head: str, tip: str) -> Commit | None:
 
 
 def authored(objects: Objects, *arguments: str) -> list[bytes]:
-    """Return author, date and message, which a rebase keeps, of the commits that ``git log`` selects, newest first."""
+    """
+    Return author, date and message, which a rebase keeps, of the commits that ``git log`` selects,
+    newest first.
+    """
     return objects.run(
         ["log", "-z", "--no-merges", "--format=%an%n%ae%n%at%n%B", *arguments, "--"]
     )[1].split(b"\0")[:-1]
 
 
 def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
-    """Return the states of the file *path* on the branch ending in *tip*, newest first: commit and blob id (zeros: no file)."""
+    """
+    Return the states of the file *path* on the branch ending in *tip*, newest first: commit and
+    blob id (zeros: no file).
+    """
     words = [
         "log",
         "--first-parent",
@@ -126,7 +141,10 @@ def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
 
 
 def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> bool:
-    """Return whether a change from blob *old* to blob *new* removes or adds one of *lines*; True if a blob is not there."""
+    """
+    Return whether a change from blob *old* to blob *new* removes or adds one of *lines*; True if a
+    blob is not there.
+    """
     empty = objects.run(["hash-object", "-w", "--stdin"], stdin=b"")[1].decode().strip()
     sides = [blob if blob.strip("0") else empty for blob in (old, new)]
     words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", *sides, "--"]
@@ -140,7 +158,9 @@ def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> boo
 
 
 def range_diff(objects: Objects, old: tuple[str, str], new: tuple[str, str]) -> list[str]:
-    """Return git's comparison of two series of commits, each (base, tip), whose files must be there."""
+    """
+    Return git's comparison of two series of commits, each (base, tip), whose files must be there.
+    """
     ranges = [f"{base}..{tip}" for base, tip in (old, new)]
     out = objects.run(["range-diff", "--no-color", "--creation-factor=80", *ranges])[1].decode(
         "utf-8", "replace"

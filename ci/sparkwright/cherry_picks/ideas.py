@@ -1,8 +1,10 @@
 """
-Patch ideas, and the release that took each, decided by a condition on the trees of releases (``cherry_picks/ideas.yaml``).
+Patch ideas, and the release that took each, decided by a condition on the trees of releases
+(``cherry_picks/ideas.yaml``).
 
-An idea comes from a report of a patched stack. Its probes describe, in short texts of upstream's files, what the idea repairs. A probe that
-cannot be judged makes the idea undecided, never "not needed".
+An idea comes from a report of a patched stack. Its probes describe, in short texts of upstream's
+files, what the idea repairs. A probe that cannot be judged makes the idea undecided, never "not
+needed".
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
 State = Literal["needed", "unknown", "not-there", "absorbed"]
-#: The first state of any probe decides: one missing piece is enough, and all must be there to do without the idea.
+#: The first state of any probe decides: one missing piece is enough, and all must be there to do
+#: without the idea.
 _DECIDING: tuple[State, ...] = ("needed", "unknown", "not-there", "absorbed")
 
 Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -36,11 +39,13 @@ Number = Annotated[int, msgspec.Meta(ge=1)]
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    A piece of what an idea repairs; it holds in a part of a file that has every text of *has* and none of *lacks*.
+    A piece of what an idea repairs; it holds in a part of a file that has every text of *has* and
+    none of *lacks*.
 
     Attributes:
         paths: The file, in this or other releases; the first that has such a part counts.
-        within: Narrows the file to parts: each line with one of these texts, and the lines indented below it.
+        within: Narrows the file to parts: each line with one of these texts, and the lines indented
+            below it.
     """
 
     paths: Annotated[tuple[RelativePath, ...], msgspec.Meta(min_length=1)]
@@ -62,7 +67,8 @@ class Idea(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         says: The purpose of the patch.
         needed_when: A release needs it while one of these holds.
         fork: The fork whose ledger has the numbers below.
-        absorbed_by, lost_by: Pull requests that brought what the idea brings, and that removed it again.
+        absorbed_by, lost_by: Pull requests that brought what the idea brings, and that removed it
+            again.
         never: Why it never had an effect; the probes then describe what would have to be so.
     """
 
@@ -81,8 +87,8 @@ class Finding(msgspec.Struct, frozen=True):
     An idea on one release.
 
     Attributes:
-        state: ``absorbed``: not needed; ``not-there``: the file is missing, but not its folder; ``unknown``: both are, or the part of
-            the file is.
+        state: ``absorbed``: not needed; ``not-there``: the file is missing, but not its folder;
+            ``unknown``: both are, or the part of the file is.
         evidence: File, line and text that decided.
     """
 
@@ -100,7 +106,8 @@ class Absorption(msgspec.Struct, frozen=True):
         first_absorbed: The first release after *first_needed* that does not need it.
         regressed: Releases after that which need it again.
         undecided: Releases that could not be judged.
-        evidence: What decided in *last_needed* and in *first_absorbed*, or in the last release that was judged.
+        evidence: What decided in *last_needed* and in *first_absorbed*, or in the last release that
+            was judged.
     """
 
     idea: str
@@ -116,7 +123,10 @@ class Absorption(msgspec.Struct, frozen=True):
 
 
 class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The releases of a package: its sdists from *since* on, or *wheels* (release → file name), of which *folder* is read."""
+    """
+    The releases of a package: its sdists from *since* on, or *wheels* (release → file name), of
+    which *folder* is read.
+    """
 
     since: str = ""
     folder: str = ""
@@ -174,7 +184,10 @@ def _ask(objects: Objects, tree: str, probe: Probe) -> tuple[State, str]:
 
 
 def _judge(path: str, first: int, lines: Sequence[str], probe: Probe) -> tuple[bool, str]:
-    """Return whether *probe* holds in a part of a file, which begins at line *first*, and the text that decides."""
+    """
+    Return whether *probe* holds in a part of a file, which begins at line *first*, and the text
+    that decides.
+    """
 
     def find(anchor: str) -> str:
         return next(
@@ -196,7 +209,9 @@ def _judge(path: str, first: int, lines: Sequence[str], probe: Probe) -> tuple[b
 
 
 def _parts(lines: Sequence[str], within: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield the parts of a file that *within* narrows it to, each with the number of its first line."""
+    """
+    Yield the parts of a file that *within* narrows it to, each with the number of its first line.
+    """
     if not within:
         yield 1, lines
     for start, line in enumerate(lines):
@@ -205,7 +220,10 @@ def _parts(lines: Sequence[str], within: Sequence[str]) -> Iterator[tuple[int, S
 
 
 def _end(lines: Sequence[str], start: int) -> int:
-    """Return the index behind the last line that belongs to line *start* by its indentation, in Python, C++ and CMake alike."""
+    """
+    Return the index behind the last line that belongs to line *start* by its indentation, in
+    Python, C++ and CMake alike.
+    """
 
     def depth(line: str) -> int:
         return len(line) - len(line.lstrip())
@@ -224,7 +242,10 @@ def _end(lines: Sequence[str], start: int) -> int:
 
 
 def absorption(package: str, findings: Sequence[Finding]) -> Absorption:
-    """Return the absorption of an idea by its *findings*, in the order of the releases; there must be at least one."""
+    """
+    Return the absorption of an idea by its *findings*, in the order of the releases; there must be
+    at least one.
+    """
     needed = [number for number, finding in enumerate(findings) if finding.state == "needed"]
     absorbed = [number for number, finding in enumerate(findings) if finding.state == "absorbed"]
     taken = [number for number in absorbed if needed and number > needed[0]][:1]

@@ -1,8 +1,10 @@
 """
-The ledger: ``cherry_picks/<fork>.yaml``, one record per upstream pull request that we carry or watch.
+The ledger: ``cherry_picks/<fork>.yaml``, one record per upstream pull request that we carry or
+watch.
 
-A record is a pointer and pins, never the diff: which commits, and what their diff hashes to when it is rendered in our one way. What
-nobody has seen is ``unresolved``, and a record that a stack carries must not be.
+A record is a pointer and pins, never the diff: which commits, and what their diff hashes to when it
+is rendered in our one way. What nobody has seen is ``unresolved``, and a record that a stack
+carries must not be.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         state: As it was when it was last *seen* (a day, UTC, or ``never``).
         date: The day (UTC) of the commit whose tree has it: of *merge*, else of *head*.
         head: The commit that its author pushed last.
-        base: The commit that the diff is taken against: the parent of *merge*, or where *head* left the target branch.
+        base: The commit that the diff is taken against: the parent of *merge*, or where *head* left
+            the target branch.
         merge: The commit that brought it into the target branch; empty when none did.
-        sha256, patch_id: Of its diff as `diff.render` gives it; the patch-id of an empty diff is empty.
+        sha256, patch_id: Of its diff as `diff.render` gives it; the patch-id of an empty diff is
+            empty.
         files: Paths that the diff touches.
         reason: Why we carry or watch it.
         drop_when: What has to be true for the record's patch to go.
@@ -168,7 +172,8 @@ def load(root: Path, fork: str) -> Ledger | None:
     Return the ledger of *fork*, or None when it has none.
 
     Raises:
-        file-invalid: It is damaged, lists a pull request twice, or lets a stack carry one that is not pinned.
+        file-invalid: It is damaged, lists a pull request twice, or lets a stack carry one that is
+            not pinned.
     """
     path = path_of(root, fork)
     return strict_yaml.load(path, Ledger) if path.exists() else None

@@ -1,8 +1,10 @@
 """
-Patches: ours, as ``git format-patch`` writes them, and the diffs of the pull requests that we carry.
+Patches: ours, as ``git format-patch`` writes them, and the diffs of the pull requests that we
+carry.
 
-git applies them. This module reads them, because git lets pass what a build must refuse: links, submodules, paths outside of the tree
-(git-apply(1)), and sections that were cut off. The conflict report needs the hunks, too.
+git applies them. This module reads them, because git lets pass what a build must refuse: links,
+submodules, paths outside of the tree (git-apply(1)), and sections that were cut off. The conflict
+report needs the hunks, too.
 """
 
 from __future__ import annotations
@@ -29,10 +31,23 @@ TRAILERS = ("Upstream-Status", "Reason", "Drop-When")
 
 #: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
 _FLAGS = (
-    "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
-    "--no-relative", "--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=myers", "--no-indent-heuristic",
-    "--inter-hunk-context=0", "--ignore-submodules=none", "--submodule=short",
-)  # fmt: skip
+    "-r",
+    "-p",
+    "--binary",
+    "--full-index",
+    "--no-renames",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-relative",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "--diff-algorithm=myers",
+    "--no-indent-heuristic",
+    "--inter-hunk-context=0",
+    "--ignore-submodules=none",
+    "--submodule=short",
+)
 
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
@@ -98,7 +113,8 @@ class Section(msgspec.Struct, frozen=True):
         old, new: Path before and after; empty if there is no file.
         data: The bytes of the section.
         binary: The content is a binary delta instead of hunks.
-        blob: Id of the content that the section was made for, possibly abbreviated; empty for a new file.
+        blob: Id of the content that the section was made for, possibly abbreviated; empty for a new
+            file.
     """
 
     old: str
@@ -152,7 +168,8 @@ def parse(name: str, data: bytes) -> Patch:
     Return the patch in *data*.
 
     Raises:
-        patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown Upstream-Status.
+        patch-invalid: It is not a mail with a diff, lacks a trailer, or has an unknown
+            Upstream-Status.
     """
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
@@ -179,15 +196,25 @@ def parse(name: str, data: bytes) -> Patch:
     except PatchError as error:
         raise PatchError("patch-invalid", f"{name}: {error.what}", details=error.details) from error
     return Patch(
-        name=name, sha256=sha256_bytes(data), status=trailers["Upstream-Status"], reason=trailers["Reason"],
-        subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(), drop_when=trailers["Drop-When"],
+        name=name,
+        sha256=sha256_bytes(data),
+        status=trailers["Upstream-Status"],
+        reason=trailers["Reason"],
+        subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
+        drop_when=trailers["Drop-When"],
         files=tuple(dict.fromkeys(path for part in parts for path in (part.old, part.new) if path)),
-        data=diff, author=_decoded(str(message.get("From", ""))), date=str(message.get("Date", "")), text=text,
-    )  # fmt: skip
+        data=diff,
+        author=_decoded(str(message.get("From", ""))),
+        date=str(message.get("Date", "")),
+        text=text,
+    )
 
 
 def _decoded(header: str) -> str:
-    """Return a header as its author wrote it: git encodes non-ASCII text (RFC 2047) and folds long lines."""
+    """
+    Return a header as its author wrote it: git encodes non-ASCII text (RFC 2047) and folds long
+    lines.
+    """
     with contextlib.suppress(HeaderParseError, LookupError, ValueError):
         header = str(make_header(decode_header(header)))
     # Some encodings that a header may name have surrogates, which are no text.
@@ -195,7 +222,10 @@ def _decoded(header: str) -> str:
 
 
 def render(objects: Objects, before: str, after: str, *, context: int = 3) -> bytes:
-    """Return the diff between two trees or commits, which must be in *objects*, independent of configuration."""
+    """
+    Return the diff between two trees or commits, which must be in *objects*, independent of
+    configuration.
+    """
     return objects.run(["diff-tree", *_FLAGS, f"-U{context}", before, after, "--"])[1]
 
 
@@ -222,7 +252,10 @@ def without(diff: bytes, paths: Collection[str]) -> bytes:
 
 
 def standing(objects: Objects, tree: str, parts: Collection[Section]) -> tuple[int, int]:
-    """Return how many of the added, non-blank lines of a diff are in the same files of *tree*, and how many it adds."""
+    """
+    Return how many of the added, non-blank lines of a diff are in the same files of *tree*, and how
+    many it adds.
+    """
     present = total = 0
     for part in parts:
         lines = (
@@ -247,7 +280,8 @@ def sections(diff: bytes) -> tuple[Section, ...]:
     Return *diff*, file by file.
 
     Raises:
-        patch-invalid: A header or a hunk is cut off, a path leaves the tree, or a link or submodule is changed.
+        patch-invalid: A header or a hunk is cut off, a path leaves the tree, or a link or submodule
+            is changed.
     """
     return tuple(_section(data) for data in re.split(rb"(?m)^(?=diff --git )", diff)[1:])
 
@@ -289,7 +323,9 @@ def _check(path: str) -> None:
 
 
 def _complete(fields: dict[bytes, bytes], index: re.Match[bytes] | None) -> bool:
-    """Return whether a section without a body is whole: a change of mode or name, or of an empty file."""
+    """
+    Return whether a section without a body is whole: a change of mode or name, or of an empty file.
+    """
     if b"--- " in fields or b"+++ " in fields:
         return False
     if index:
@@ -298,7 +334,10 @@ def _complete(fields: dict[bytes, bytes], index: re.Match[bytes] | None) -> bool
 
 
 def _paths(head: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
-    """Return both paths; if only the first line has them, they are equal (git-diff(1), "Generating patch text")."""
+    """
+    Return both paths; if only the first line has them, they are equal (git-diff(1), "Generating
+    patch text").
+    """
     names = head.partition(b"\n")[0].removeprefix(b"diff --git ")
     old = new = _unquoted(names[: len(names) // 2])[2:]
     if b"--- " in fields and b"+++ " in fields:

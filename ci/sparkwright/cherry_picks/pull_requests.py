@@ -1,8 +1,8 @@
 """
 Upstream pull requests as verified records of the ledger, and their diffs.
 
-GitHub's API describes a pull request; if it is out of reach, git alone does. The diff comes from git objects in either case, and must
-match the pins of the record from then on.
+GitHub's API describes a pull request; if it is out of reach, git alone does. The diff comes from
+git objects in either case, and must match the pins of the record from then on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class PullRequestSnapshot(msgspec.Struct, frozen=True):
     The current state of a pull request.
 
     Attributes:
-        by: ``api`` or ``git``; git alone shows neither the title of an unmerged one, nor whether it is closed.
+        by: ``api`` or ``git``; git alone shows neither the title of an unmerged one, nor whether it
+            is closed.
     """
 
     by: str
@@ -118,7 +119,8 @@ def record(
     Return the record of pull request *number*, pinned to its current state.
 
     Raises:
-        pick-mismatch: Its merge commit is not part of the branch, or its own commits cannot be determined.
+        pick-mismatch: Its merge commit is not part of the branch, or its own commits cannot be
+            determined.
         source-unreachable: The repository does not offer its commits.
     """
     base, tip, objects = (
@@ -137,14 +139,24 @@ def record(
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     return msgspec.structs.replace(
         Record(
-            number=number, title=pull.title, author=pull.author, state=pull.state, head=pull.head, base=base, merge=pull.merge,
-            seen=known.seen if known and "state" in old else today, date=history.commit(objects, tip).date,
-            sha256=digest.sha256_bytes(data), patch_id=patch.patch_id(objects, data),
-            files=tuple(part.path for part in patch.sections(data)), stacks=known.stacks if known else {},
-            reason=reason or (known.reason if known else ""), drop_when=drop_when or (known.drop_when if known else ""),
+            number=number,
+            title=pull.title,
+            author=pull.author,
+            state=pull.state,
+            head=pull.head,
+            base=base,
+            merge=pull.merge,
+            seen=known.seen if known and "state" in old else today,
+            date=history.commit(objects, tip).date,
+            sha256=digest.sha256_bytes(data),
+            patch_id=patch.patch_id(objects, data),
+            files=tuple(part.path for part in patch.sections(data)),
+            stacks=known.stacks if known else {},
+            reason=reason or (known.reason if known else ""),
+            drop_when=drop_when or (known.drop_when if known else ""),
         ),
         **old,
-    )  # fmt: skip
+    )
 
 
 def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
@@ -166,7 +178,10 @@ def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
 
 
 def _base(session: Session, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
-    """Return the commit that the diff is taken against, with the histories that this needs in the store."""
+    """
+    Return the commit that the diff is taken against, with the histories that this needs in the
+    store.
+    """
     objects = session.objects
     tip = session.mirror(ledger.url).history(pull.branch, newest=True)
     if pull.merge:
@@ -195,8 +210,8 @@ def _before_merge(session: Session, ledger: Ledger, pull: PullRequestSnapshot, n
     """
     Return the commit before the first that a merged pull request brought.
 
-    A squash and a merge bring one commit to the branch. A pull request that was rebased onto it is known by its last commit only, so
-    its own commits are compared with those on the branch.
+    A squash and a merge bring one commit to the branch. A pull request that was rebased onto it is
+    known by its last commit only, so its own commits are compared with those on the branch.
     """
     objects = session.objects
     parents = history.parents(objects, pull.merge)
@@ -238,7 +253,8 @@ def check_head(session: Session, ledger: Ledger, old: Record, pull: PullRequestS
     Compare the current state of a pull request with its record.
 
     Raises:
-        pick-moved: The head or the merge commit changed; the details show the range-diff of both heads.
+        pick-moved: The head or the merge commit changed; the details show the range-diff of both
+            heads.
     """
     if old.merge and pull.merge and old.merge != pull.merge:
         details = [f"pinned: {old.merge}", f"now:    {pull.merge}"]
@@ -299,7 +315,10 @@ def _rendered(session: Session, ledger: Ledger, base: str, tip: str) -> bytes:
 
 
 def stored_diff(session: Session, record: Record) -> bytes:
-    """Return the diff of *record* if it is in the store, and verified with the pins that the record has now; else nothing."""
+    """
+    Return the diff of *record* if it is in the store, and verified with the pins that the record
+    has now; else nothing.
+    """
     path = session.store.root / "diffs" / record.sha256
     if session.store.get("diff", _pins(record), bool) and path.exists():
         data = path.read_bytes()
@@ -319,7 +338,8 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
 
     Raises:
         pick-mismatch: The record is not pinned, or the diff does not match its pins.
-        offline, source-unreachable: The commits are not in the store, and the repository may not be asked or does not have them.
+        offline, source-unreachable: The commits are not in the store, and the repository may not be
+            asked or does not have them.
     """
     if not record.pinned:
         todo = f"Run `sparkwright pick {record.number}`."
@@ -350,7 +370,8 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
 
 def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Patch:
     """
-    Return the patch that *stack* applies for *record*: its diff without the paths that the stack leaves out.
+    Return the patch that *stack* applies for *record*: its diff without the paths that the stack
+    leaves out.
 
     Raises:
         pick-mismatch: See `diff_of`; or a path to leave out is not part of the diff.
@@ -365,7 +386,14 @@ def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Pa
         raise PatchError("pick-mismatch", what, details=unknown, todo=todo)
     data = patch.without(whole, left_out)
     return Patch(
-        name=record.name, sha256=digest.sha256_bytes(data), subject=record.title, status="Backport", reason=record.reason,
-        drop_when=record.drop_when, files=tuple(path for path in record.files if path not in left_out), data=data,
-        pick=record.number, author=record.author,
-    )  # fmt: skip
+        name=record.name,
+        sha256=digest.sha256_bytes(data),
+        subject=record.title,
+        status="Backport",
+        reason=record.reason,
+        drop_when=record.drop_when,
+        files=tuple(path for path in record.files if path not in left_out),
+        data=data,
+        pick=record.number,
+        author=record.author,
+    )

@@ -1,8 +1,10 @@
 """
-The series as commits in a git worktree, for a maintainer, and back to files: each is the inverse of the other, byte for byte.
+The series as commits in a git worktree, for a maintainer, and back to files: each is the inverse of
+the other, byte for byte.
 
-Only in the worktree may git look for the place of a change (``git am --3way``). An exported series applies strictly, gives the tree of the
-worktree, and accounts for every patch that was there before.
+Only in the worktree may git look for the place of a change (``git am --3way``). An exported series
+applies strictly, gives the tree of the worktree, and accounts for every patch that was there
+before.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from sparkwright.forks.errors import SourceError
 BRANCH, BASE, PICKS = "series", "refs/sparkwright/base", "refs/sparkwright/picks"
 #: Trailers with the file name or the pull request of a commit; no exported patch has them.
 FILE, PICK = "Patch-File", "Patch-Pick"
-#: In a series while an export writes: the name of a missing patch, so that every reader refuses a half-written series.
+#: In a series while an export writes: the name of a missing patch, so that every reader refuses a
+#: half-written series.
 UNFINISHED = "this-export-was-killed-run-it-again"
 #: Context of the mails for git am; in a merge of three states it does not matter.
 MAIL_CONTEXT = 20
@@ -45,12 +48,14 @@ COMMITTER = {
 AUTHOR = "sparkwright <export@sparkwright.invalid>"
 _EPOCH = "Thu, 1 Jan 2026 00:00:00 +0000"
 _PERSON = re.compile(r"\s*(.*?)\s*<([^<>]*)>\s*")
-#: A file name without a path, a leading dot, a comment of quilt's list, and short enough for a temporary name beside it.
+#: A file name without a path, a leading dot, a comment of quilt's list, and short enough for a
+#: temporary name beside it.
 _NAME = re.compile(r"[^\s.#/-][^#/]{0,190}\.patch")
 #: Beginnings of lines that git takes out of a mail (mailinfo.c, mailsplit.c).
 _TAKEN = ("diff -", "index: ", "---", "from ", ">from ", "from:", "subject:", "date:", "[patch]")
 
-#: The configuration of the worktree, which outranks the maintainer's where that would change bytes or stop git am.
+#: The configuration of the worktree, which outranks the maintainer's where that would change bytes
+#: or stop git am.
 _CONFIG = {
     "am.keepcr": "true",
     "apply.ignoreWhitespace": "no",
@@ -117,7 +122,8 @@ def start(
     gone: Mapping[str, str] | None = None,
 ) -> Rebased:
     """
-    Make the worktree: every patch of the series as a commit on *base*, up to the first that needs a person.
+    Make the worktree: every patch of the series as a commit on *base*, up to the first that needs a
+    person.
 
     Args:
         files, gone: See `State`.
@@ -158,7 +164,9 @@ def start(
     git.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"], cwd=scratch)
     scratch.replace(folder)
     tip = fetch_commits(objects, folder)[-1]
-    written = {file.name: file.data for file in export(objects, root, tip, _messages(objects, ours))}
+    written = {
+        file.name: file.data for file in export(objects, root, tip, _messages(objects, ours))
+    }
     series_folder = session.project.series_folder(fork)
     for patch in itertools.takewhile(lambda patch: patch.name != stopped, ours):
         same = written.get(patch.name) == (series_folder / patch.name).read_bytes()
@@ -168,7 +176,10 @@ def start(
 
 
 def _wide_diffs(upstream: Upstream, patches: Sequence[Patch]) -> dict[str, bytes]:
-    """Return the diffs of *patches* with more context, if they apply to the locked source; git am then has their files."""
+    """
+    Return the diffs of *patches* with more context, if they apply to the locked source; git am then
+    has their files.
+    """
     objects = upstream.session.objects
     try:
         base = upstream.locked().tree
@@ -211,7 +222,10 @@ def _am(folder: Path, patches: Sequence[Patch], diffs: Mapping[str, bytes]) -> s
     box.mkdir()
     mails = [box / f"{number:04}.mail" for number in range(len(patches))]
     for mail, ours in zip(mails, patches, strict=True):
-        author, date = encoded_header(ours.author or "upstream <upstream@invalid>"), ours.date or _EPOCH
+        author, date = (
+            encoded_header(ours.author or "upstream <upstream@invalid>"),
+            ours.date or _EPOCH,
+        )
         subject, _, text = _safe(_message(ours)).partition("\n")
         head = f"From: {author}\nDate: {date}\nSubject: {encoded_header(subject)}\n{text}---\n"
         mail.write_bytes(head.encode("utf-8", "surrogateescape") + diffs.get(ours.name, ours.data))
@@ -305,7 +319,9 @@ def _commit(objects: Objects, tree: str, parent: str, author: str, date: str, te
 def commit_line(
     objects: Objects, title: str, base: str, steps: Iterable[tuple[Patch, str]]
 ) -> tuple[str, str]:
-    """Return a commit of the tree *base*, and the last commit of *steps*: patches and their trees."""
+    """
+    Return a commit of the tree *base*, and the last commit of *steps*: patches and their trees.
+    """
     root = tip = _commit(objects, base, "", AUTHOR, "", title)
     for patch, tree in steps:
         tip = _commit(objects, tree, tip, patch.author, patch.date, _message(patch))
@@ -327,7 +343,10 @@ def _message(patch: Patch) -> str:
 
 
 def _messages(objects: Objects, patches: Iterable[Patch]) -> dict[str, str]:
-    """Return the messages of *patches* by what git am makes of them, since a mail cannot carry every line."""
+    """
+    Return the messages of *patches* by what git am makes of them, since a mail cannot carry every
+    line.
+    """
     pairs = [
         (_safe(_message(patch)).encode("utf-8", "surrogateescape"), _message(patch))
         for patch in patches
@@ -368,7 +387,8 @@ def export(
         messages: See `_messages`.
 
     Raises:
-        patch-invalid: A commit is a merge, its name is taken or no file name, or its message is not a patch's.
+        patch-invalid: A commit is a merge, its name is taken or no file name, or its message is not
+            a patch's.
     """
     files: list[Exported] = []
     form = "--format=%H%x00%P%x00%an <%ae>%x00%aD%x00%B"
@@ -430,7 +450,10 @@ def export(
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """Return *text* without our trailer, the last of its kind in the last paragraph, and the name in that trailer."""
+    """
+    Return *text* without our trailer, the last of its kind in the last paragraph, and the name in
+    that trailer.
+    """
     lines = text.rstrip("\n").split("\n")
     for at in range(len(lines) - 1, -1, -1):
         key, _, value = lines[at].partition(": ")
@@ -444,7 +467,10 @@ def _split_name(text: str) -> tuple[str, str]:
 
 
 def pins(session: Session, fork: str, files: Iterable[str]) -> dict[str, str]:
-    """Return the digests of what a worktree is made from and an export replaces: picks by name, files by path."""
+    """
+    Return the digests of what a worktree is made from and an export replaces: picks by name, files
+    by path.
+    """
     root, book, stack = (
         session.project.root,
         ledger.load(session.project.root, fork),
@@ -469,7 +495,8 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
         rebase-unfinished: git am or git rebase is not done, or something is not committed.
         patch-lost: A patch of the series has no commit.
         patch-invalid: A commit cannot become a patch.
-        export-mismatch: The files would not give the worktree's trees, or what they replace changed meanwhile.
+        export-mismatch: The files would not give the worktree's trees, or what they replace changed
+            meanwhile.
         not-provided: There is no worktree, or *drop* names no patch.
     """
     folder, objects = folder_of(session, fork), session.objects
@@ -518,7 +545,10 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
 def _account(
     session: Session, fork: str, recorded: State, files: Sequence[Exported], drop: Collection[str]
 ) -> None:
-    """Refuse lost patches, and files that changed since the worktree was made, except by a killed export."""
+    """
+    Refuse lost patches, and files that changed since the worktree was made, except by a killed
+    export.
+    """
     folder = f"{session.project.series_folder(fork).relative_to(session.project.root)}/"
     now = {
         name.removeprefix(folder): value
@@ -542,7 +572,9 @@ def _account(
     ]:
         what = f"{', '.join(changed)} of {fork} changed since the worktree was made."
         give_up = "or give the worktree up: `sparkwright rebase --abort`."
-        raise PatchError("export-mismatch", what, todo=f"Take those changes back and export again, {give_up}")
+        raise PatchError(
+            "export-mismatch", what, todo=f"Take those changes back and export again, {give_up}"
+        )
 
 
 def write(
@@ -551,10 +583,12 @@ def write(
     """
     Write our patches of *files* and their order, and return a line per change.
 
-    A killed run leaves a series that every reader refuses; the next export from the same worktree finishes it.
+    A killed run leaves a series that every reader refuses; the next export from the same worktree
+    finishes it.
 
     Args:
-        others: Other reviewed files to write; None if the patches keep their meaning, so that half of the files would do no harm.
+        others: Other reviewed files to write; None if the patches keep their meaning, so that half
+            of the files would do no harm.
     """
     root, folder = session.project.root, session.project.series_folder(fork)
     folder.mkdir(parents=True, exist_ok=True)
@@ -596,7 +630,10 @@ def write(
 
 
 def _ordered(old: str, order: Sequence[str]) -> str:
-    """Return the series file *old* for the patches *order*; a comment stays with the patch on its line or below it."""
+    """
+    Return the series file *old* for the patches *order*; a comment stays with the patch on its line
+    or below it.
+    """
     lines: dict[str, list[str]] = {}
     above: list[str] = []
     for line in old.splitlines():
@@ -615,7 +652,10 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def rendered(upstream: Upstream) -> list[Exported]:
-    """Return the series as commits on the locked source, exported again; the same bytes unless a file was edited."""
+    """
+    Return the series as commits on the locked source, exported again; the same bytes unless a file
+    was edited.
+    """
     return export(upstream.session.objects, *commits(upstream, upstream.locked()))
 
 

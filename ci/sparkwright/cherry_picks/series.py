@@ -17,7 +17,10 @@ from sparkwright.forks.fetch import FetchedSource
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The identity of an element of a series, known before its diff is read: its pins, and the paths that are left out."""
+    """
+    The identity of an element of a series, known before its diff is read: its pins, and the paths
+    that are left out.
+    """
 
     name: str
     sha256: str
@@ -30,7 +33,8 @@ def names(folder: Path) -> list[str]:
     Return the file names that the file ``series`` in *folder* lists; none if there is no such file.
 
     Raises:
-        patch-invalid: A listed patch is missing, is listed twice, or a patch in the folder is not listed.
+        patch-invalid: A listed patch is missing, is listed twice, or a patch in the folder is not
+            listed.
     """
     listing = folder / "series"
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
@@ -115,7 +119,10 @@ def apply_series(session: Session, source: FetchedSource) -> PatchedTree:
 
 
 def stored_tree(session: Session, fork: str, base: str) -> PatchedTree | None:
-    """Return the stored result of `apply_series` on the tree *base*; None if there is none, or the series changed since."""
+    """
+    Return the stored result of `apply_series` on the tree *base*; None if there is none, or the
+    series changed since.
+    """
     return session.store.get("apply", _key(session, fork, base), PatchedTree)
 
 

@@ -1,4 +1,7 @@
-"""The status of a stack: what it carries, how old that is, why, and whether it is still needed, from the store alone."""
+"""
+The status of a stack: what it carries, how old that is, why, and whether it is still needed, from
+the store alone.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,20 @@ def of(session: Session, fork: str, today: datetime.date) -> list[Line]:
         day = datetime.date.fromisoformat(record.date) if record.date[:1].isdigit() else None
         here = "applied" if record.name in applied else "not tried"
         needed = _needed(last, record.name, sha256)
-        lines.append(Line(
-            fork, record.name, record.title, (today - day).days if day else -1, data.count(b"\n"), here, *needed,
-            record.reason, record.drop_when, book.page(record.number) if book else "",
-        ))  # fmt: skip
+        lines.append(
+            Line(
+                fork,
+                record.name,
+                record.title,
+                (today - day).days if day else -1,
+                data.count(b"\n"),
+                here,
+                *needed,
+                record.reason,
+                record.drop_when,
+                book.page(record.number) if book else "",
+            )
+        )
     for ours in series.load(session.project.series_folder(fork)):
         try:
             age = (today - email.utils.parsedate_to_datetime(ours.date).date()).days
@@ -64,14 +77,26 @@ def of(session: Session, fork: str, today: datetime.date) -> list[Line]:
             age = -1
         here = "applied" if ours.name in applied else "not tried"
         needed = _needed(last, ours.name, ours.sha256)
-        lines.append(Line(
-            fork, ours.name, ours.subject, age, ours.data.count(b"\n"), here, *needed, ours.reason, ours.drop_when
-        ))  # fmt: skip
+        lines.append(
+            Line(
+                fork,
+                ours.name,
+                ours.subject,
+                age,
+                ours.data.count(b"\n"),
+                here,
+                *needed,
+                ours.reason,
+                ours.drop_when,
+            )
+        )
     return lines
 
 
 def _applied(session: Session, fork: str) -> frozenset[str]:
-    """Return the names of the patches that applied to the locked source, if that is in the store."""
+    """
+    Return the names of the patches that applied to the locked source, if that is in the store.
+    """
     try:
         source = fetch.fetch(dataclasses.replace(session, offline=True), fork)
     except SparkwrightError:
@@ -81,7 +106,10 @@ def _applied(session: Session, fork: str) -> frozenset[str]:
 
 
 def _needed(last: Drift | None, name: str, sha256: str) -> tuple[str, str]:
-    """Return whether a patch is still needed, and what superseded it; a drift of another version of it does not count."""
+    """
+    Return whether a patch is still needed, and what superseded it; a drift of another version of it
+    does not count.
+    """
     tried = (
         [trial for trial in last.of(name) if not sha256 or trial.sha256 == sha256] if last else []
     )

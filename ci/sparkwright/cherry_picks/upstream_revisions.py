@@ -1,4 +1,7 @@
-"""The revisions of an upstream on which patches are tried: the locked source, releases on the package index, commits."""
+"""
+The revisions of an upstream on which patches are tried: the locked source, releases on the package
+index, commits.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,9 @@ class Upstream:
 
     @property
     def tip(self) -> str:
-        """The newest commit of the branch that is in the store; empty if its history is not there."""
+        """
+        The newest commit of the branch that is in the store; empty if its history is not there.
+        """
         return (self.mirror.known(self.book.branch) or "") if self.mirror and self.book else ""
 
     def locked(self) -> Base:
@@ -88,7 +93,8 @@ class Upstream:
 
     def at_commit(self, name: str, commit: str, patches: Collection[Patch]) -> Base:
         """
-        Return the base of an upstream commit, whose trees and files that *patches* change are then in the store.
+        Return the base of an upstream commit, whose trees and files that *patches* change are then
+        in the store.
 
         Raises:
             offline, source-unreachable: The repository may not be asked, or does not have them.
@@ -103,7 +109,10 @@ class Upstream:
         return Base(name, tree, commit)
 
     def commit(self, name: str) -> str:
-        """Return the commit that *name* (a branch, a tag, or the beginning of a commit id) means; empty if there is none."""
+        """
+        Return the commit that *name* (a branch, a tag, or the beginning of a commit id) means;
+        empty if there is none.
+        """
         if not self.mirror:
             return ""
         if re.fullmatch(r"[0-9a-f]{7,40}", name):
@@ -119,7 +128,8 @@ class Upstream:
 
         Raises:
             not-provided: There is none.
-            offline, source-unreachable: The index or the repository may not be asked, or does not answer.
+            offline, source-unreachable: The index or the repository may not be asked, or does not
+                answer.
         """
         spec = self.session.project.fork(self.fork).sources.sdist
         known = releases(self.session, spec.name, optional=True) if spec else []
@@ -145,7 +155,10 @@ class Upstream:
         ]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
-        """Yield the newest release (or *every* one) after the locked source, and the branch's tip; skip the unreachable ones."""
+        """
+        Yield the newest release (or *every* one) after the locked source, and the branch's tip;
+        skip the unreachable ones.
+        """
         newer, tip = self.later_releases(optional=True), self._newest(patches)
         for release in newer if every else newer[-1:]:
             if tip and release.day > tip.name.rpartition(" ")[2]:
@@ -206,7 +219,8 @@ def _key(release: Release) -> str:
 
 def releases(session: Session, project: str, *, optional: bool = False) -> list[Release]:
     """
-    Return the final releases of *project* that have an sdist, oldest first; with --offline, those that are in the store.
+    Return the final releases of *project* that have an sdist, oldest first; with --offline, those
+    that are in the store.
 
     Args:
         optional: Return none if the index does not answer.
@@ -244,7 +258,8 @@ def releases(session: Session, project: str, *, optional: bool = False) -> list[
 
 def between(session: Session, project: str, start: str, end: str) -> list[Release]:
     """
-    Return the releases of *project* from *start* to *end* (empty: the newest), oldest first; see `releases`.
+    Return the releases of *project* from *start* to *end* (empty: the newest), oldest first; see
+    `releases`.
 
     Raises:
         not-provided: An end is no release, or the ends are in the wrong order.

@@ -1,5 +1,6 @@
 """
-``sparkwright bisect``: the first upstream commit or release at which a patch stops applying, or is already there.
+``sparkwright bisect``: the first upstream commit or release at which a patch stops applying, or is
+already there.
 
 With ``--run``: the commit, the patch or the piece of a stack that changed the answer of a command.
 """
@@ -80,7 +81,10 @@ def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:
 
 
 def _command(session: Session, fork: str, arguments: argparse.Namespace) -> int:
-    """Search for what changed the answer of a command, and show every state that was asked about, whatever the outcome."""
+    """
+    Search for what changed the answer of a command, and show every state that was asked about,
+    whatever the outcome.
+    """
     session = dataclasses.replace(session, forks=(fork,))
     predicate = Predicate(
         session,

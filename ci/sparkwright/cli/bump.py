@@ -1,4 +1,7 @@
-"""``sparkwright bump``: a fork to another upstream release, ending in a lock diff, a range-diff and the units to compile anew."""
+"""
+``sparkwright bump``: a fork to another upstream release, ending in a lock diff, a range-diff and
+the units to compile anew.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from sparkwright.operate.upkeep.proposal import Proposed
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a worktree for a person."""
+    """
+    Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a
+    worktree for a person.
+    """
     upstream = Upstream(session, only_fork(session))
     fork, version = upstream.fork, arguments.to
     if session.offline:
@@ -59,10 +65,13 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         drop = " ".join(f"--drop '{trial.patch}'" for trial in plan.stuck)
         exclude = f"{command(session, fork, 'pick')} NUMBER --exclude PATH=REASON"
         raise PatchError(
-            "patch-conflict", f"{', '.join(trial.patch for trial in plan.stuck)} of {fork} cannot go along to {version}.",
-            details=[f"{trial.patch}: {MEANING[trial.state]}; {trial.proof}" for trial in plan.stuck],
+            "patch-conflict",
+            f"{', '.join(trial.patch for trial in plan.stuck)} of {fork} cannot go along to {version}.",
+            details=[
+                f"{trial.patch}: {MEANING[trial.state]}; {trial.proof}" for trial in plan.stuck
+            ],
             todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {drop}; or leave files out: {exclude}.",
-        )  # fmt: skip
+        )
     before = rebase.commits(upstream, old)
     done = rebase.start(upstream, plan.base, files=plan.files, gone=plan.gone)
     if done.stopped:
@@ -113,8 +122,13 @@ def _propose(
     repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull)
     text = bumped.body(stack, made, between, units)
     done = proposal.propose(
-        repository, arguments.base, bumped.head(root), bumped.branch(stack, made), bumped.changed(root),
-        title=bumped.title(stack, made), body=text,
-    )  # fmt: skip
+        repository,
+        arguments.base,
+        bumped.head(root),
+        bumped.branch(stack, made),
+        bumped.changed(root),
+        title=bumped.title(stack, made),
+        body=text,
+    )
     console.result(f"pull request {done.done}: {done.url}")
     return done

@@ -1,4 +1,7 @@
-"""``sparkwright drift``: the series against later releases and upstream's newest commit; with ``--issue``, told in one issue."""
+"""
+``sparkwright drift``: the series against later releases and upstream's newest commit; with
+``--issue``, told in one issue.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from sparkwright.operate.upkeep.issue import Kept
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Show, for each fork, what becomes of every patch on every base; or which release took each idea of ``ideas.yaml``."""
+    """
+    Show, for each fork, what becomes of every patch on every base; or which release took each idea
+    of ``ideas.yaml``.
+    """
     if arguments.ideas:
         return _ideas(session)
     if arguments.given:
@@ -101,7 +107,10 @@ def _drift(session: Session, fork: str, arguments: argparse.Namespace) -> Drift:
 
 
 def show(drift: Drift) -> None:
-    """Print the table of one fork: the states of each patch from base to base, and where upstream took it."""
+    """
+    Print the table of one fork: the states of each patch from base to base, and where upstream took
+    it.
+    """
     if not drift.trials:
         console.result(f"{drift.fork}: no patches, or nothing later than the locked source")
         return
@@ -116,7 +125,10 @@ def show(drift: Drift) -> None:
 
 
 def runs(trials: list[Trial]) -> list[str]:
-    """Return what became of a patch, a line for each run of bases that agree: ``applies: 0.20.2 to 0.21.0``."""
+    """
+    Return what became of a patch, a line for each run of bases that agree: ``applies: 0.20.2 to
+    0.21.0``.
+    """
     lines, taken = [], False
     for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
         names = [trial.base for trial in group]

@@ -1,4 +1,7 @@
-"""``sparkwright export``: the commits of a worktree back to patch files; or the check that the files are what commits give."""
+"""
+``sparkwright export``: the commits of a worktree back to patch files; or the check that the files
+are what commits give.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Write the series of one fork from its worktree; with --check, check that every series is in the exported form."""
+    """
+    Write the series of one fork from its worktree; with --check, check that every series is in the
+    exported form.
+    """
     if arguments.check:
         console.document(
             {"checked": {fork: rebase.check(Upstream(session, fork)) for fork in session.forks}}
@@ -31,7 +37,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def from_worktree(session: Session, fork: str, drop: list[str]) -> list[str]:
-    """Write the series from the worktree of *fork*, remove the worktree, and return a line per change."""
+    """
+    Write the series from the worktree of *fork*, remove the worktree, and return a line per change.
+    """
     state, files = rebase.collect(session, fork, drop)
     for name, reason in state.gone.items():
         console.note(f"dropped: {name}, {reason}")

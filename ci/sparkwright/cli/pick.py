@@ -1,4 +1,7 @@
-"""``sparkwright pick``: an upstream pull request as a verified record of the ledger, carried by a stack or watched."""
+"""
+``sparkwright pick``: an upstream pull request as a verified record of the ledger, carried by a
+stack or watched.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,9 @@ def _carried(
 
 
 def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
-    """See that the stack can carry the record before the ledger says so; the picks before it count."""
+    """
+    See that the stack can carry the record before the ledger says so; the picks before it count.
+    """
     source = fetch.fetch(session, fork)
     carried = book.carried(session.project.stack)
     patches = [

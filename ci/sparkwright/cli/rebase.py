@@ -1,4 +1,7 @@
-"""``sparkwright rebase``: the series as commits in a worktree, where a maintainer mends what does not apply."""
+"""
+``sparkwright rebase``: the series as commits in a worktree, where a maintainer mends what does not
+apply.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 def only_fork(session: Session, *, worktree: bool = False) -> str:
     """
-    Return the one fork that is meant: of several the one that has patches, or, with *worktree*, the one that has a worktree.
+    Return the one fork that is meant: of several the one that has patches, or, with *worktree*, the
+    one that has a worktree.
 
     Raises:
         UsageError: The stack has several, and the command line names none or several.
