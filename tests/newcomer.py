@@ -226,6 +226,8 @@ def base(suite: str) -> Path:
 def fresh(name: str) -> Iterator[Path]:
     """Yield an empty folder for a root, which is removed at the end, whatever happens."""
     (PLACE / "roots").mkdir(parents=True, exist_ok=True)
+    # Other users of this machine have no business with the set-user-ID programs and the settings in it.
+    (PLACE / "roots").chmod(0o700)
     root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=PLACE / "roots"))
     root.chmod(0o755)
     try:
@@ -236,9 +238,11 @@ def fresh(name: str) -> Iterator[Path]:
 
 def remove(root: Path) -> None:
     """Remove *root*; nothing may be mounted in it here, and what is mounted elsewhere is not reached from here."""
-    mounted = [row.split()[4] for row in Path("/proc/self/mountinfo").read_text("utf-8").splitlines()]
-    if any(point.startswith(f"{root}/") for point in mounted):
-        raise CannotRun(f"something is mounted below {root}; it is left as it is")
+    rows = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+    mounted = [re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), row.split()[4]) for row in rows]
+    real = os.path.realpath(root)
+    if any(point == real or point.startswith(f"{real}/") for point in mounted):
+        raise CannotRun(f"something is mounted in {root}; it is left as it is")
     # The last processes of a run that was stopped may still write for a moment.
     for _ in range(20):
         # In a group of its own, a Ctrl-C at the terminal does not reach it.
@@ -333,11 +337,13 @@ def run(suite: str, mode: str, told: list[Line], options: argparse.Namespace) ->
         # A program in the foreground has a terminal, which `script` gives it.
         command = "bash lines" if mode == "background" else "script --quiet --return --command 'bash lines' /dev/null"
         whole = contained("bash", "-c", MOUNTS, "newcomer", str(root), mode, USER, command)
-        has = follow(whole, log, told, BUILD_LIMIT if options.build else LIMIT)
-        if (home / "skipped").is_file():
-            shutil.copyfile(home / "skipped", skipped)
+        has = follow(whole, log, told, BUILD_LIMIT if options.build else options.limit)
+        # The newcomer's folder is the newcomer's: a link there could name any file of this machine.
+        if (listed := home / "skipped").is_file() and not any(path.is_symlink() for path in (listed, home, home.parent)):
+            shutil.copyfile(listed, skipped, follow_symlinks=False)
         if options.keep:
-            target = PLACE / f"kept-{suite}-{mode}"
+            (PLACE / "kept").mkdir(mode=0o700, exist_ok=True)
+            target = PLACE / "kept" / f"{suite}-{mode}"
             if target.exists():
                 remove(target)
             root.rename(target)
@@ -413,6 +419,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="ask what failed once more; what then passes was the machine's doing")
     parser.add_argument("--keep", action="store_true", help="keep each root (what is mounted in it is not kept)")
     parser.add_argument("--tests", metavar="ARGUMENTS", default="", help="what the tests get behind --, for work on this session")
+    parser.add_argument("--limit", type=int, default=LIMIT, metavar="SECONDS", help=f"for all lines of a run but the build ({LIMIT})")
     parser.add_argument("--check", action="store_true", help="say whether this machine can do it, and do nothing")
     return parser
 
@@ -430,7 +437,7 @@ def planned(options: argparse.Namespace) -> list[Line]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Let one run of this checkout at a time pass; it removes what one that was killed left behind."""
+    """Allow one run of this checkout at a time, and remove the roots that a killed run left."""
     PLACE.mkdir(parents=True, exist_ok=True)
     with (PLACE / "lock").open("w") as held:
         try:
@@ -455,7 +462,8 @@ def main(words: Sequence[str]) -> int:
     if unknown := set(options.suites) - set(RELEASES):
         arguments().error(f"no Debian that is known here: {', '.join(sorted(unknown))}")
     for number in SIGNALS:
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup left it
+            signal.signal(number, stop)
     rows: list[tuple[str, str, list[Line]]] = []
     try:
         archives()

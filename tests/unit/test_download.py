@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import os
 import random
 import re
 import shutil
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.mounts import mounting_shell
 from tests.refusals import refusal
 
 from sparkwright.core.errors import SparkwrightError
@@ -391,18 +391,13 @@ def _small_disk(tmp_path: Path) -> SmallDisk:
     disk.mkdir()
     script.write_text(RUN)
     (tmp_path / "content").write_bytes(CONTENT)
-    # In a chroot the root folder is no mount, so its propagation cannot be changed; what is mounted is unmounted here instead.
-    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "--propagation", "unchanged", "sh", "-c"]
-    trial = f'mount -t tmpfs none "{disk}" && umount "{disk}"'
-    tried = subprocess.run([*unshare, trial], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.fail(f"This machine lets nobody mount a small disk, so a full one cannot be shown: {tried.stderr.strip()}")
+    shell = mounting_shell()
 
     def run(what: str) -> list[str]:
         once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256} {what}'
         grow = f'mount --options-mode ignore -o remount,size=40m "{disk}"'
         steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && {grow} && {once} && umount "{disk}"'
-        done = subprocess.run([*unshare, steps], capture_output=True, text=True, check=False, timeout=100)
+        done = subprocess.run([*shell, steps], capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 

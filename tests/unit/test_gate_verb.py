@@ -126,6 +126,19 @@ def test_verdicts_of_other_bytes_are_replaced_and_it_is_said(cli: Cli, words: li
     assert "held verdicts of another wheel" in done.stderr
 
 
+def test_verdicts_of_another_stack_are_not_replaced(cli: Cli, words: list[str], wheel: Path, tmp_path: Path) -> None:
+    """The same wheel, gated with another --stack by mistake, keeps the verdicts that it has."""
+    cli("gate", str(wheel), "--rung", "G8", *words)
+    kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
+    before = kept.read_bytes()
+    done = cli("gate", str(wheel), "--rung", "G8", "--stack", "2026.05", *words)
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["reference"] == "evidence-invalid"
+    assert "2026.11" in done.stderr
+    assert kept.read_bytes() == before
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"format": 1'], ids=["empty", "no verdicts", "deep", "cut"])
 def test_a_file_that_holds_no_verdicts_is_refused_at_the_start(cli: Cli, words: list[str], wheel: Path, tmp_path: Path, text: str) -> None:
     """Nothing is measured for a file that could not be added to, and the file stays as it is."""

@@ -184,6 +184,15 @@ def test_what_was_installed_beside_the_wheel_is_told_only_where_rungs_agree() ->
     assert ladder.merged(made, run("G4", content_flashinfer="b")).host["content flashinfer"] == "b"
 
 
+def test_a_rung_that_could_not_run_replaces_no_verdict() -> None:
+    """A run on a machine without what the rung needs says nothing of an earlier pass."""
+    passed = climb([rung("G2", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
+    missing = climb([rung("G2", MAKERS["not-run"])], stack="2026.11", wheel=WHEEL)
+
+    assert ladder.merged(passed, missing).verdicts == passed.verdicts
+    assert ladder.merged(missing, passed).verdicts == passed.verdicts
+
+
 def test_only_verdicts_of_the_same_wheel_and_stack_are_merged() -> None:
     """Verdicts about other bytes are never taken for this wheel's."""
     one = climb([rung("G0", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)

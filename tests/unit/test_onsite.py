@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging import tags
+from tests.mounts import mounting_shell
 from tests.refusals import refusal
 from uv import find_uv_bin
 
@@ -513,18 +514,8 @@ def test_a_read_only_environment_is_said_to_be_one(site: Site) -> None:
     bind = (
         f'mount --bind "{site.venv}" "{site.venv}" && mount -o remount,bind,ro "{site.venv}" && "$@"; s=$?; umount "{site.venv}"; exit $s'
     )
-    unshare = [
-        "unshare",
-        *([] if os.geteuid() == 0 else ["--map-root-user"]),
-        "--mount",
-        "--propagation",
-        "unchanged",
-        "sh",
-        "-c",
-        bind,
-        "sh",
-    ]
-    done = subprocess.run([*unshare, *site.command("--json")], capture_output=True, text=True, check=False, timeout=100)
+    command = [*mounting_shell(), bind, "sh", *site.command("--json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["error"]["reference"] == "environment-unusable"

@@ -61,7 +61,7 @@ def keep(session: Session, result: Ladder) -> Path | None:
     Rungs that the file already holds of the same bytes stay, unless they were measured again. Verdicts of other bytes are replaced.
 
     Raises:
-        evidence-invalid: The file holds something else than verdicts.
+        evidence-invalid: The file holds something else than verdicts, or verdicts of this wheel for another stack.
     """
     if result.wheel is None:
         return None
@@ -69,13 +69,21 @@ def keep(session: Session, result: Ladder) -> Path | None:
     with session.store.lock("verdicts"):
         if before := _before(path):
             about = before.wheel.sha256 if before.wheel else ""
-            if (about, before.stack) == (result.wheel.sha256, result.stack):
+            if about == result.wheel.sha256:
+                _same_stack(before, result.stack, path)
                 result = ladder.merged(before, result)
             else:
-                console.warn(f"{path.name} held verdicts of another wheel (sha256 {about[:16]}, {before.stack}); they are replaced.")
+                console.warn(f"{path.name} held verdicts of another wheel (sha256 {about[:16]}); they are replaced.")
         with session.store.replacing(path) as unfinished:
             unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n")
     return path
+
+
+def _same_stack(before: Ladder, stack: str, path: Path) -> None:
+    """Raise evidence-invalid if the verdicts *before* at *path* are for another stack than *stack*."""
+    if before.stack != stack:
+        what = f"{path.name} holds verdicts of this wheel for the stack {before.stack}, and this run is for {stack}."
+        raise TrustError("evidence-invalid", what, todo=f"Move the file away, or run the gate with --stack {before.stack}.")
 
 
 def _file(session: Session, wheel: str) -> Path:

@@ -166,7 +166,7 @@ def merged(before: Ladder, now: Ladder) -> Ladder:
     code = now.device_code or before.device_code
     verdicts = tuple(replace(made[name], device_code=code) for name in RUNGS if name in made)
     facts: dict[str, str] = {}
-    for verdict in sorted(verdicts, key=lambda one: one.began):
+    for verdict in sorted(verdicts, key=lambda one: (_measured(one), one.began)):
         facts.update(verdict.host)
     used = [one for one in verdicts if one.rung not in ("G0", "G1") and _measured(one)]
     unsure = {name for name in facts if name.startswith("content ") and any(one.host.get(name) != facts[name] for one in used)}
@@ -174,8 +174,8 @@ def merged(before: Ladder, now: Ladder) -> Ladder:
 
 
 def _measured(verdict: Verdict) -> bool:
-    """Return whether the rung was run, and not only listed."""
-    return any(check.state != "not-run" or check.reference not in REASONS for check in verdict.checks)
+    """Return whether a check of the rung was run, and not only listed."""
+    return any(check.state != "not-run" for check in verdict.checks)
 
 
 def document(ladder: Ladder) -> dict[str, Any]:

@@ -132,9 +132,18 @@ def read(path: Path) -> Recipe:
 
 
 def served_name(recipe: Recipe | None, model: Path) -> str:
-    """Return the model's own name: the repository that *recipe* names, or else the name of the folder *model*."""
+    """
+    Return the model's own name: the repository that *recipe* names, or else the name of the folder *model*.
+
+    A folder of the hub's cache (``models--OWNER--NAME/snapshots/COMMIT``) has the name of its repository.
+    """
     repository = recipe.model.repository if recipe else ""
-    return repository if "/" in repository else model.resolve().name or "model"
+    if "/" in repository:
+        return repository
+    folder = model.absolute()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    return folder.name or "model"
 
 
 def launch(recipe: Recipe, version: str, python: Path, model: Path) -> Launch:
