@@ -31,7 +31,18 @@ from sparkwright.operate.site.making import Asked
 from sparkwright.operate.site.records import File, Night, Stage
 from sparkwright.release.client.install import Wish
 from sparkwright.release.manifest import change, places, signed, times
-from sparkwright.release.manifest.records import Entry, Evidence, Fork, Missing, Proof, Proved, Release, Rung, Speed, Wheel
+from sparkwright.release.manifest.records import (
+    Entry,
+    Evidence,
+    Fork,
+    Missing,
+    Proof,
+    Proved,
+    Release,
+    Rung,
+    Speed,
+    Wheel,
+)
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
 from sparkwright.release.signing.trust import Trust

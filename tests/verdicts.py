@@ -45,7 +45,17 @@ from sparkwright.gates.throughput import rung as throughput
 from sparkwright.gates.throughput.course import Outcome
 from sparkwright.gates.throughput.records import Calibrated, Leg, Result, Subject
 from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.verdict import Check, Figure, Sample, State, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import (
+    Check,
+    Figure,
+    Sample,
+    State,
+    failed,
+    inconclusive,
+    invalid,
+    not_run,
+    passed,
+)
 from sparkwright.release import content
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds

@@ -28,7 +28,20 @@ from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.operate.runner import condition, egress, fitness, holding, lease, once, perform, plan, policy, processes, unit, users
+from sparkwright.operate.runner import (
+    condition,
+    egress,
+    fitness,
+    holding,
+    lease,
+    once,
+    perform,
+    plan,
+    policy,
+    processes,
+    unit,
+    users,
+)
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.place import Place
 

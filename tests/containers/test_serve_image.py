@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 from tests import githubwork, workflows
 from tests.conftest import running
-from tests.containers.conftest import OTHER, OWN, PATIENCE, ROOT, debian, emulated, imported, missing
+from tests.containers.conftest import (
+    OTHER,
+    OWN,
+    PATIENCE,
+    ROOT,
+    debian,
+    emulated,
+    imported,
+    missing,
+)
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, reference, registry
 
 from sparkwright.builder.container_engine import Engine

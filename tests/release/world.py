@@ -38,7 +38,17 @@ from sparkwright.release.decide import decision, facts
 from sparkwright.release.decide import verdicts as judged
 from sparkwright.release.evidence import make
 from sparkwright.release.manifest import change, places, signed, times
-from sparkwright.release.manifest.records import Channel, Entry, Evidence, Lock, Manifest, Proof, Proved, Release, Wheel
+from sparkwright.release.manifest.records import (
+    Channel,
+    Entry,
+    Evidence,
+    Lock,
+    Manifest,
+    Proof,
+    Proved,
+    Release,
+    Wheel,
+)
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
 

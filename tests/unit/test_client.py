@@ -10,7 +10,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.badserver import MODELS, SOUND, USAGE, Listener, Say, completing, endless, event, head, silent, stream, trickling, whole
+from tests.badserver import (
+    MODELS,
+    SOUND,
+    USAGE,
+    Listener,
+    Say,
+    completing,
+    endless,
+    event,
+    head,
+    silent,
+    stream,
+    trickling,
+    whole,
+)
 from tests.refusals import refusal
 
 from sparkwright.gates.server import answers

@@ -17,7 +17,20 @@ from sparkwright.audit.wheel_reader import Subject
 from sparkwright.gates import ladder
 from sparkwright.gates.declared import declared
 from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb
-from sparkwright.gates.verdict import ORDER, Check, Figure, Sample, State, Verdict, failed, inconclusive, invalid, not_run, passed, worst
+from sparkwright.gates.verdict import (
+    ORDER,
+    Check,
+    Figure,
+    Sample,
+    State,
+    Verdict,
+    failed,
+    inconclusive,
+    invalid,
+    not_run,
+    passed,
+    worst,
+)
 
 WHEEL = Subject("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
 MAKERS = {

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sparkwright.gates.statistics import evidence, simulated
-from sparkwright.gates.statistics.noise import LIFE, PRESETS, QUIET, ROUGH, SLOW, TYPICAL, Machine, Noise
+from sparkwright.gates.statistics.noise import (
+    LIFE,
+    PRESETS,
+    QUIET,
+    ROUGH,
+    SLOW,
+    TYPICAL,
+    Machine,
+    Noise,
+)
 from sparkwright.gates.statistics.simulated import Design
 
 #: Nothing moves: each test adds the one thing that it looks at.

@@ -21,11 +21,30 @@ from tests.runnerhub import GOOD, ROOT
 
 from sparkwright.cli.main import main, run
 from sparkwright.core import strict_yaml
-from sparkwright.operate.runner import admit, egress, fitness, labels, perform, plan, policy, registration, unit
+from sparkwright.operate.runner import (
+    admit,
+    egress,
+    fitness,
+    labels,
+    perform,
+    plan,
+    policy,
+    registration,
+    unit,
+)
 from sparkwright.operate.runner.labels import Machine
 from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import Policy, Settings
-from sparkwright.operate.runner.steps import AsApplied, Exists, File, Folder, Gone, Run, Step, printed
+from sparkwright.operate.runner.steps import (
+    AsApplied,
+    Exists,
+    File,
+    Folder,
+    Gone,
+    Run,
+    Step,
+    printed,
+)
 
 SETTINGS = Settings("acme/lab", "spark-a", ("gb10",))
 PAIRED = Settings("acme/lab", "spark-b", ("gb10",), "spark-c", "10.0.0.2", "spark-a", "ssh-ed25519 AAAA a")

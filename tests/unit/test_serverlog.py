@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.gates.server import log as serverlog
-from sparkwright.gates.server.log import BLOCK, KEPT, LONGEST, Line, LogInvalid, Scanner, read_from, scan
+from sparkwright.gates.server.log import (
+    BLOCK,
+    KEPT,
+    LONGEST,
+    Line,
+    LogInvalid,
+    Scanner,
+    read_from,
+    scan,
+)
 
 CHOSEN = Line("chosen", "for NVFP4 GEMM", r"Using (?P<value>\w+) for NVFP4 GEMM")
 SIZE = Line("size", "KV cache size", r"KV cache size: (?P<value>[\d,]+) tokens")

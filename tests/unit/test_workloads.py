@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.gates.recipes import texts, workloads
-from sparkwright.gates.recipes.workloads import Cell, Rule, Texts, Workload, Workloads, parse, seconds
+from sparkwright.gates.recipes.workloads import (
+    Cell,
+    Rule,
+    Texts,
+    Workload,
+    Workloads,
+    parse,
+    seconds,
+)
 
 ROOT = Path(__file__).parents[2]
 FILE = workloads.load(ROOT)

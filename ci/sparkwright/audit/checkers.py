@@ -1,10 +1,10 @@
 """
-Other projects' tools, each as a process of its own with limits of time and memory: abi3audit (Python's limited API),
-torch-abi-audit (torch's stable ABI) and auditwheel (the platform tag).
+Other projects' tools, each as a process of its own with limits of time and memory: abi3audit
+(Python's limited API), torch-abi-audit (torch's stable ABI) and auditwheel (the platform tag).
 
-The first two are given the libraries without their device code (`strip_fatbins`), as they read only what
-the host loads. A tool that is not installed, does not end, or answers in another form than expected is
-reported as not run, with the reason; that is never a pass.
+The first two are given the libraries without their device code (`strip_fatbins`), as they read only
+what the host loads. A tool that is not installed, does not end, or answers in another form than
+expected is reported as not run, with the reason; that is never a pass.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Checker(msgspec.Struct, frozen=True):
     One tool's part in an audit.
 
     Attributes:
-        state: ``ran``; ``not-run`` where it should have; ``not-needed`` where the wheel promises nothing
+        state: ``ran``; ``not-run`` where it should have; ``not-needed`` where the wheel promises
+            nothing
             that it could check.
         says: Its result in a few words, or why it did not run.
     """
@@ -78,7 +79,10 @@ class _NotRun(Exception):
 
 
 def strip_fatbins(data: Buffer, fatbins: Sequence[tuple[int, int]], target: Path) -> Path:
-    """Write the library in *data* to *target* with holes in place of its *fatbins* (offset, size), and return *target*."""
+    """
+    Write the library in *data* to *target* with holes in place of its *fatbins* (offset, size), and
+    return *target*.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as out, memoryview(data) as view:
         out.truncate(len(data))
@@ -91,22 +95,47 @@ def strip_fatbins(data: Buffer, fatbins: Sequence[tuple[int, int]], target: Path
     return target
 
 
-def _answer(name: str, words: Sequence[str | Path], scratch: Path, kind: type[T], timeout: float) -> T:
-    """Return the answer of the console script of the distribution *name* as JSON; its status may be 0 or 1."""
-    entry = next((one for one in importlib.metadata.entry_points(group="console_scripts") if one.name == name), None)
+def _answer(
+    name: str, words: Sequence[str | Path], scratch: Path, kind: type[T], timeout: float
+) -> T:
+    """
+    Return the answer of the console script of the distribution *name* as JSON; its status may be 0
+    or 1.
+    """
+    entry = next(
+        (
+            one
+            for one in importlib.metadata.entry_points(group="console_scripts")
+            if one.name == name
+        ),
+        None,
+    )
     if entry is None:
         raise _NotRun(f"{name} is not installed")
     module, _, function = entry.value.partition(":")
-    call = f"import sys; from {module} import {function}; sys.argv[0] = {name!r}; sys.exit({function}())"
-    command = process.leashed([sys.executable, "-P", "-c", call, *map(str, words)], memory=MOST_MEMORY)
-    environment = process.clean_environment(XDG_CACHE_HOME=str(scratch), TMPDIR=str(scratch), NO_COLOR="1")
+    call = (
+        f"import sys; from {module} import {function}; sys.argv[0] = {name!r}; "
+        f"sys.exit({function}())"
+    )
+    command = process.leashed(
+        [sys.executable, "-P", "-c", call, *map(str, words)], memory=MOST_MEMORY
+    )
+    environment = process.clean_environment(
+        XDG_CACHE_HOME=str(scratch), TMPDIR=str(scratch), NO_COLOR="1"
+    )
     path = scratch / f"{name}.json"
     with path.open("wb") as out:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=environment, cwd=scratch,
-                timeout=timeout, check=False,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd=scratch,
+                timeout=timeout,
+                check=False,
+            )
         except subprocess.TimeoutExpired as error:
             raise _NotRun(f"{name} did not end within {timeout:g} s") from error
     if path.stat().st_size > _LONGEST_ANSWER:
@@ -115,11 +144,18 @@ def _answer(name: str, words: Sequence[str | Path], scratch: Path, kind: type[T]
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as error:
         last = "".join(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[:200]
-        raise _NotRun(f"{name} ended with status {done.returncode} and no answer: {last or error}") from error
+        raise _NotRun(
+            f"{name} ended with status {done.returncode} and no answer: {last or error}"
+        ) from error
 
 
-def _outcome(name: Name, not_needed: str, work: Callable[[], tuple[str, list[Disagreement]]]) -> Outcome:
-    """Return the outcome of *work*, which returns a summary and findings, unless the tool is *not_needed* (why)."""
+def _outcome(
+    name: Name, not_needed: str, work: Callable[[], tuple[str, list[Disagreement]]]
+) -> Outcome:
+    """
+    Return the outcome of *work*, which returns a summary and findings, unless the tool is
+    *not_needed* (why).
+    """
     if not_needed:
         return Outcome(Checker(name, "not-needed", not_needed))
     try:
@@ -148,23 +184,36 @@ class _Abi3Answer(msgspec.Struct):
 
 
 def python_floor(about: Subject, contents: Contents) -> tuple[int, ...]:
-    """Return the oldest Python that may install the wheel, by its abi3 tag and its ``Requires-Python``; else (3, 2)."""
+    """
+    Return the oldest Python that may install the wheel, by its abi3 tag and its
+    ``Requires-Python``; else (3, 2).
+    """
     floors = [version_key(text) for text in re.findall(r">=\s*(\d+\.\d+)", contents.python)]
     floors += [(3, int(minor)) for minor in _ABI3_TAG.findall(about.file)]
     return max(floors, default=(3, 2))
 
 
 def abi3(
-    about: Subject, contents: Contents, libraries: Sequence[HostLibrary], scratch: Path, timeout: float = TIMEOUT
+    about: Subject,
+    contents: Contents,
+    libraries: Sequence[HostLibrary],
+    scratch: Path,
+    timeout: float = TIMEOUT,
 ) -> Outcome:
     """Return abi3audit's result for the libraries whose name promises the limited API of Python."""
-    promised = {str(library.path): library.name for library in libraries if library.name.endswith(".abi3.so")}
+    promised = {
+        str(library.path): library.name
+        for library in libraries
+        if library.name.endswith(".abi3.so")
+    }
     floor = python_floor(about, contents)
 
     def work() -> tuple[str, list[Disagreement]]:
         answer = _answer("abi3audit", ["-R", *promised], scratch, _Abi3Answer, timeout)
         if answer.specs.keys() != promised.keys():
-            raise _NotRun(f"abi3audit answered for {len(answer.specs)} of {len(promised)} libraries")
+            raise _NotRun(
+                f"abi3audit answered for {len(answer.specs)} of {len(promised)} libraries"
+            )
         findings: list[Disagreement] = []
         highest: tuple[int, ...] = ()
         for path, spec in answer.specs.items():
@@ -175,7 +224,10 @@ def abi3(
             if version_key(result.computed) > floor:
                 future = sorted(result.future_abi3_objects.items())[:5]
                 newer = ", ".join(f"{symbol} ({version})" for symbol, version in future)
-                message = f"it needs Python {result.computed}, the wheel promises {version_text(floor)}: {newer}"
+                message = (
+                    f"it needs Python {result.computed}, the wheel promises "
+                    f"{version_text(floor)}: {newer}"
+                )
                 findings.append((name, "abi3-newer", message))
             highest = max(highest, version_key(result.computed))
         needs = f"Python {version_text(highest)} or later needed"
@@ -220,30 +272,47 @@ def torch_required(contents: Contents) -> tuple[int, ...]:
         except InvalidRequirement:
             continue
         if requirement.name == "torch" and not requirement.marker:
-            lower = [one.version.partition("+")[0] for one in requirement.specifier if one.operator in ("==", ">=", "~=")]
+            lower = [
+                one.version.partition("+")[0]
+                for one in requirement.specifier
+                if one.operator in ("==", ">=", "~=")
+            ]
             return max(map(version_key, lower), default=())
     return ()
 
 
 def torch(
-    contents: Contents, libraries: Sequence[HostLibrary], stable: Callable[[str], bool], scratch: Path,
+    contents: Contents,
+    libraries: Sequence[HostLibrary],
+    stable: Callable[[str], bool],
+    scratch: Path,
     timeout: float = TIMEOUT,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """
     Return torch-abi-audit's result for the libraries that need torch.
 
     Args:
         stable: Whether the policy wants the member of that name to use torch's stable ABI alone.
     """
-    using = {str(one.path): one.name for one in libraries if any(_TORCH.match(needed) for needed in one.needed)}
+    using = {
+        str(one.path): one.name
+        for one in libraries
+        if any(_TORCH.match(needed) for needed in one.needed)
+    }
     required = torch_required(contents)
 
     def work() -> tuple[str, list[Disagreement]]:
         answer = _answer("torch-abi-audit", ["--json", *using], scratch, _TorchAnswer, timeout)
         packages = [answer, *answer.packages]
-        extensions = {one.path: one for package in packages for one in [*package.extensions, *package.bundled_libs]}
+        extensions = {
+            one.path: one
+            for package in packages
+            for one in [*package.extensions, *package.bundled_libs]
+        }
         if extensions.keys() != using.keys():
-            raise _NotRun(f"torch-abi-audit answered for {len(extensions)} of {len(using)} libraries")
+            raise _NotRun(
+                f"torch-abi-audit answered for {len(extensions)} of {len(using)} libraries"
+            )
         findings: list[Disagreement] = []
         users = steady = 0
         newest = ""
@@ -277,7 +346,10 @@ def promised_glibc(platforms: Sequence[str]) -> tuple[int, int] | None:
 
 
 def platform_tag(wheel: Path, about: Subject, scratch: Path, timeout: float = TIMEOUT) -> Outcome:
-    """Return whether auditwheel's tag, by the versions of the needed symbols, is at most as new as the wheel's tag."""
+    """
+    Return whether auditwheel's tag, by the versions of the needed symbols, is at most as new as the
+    wheel's tag.
+    """
     promised = promised_glibc(about.platforms)
 
     def work() -> tuple[str, list[Disagreement]]:

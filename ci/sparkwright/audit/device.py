@@ -1,4 +1,7 @@
-"""The device code of one library against its policy and its unit manifest, and what a GPU of the stack gets from it."""
+"""
+The device code of one library against its policy and its unit manifest, and what a GPU of the stack
+gets from it.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,11 @@ class Case(msgspec.Struct, frozen=True):
         wants: The library's own policy; None when nothing names it.
         find: Called for each disagreement.
         device: The compute capability of the stack's GPU.
-        ours: Whether the library must be made for the stack's target; a wheel that was not built here is
+        ours: Whether the library must be made for the stack's target; a wheel that was not built
+            here is
             only read.
-        units: The translation units of the library and of those linked into several, where the wheel has
+        units: The translation units of the library and of those linked into several, where the
+            wheel has
             a unit manifest.
     """
 
@@ -63,12 +68,17 @@ class Case(msgspec.Struct, frozen=True):
     def names(self, images: Iterable[DeviceImage]) -> list[str]:
         """Return the names of the translation units that *images* were compiled from."""
         hashes = {image.sha256 for image in images}
-        return [unit.name for unit in self.units if any(sha256 in hashes for _, sha256 in unit.code)]
+        return [
+            unit.name for unit in self.units if any(sha256 in hashes for _, sha256 in unit.code)
+        ]
 
 
-def inspect(library: Library, data: Buffer, host: SharedObject, case: Case, folder: Path) -> Library:
+def inspect(
+    library: Library, data: Buffer, host: SharedObject, case: Case, folder: Path
+) -> Library:
     """
-    Return *library* with what its device code holds, and report where that is not what the policy asks for.
+    Return *library* with what its device code holds, and report where that is not what the policy
+    asks for.
 
     Args:
         folder: Takes the cubins that are disassembled.
@@ -87,10 +97,15 @@ def inspect(library: Library, data: Buffer, host: SharedObject, case: Case, fold
         return whole
 
 
-def _inspect(library: Library, data: Buffer, host: SharedObject, case: Case, folder: Path) -> Library:
+def _inspect(
+    library: Library, data: Buffer, host: SharedObject, case: Case, folder: Path
+) -> Library:
     images, cubins = _read(data, host, case, folder)
     containers = device_code.by_container(images)
-    archs = [[device_code.targets(group, kind) for kind in ("cubin", "ptx")] for group in containers.values()]
+    archs = [
+        [device_code.targets(group, kind) for kind in ("cubin", "ptx")]
+        for group in containers.values()
+    ]
     library = replace(
         library,
         cubins=_sorted(Counter(device_code.targets(images, "cubin"))),
@@ -104,30 +119,42 @@ def _inspect(library: Library, data: Buffer, host: SharedObject, case: Case, fol
             _check_arch(images, case, case.target)
             _check_units(images, case)
         elif not library.spark.targets:
-            message = f"no machine code in it is for SM {library.spark.device}: {library.spark.says}"
+            message = (
+                f"no machine code in it is for SM {library.spark.device}: {library.spark.says}"
+            )
             case.find("code-missing", message)
     # Only the code that the stack's GPU would load is disassembled.
     taken = {
         number: gpu_compat.chosen(device_code.targets(group, "cubin"), (), case.device)[1]
         for number, group in containers.items()
     }
-    loaded = {path: image for path, image in cubins.items() if taken[image.container] == image.target}
-    return _check_kernels(library, _disassemble(loaded, case.tools), set(taken.values()) - {""}, case)
+    loaded = {
+        path: image for path, image in cubins.items() if taken[image.container] == image.target
+    }
+    return _check_kernels(
+        library, _disassemble(loaded, case.tools), set(taken.values()) - {""}, case
+    )
 
 
 def _read(
     data: Buffer, host: SharedObject, case: Case, folder: Path
 ) -> tuple[list[DeviceImage], dict[Path, DeviceImage]]:
-    """Return all images, and those cubins that hold a kernel of interest by their path in *folder*."""
+    """
+    Return all images, and those cubins that hold a kernel of interest by their path in *folder*.
+    """
     opcodes, trap_free = (case.wants.opcodes, case.wants.trap_free) if case.wants else ((), ())
     named = [*(rule.kernels for rule in opcodes), *(rule.kernels for rule in trap_free)]
     patterns = [FP4_KERNELS, *map(re.compile, named)]
     images: list[DeviceImage] = []
     cubins: dict[Path, DeviceImage] = {}
-    for image, content in device_code.images(data, host, case.policy.generation, whole_ptx=case.target is not None):
+    for image, content in device_code.images(
+        data, host, case.policy.generation, whole_ptx=case.target is not None
+    ):
         images.append(image)
         if image.contradicted:
-            message = f"fatbin {image.container}: the table says {image.listed}, the code {image.target}"
+            message = (
+                f"fatbin {image.container}: the table says {image.listed}, the code {image.target}"
+            )
             case.find("arch-contradicted", message, case.names([image]))
         wanted = any(pattern.search(kernel) for pattern in patterns for kernel in image.kernels)
         if image.kind == "cubin" and content and wanted:
@@ -150,7 +177,13 @@ def _check_arch(images: Sequence[DeviceImage], case: Case, wants: LibraryPolicy)
     if ("cubin", target) not in by_target:
         case.find("arch-missing", f"cubins for {target}: 0")
     for (kind, arch), group in by_target.items():
-        rule = "ptx-foreign" if kind == "ptx" else "arch-unknown" if arch.endswith("?") else "arch-foreign"
+        rule = (
+            "ptx-foreign"
+            if kind == "ptx"
+            else "arch-unknown"
+            if arch.endswith("?")
+            else "arch-foreign"
+        )
         if rule == "arch-foreign" and is_generation(arch, case.policy.generation):
             rule = "arch-folded"
         allowed: Iterable[Allowed] = wants.ptx if kind == "ptx" else wants.also
@@ -166,26 +199,43 @@ def _check_units(images: Sequence[DeviceImage], case: Case) -> None:
     target, generation = case.policy.target, case.policy.generation
     for unit in (unit for unit in case.units if unit.library):
         # Cubins of other generations are not unpacked.
-        code = [sha for arch, sha in unit.code if arch.startswith("compute_") or is_generation(arch, generation)]
+        code = [
+            sha
+            for arch, sha in unit.code
+            if arch.startswith("compute_") or is_generation(arch, generation)
+        ]
         present = [by_hash[sha256] for sha256 in code if sha256 in by_hash]
         native = any(entry.endswith(f":{target}") for entry in unit.gencode)
         if len(present) < len(code):
-            message = f"{len(code) - len(present)} of the {len(code)} pieces of code in its object are not in the library"
+            message = (
+                f"{len(code) - len(present)} of the {len(code)} pieces of code in its "
+                f"object are not in the library"
+            )
             case.find("arch-missing", message, [unit.name])
         elif native and code and not any(image.target == target for image in present):
             case.find("arch-missing", f"its object holds no cubin for {target}", [unit.name])
     known = {sha256 for unit in case.units for _, sha256 in unit.code}
     foreign = [image.target for sha256, image in by_hash.items() if sha256 not in known]
     # The device linker makes new code of relocatable code.
-    if foreign and any(unit.library for unit in case.units) and all(unit.code for unit in case.units):
-        case.find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {', '.join(sorted(set(foreign)))}")
+    if (
+        foreign
+        and any(unit.library for unit in case.units)
+        and all(unit.code for unit in case.units)
+    ):
+        case.find(
+            "code-foreign",
+            f"{len(foreign)} of {len(by_hash)}, for {', '.join(sorted(set(foreign)))}",
+        )
 
 
 Kernels = dict[str, tuple[Counter[str], list[DeviceImage]]]
 
 
 def _disassemble(cubins: Mapping[Path, DeviceImage], tools: CudaTools) -> Kernels:
-    """Return the opcode counts of all kernels of the cubins, added up for kernels of one name, and their cubins."""
+    """
+    Return the opcode counts of all kernels of the cubins, added up for kernels of one name, and
+    their cubins.
+    """
     kernels: Kernels = {}
     sizes = {path: path.stat().st_size for path in cubins}
     with (
@@ -193,7 +243,9 @@ def _disassemble(cubins: Mapping[Path, DeviceImage], tools: CudaTools) -> Kernel
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
         try:
-            for path, counts in zip(sizes, pool.map(lambda path: sass.opcodes(path, tools), sizes), strict=True):
+            for path, counts in zip(
+                sizes, pool.map(lambda path: sass.opcodes(path, tools), sizes), strict=True
+            ):
                 for kernel, count in counts.items():
                     total, images = kernels.setdefault(kernel, (Counter(), []))
                     total.update(count)
@@ -206,12 +258,18 @@ def _disassemble(cubins: Mapping[Path, DeviceImage], tools: CudaTools) -> Kernel
 
 
 def _check_kernels(library: Library, kernels: Kernels, archs: set[str], case: Case) -> Library:
-    """Return *library* with the opcodes of *kernels*, and report what the policy misses among them."""
+    """
+    Return *library* with the opcodes of *kernels*, and report what the policy misses among them.
+    """
     fp4 = [counts for kernel, (counts, _) in kernels.items() if FP4_KERNELS.search(kernel)]
-    instructions = {pattern: sum(sass.matching(counts, pattern) for counts in fp4) for pattern in FP4_OPCODES}
+    instructions = {
+        pattern: sum(sass.matching(counts, pattern) for counts in fp4) for pattern in FP4_OPCODES
+    }
     trapping = sum(1 for counts in fp4 if counts[sass.TRAP])
     grade = gpu_compat.fp4(len(fp4), instructions, trapping)
-    library = replace(library, spark=replace(library.spark, fp4=grade, instructions=instructions, traps=trapping))
+    library = replace(
+        library, spark=replace(library.spark, fp4=grade, instructions=instructions, traps=trapping)
+    )
     wants = case.target
     if not (wants and (wants.opcodes or wants.trap_free)):
         return library
@@ -219,7 +277,9 @@ def _check_kernels(library: Library, kernels: Kernels, archs: set[str], case: Ca
     totals: list[OpcodeCount] = []
     for rule in wants.opcodes:
         named = [kernel for kernel in kernels if re.search(rule.kernels, kernel)]
-        hits = [count for kernel in named if (count := sass.matching(kernels[kernel][0], rule.pattern))]
+        hits = [
+            count for kernel in named if (count := sass.matching(kernels[kernel][0], rule.pattern))
+        ]
         total = sum(hits)
         totals.append(OpcodeCount(rule.pattern, arch, len(hits), total, rule.least))
         if total < rule.least:

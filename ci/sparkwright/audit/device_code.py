@@ -1,16 +1,18 @@
 """
-The device code of a library and of a wheel: its cubins and PTX texts, their real targets, and one digest for all of it.
+The device code of a library and of a wheel: its cubins and PTX texts, their real targets, and one
+digest for all of it.
 
-A cubin's file name (``….sm_121.cubin``) and its ELF flags are the same for ``sm_121`` and ``sm_121f``;
-only ``-arch`` among the ptxas options in its ``.note.nv.tkinfo`` section tells them apart. As an ELF
-note: name ``NVIDIA Corp``, type 2000, and a description of six little-endian words (2, object, tool,
-version, build, options), of which the last five are offsets into the NUL-terminated strings that follow
-(seen with CUDA 13.0.88).
+A cubin's file name (``….sm_121.cubin``) and its ELF flags are the same for ``sm_121`` and
+``sm_121f``; only ``-arch`` among the ptxas options in its ``.note.nv.tkinfo`` section tells them
+apart. As an ELF
+note: name ``NVIDIA Corp``, type 2000, and a description of six little-endian words (2, object,
+    tool, version, build, options), of which the last five are offsets into the NUL-terminated
+    strings that follow (seen with CUDA 13.0.88).
 
-The digest covers what a GPU of the stack could load. For a library compiled here these are its cubins of
-the stack's generation and all its PTX, each by its sha256 and in sorted order, so that neither link order
-nor compression changes it; for a library that came with the official wheel, its fatbin sections as they
-are. Python, host code and the version label are no part of it.
+The digest covers what a GPU of the stack could load. For a library compiled here these are its
+cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so that
+neither link order nor compression changes it; for a library that came with the official wheel, its
+fatbin sections as they are. Python, host code and the version label are no part of it.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class DeviceImage(msgspec.Struct, frozen=True):
     Attributes:
         container: The number of its fatbin in the library: one per translation unit.
         listed: The target in the fatbin's table, by which a driver chooses; empty for a bare cubin.
-        target: The target that the code itself states; ``sm_121?`` where it should and does not, and
+        target: The target that the code itself states; ``sm_121?`` where it should and does not,
+            and
             *listed* where it was not unpacked.
         sha256: Of the unpacked bytes; empty where they were not unpacked whole.
         kernels: The mangled names of a cubin's functions.
@@ -77,9 +80,11 @@ class LibraryCode(msgspec.Struct, frozen=True):
     The device code of one member.
 
     Attributes:
-        images: The sha256 of each image, and its sha256 without the hashes of source paths in names;
+        images: The sha256 of each image, and its sha256 without the hashes of source paths in
+            names;
             empty for a library of the official wheel, and for one that cannot be read.
-        unreadable: Why its device code cannot be read; its digest is then that of its fatbin sections.
+        unreadable: Why its device code cannot be read; its digest is then that of its fatbin
+            sections.
     """
 
     name: str
@@ -112,14 +117,19 @@ class CodeDifference(msgspec.Struct, frozen=True):
 
 
 def note_target(data: bytes) -> str:
-    """Return the target that the bytes of a ``.note.nv.tkinfo`` section state; empty without one."""
+    """
+    Return the target that the bytes of a ``.note.nv.tkinfo`` section state; empty without one.
+    """
     position = 0
     while position + 12 <= len(data):
         name_size, size, kind = struct.unpack_from("<3I", data, position)
         begin = position + 12 + (name_size + 3) // 4 * 4
         if begin + size > len(data):
             break
-        name, description = data[position + 12 : position + 12 + name_size], data[begin : begin + size]
+        name, description = (
+            data[position + 12 : position + 12 + name_size],
+            data[begin : begin + size],
+        )
         position = begin + (size + 3) // 4 * 4
         if name.rstrip(b"\0") != b"NVIDIA Corp" or kind != _TKINFO or size < 24:
             continue
@@ -132,8 +142,8 @@ def note_target(data: bytes) -> str:
 
 def read_cubin(data: Buffer) -> tuple[str, tuple[str, ...]]:
     """
-    Return the target that ptxas was given for the cubin in *data* (``sm_121f``; empty when the note is
-    missing or of an unknown version), and the mangled names of its kernels.
+    Return the target that ptxas was given for the cubin in *data* (``sm_121f``; empty when the note
+    is missing or of an unknown version), and the mangled names of its kernels.
 
     Raises:
         ElfUnreadable: It is not an ELF file that can be read.
@@ -151,7 +161,8 @@ def images(
     data: Buffer, library: SharedObject, generation: str, *, whole_ptx: bool
 ) -> Iterator[tuple[DeviceImage, bytes]]:
     """
-    Yield the images of the library in *data*, with the unpacked bytes of its cubins of *generation* and of its PTX.
+    Yield the images of the library in *data*, with the unpacked bytes of its cubins of *generation*
+    and of its PTX.
 
     Args:
         whole_ptx: Unpack PTX to its end, and not only as far as its target.
@@ -170,7 +181,10 @@ def images(
         else:
             text = fatbin.unpack(data, entry, None if whole_ptx else _PTX_HEAD)
             match = _PTX_TARGET.search(text[:_PTX_HEAD])
-            target, sha256 = match[1].decode() if match else entry.arch, sha256_bytes(text) if whole_ptx else ""
+            target, sha256 = (
+                match[1].decode() if match else entry.arch,
+                sha256_bytes(text) if whole_ptx else "",
+            )
             yield DeviceImage("ptx", entry.container, entry.arch, target, sha256), text
 
 
@@ -178,7 +192,9 @@ def _cubin(data: Buffer, entry: Entry) -> tuple[DeviceImage, bytes]:
     content = fatbin.unpack(data, entry)
     target, kernels = read_cubin(content)
     target = target or f"{entry.arch or 'sm'}?"
-    return DeviceImage("cubin", entry.container, entry.arch, target, sha256_bytes(content), kernels), content
+    return DeviceImage(
+        "cubin", entry.container, entry.arch, target, sha256_bytes(content), kernels
+    ), content
 
 
 def by_container(listed: Iterable[DeviceImage]) -> dict[int, list[DeviceImage]]:
@@ -251,7 +267,10 @@ def _library(
     library = elf.shared_object(data)
     if not library.has_device_code:
         return None
-    whole, wants = sections_digest(data, library) or binary.sha256, policy.library(distribution, binary.name)
+    whole, wants = (
+        sections_digest(data, library) or binary.sha256,
+        policy.library(distribution, binary.name),
+    )
     if not (wants and wants.role == "target"):
         return LibraryCode(binary.name, whole)
     try:
@@ -268,10 +287,19 @@ def _library(
 
 def compare(first: WheelCode, second: WheelCode) -> tuple[CodeDifference, ...]:
     """Return the libraries whose device code differs, by name."""
-    before, after = ({library.name: library for library in code.libraries} for code in (first, second))
+    before, after = (
+        {library.name: library for library in code.libraries} for code in (first, second)
+    )
     missing = LibraryCode("", "")
-    pairs = [(name, before.get(name, missing), after.get(name, missing)) for name in sorted(before | after)]
-    return tuple(_difference(name, *libraries) for name, *libraries in pairs if libraries[0].digest != libraries[1].digest)
+    pairs = [
+        (name, before.get(name, missing), after.get(name, missing))
+        for name in sorted(before | after)
+    ]
+    return tuple(
+        _difference(name, *libraries)
+        for name, *libraries in pairs
+        if libraries[0].digest != libraries[1].digest
+    )
 
 
 def _difference(name: str, before: LibraryCode, after: LibraryCode) -> CodeDifference:

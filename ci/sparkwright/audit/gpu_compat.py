@@ -1,10 +1,13 @@
 """
-What a GPU gets from device code, by NVIDIA's rules of loading: pure functions of targets, with nothing read from a file.
+What a GPU gets from device code, by NVIDIA's rules of loading: pure functions of targets, with
+nothing read from a file.
 
-The rules (CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility", "Feature Set Compiler Targets"), for a GPU of compute
-capability X.Y: machine code for ``sm_XZ`` runs where Z ≤ Y; for ``sm_XZf``, of the same family, where Z ≤ Y; for ``sm_XZa`` where Z = Y
-alone. PTX for ``compute_WZ`` is compiled when it is loaded by any GPU that is not older; with ``f`` by the family from Z on, with ``a`` by
-exactly that GPU. FP4 instructions exist on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
+The rules (CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility", "Feature Set
+Compiler Targets"), for a GPU of compute capability X.Y: machine code for ``sm_XZ`` runs where Z ≤
+Y; for ``sm_XZf``, of the same family, where Z ≤ Y; for ``sm_XZa`` where Z = Y alone. PTX for
+``compute_WZ`` is compiled when it is loaded by any GPU that is not older; with ``f`` by the family
+from Z on, with ``a`` by exactly that GPU. FP4 instructions exist on SM 12.x only under ``a`` and
+``f``. No line of this was tried on a GB10.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ _TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
 #: The instructions of SM 12.x for FP4: the block-scaled matrix instruction, and the conversion.
 FP4_OPCODES = (r"OMMA\..*E2M1", r"F2FP\..*E2M1")
-#: Names of kernels that compute with FP4 or make it, in CUTLASS, vLLM and FlashInfer. A kernel of CUTLASS
-#: for SM 9.0 or 10.0 is compiled for SM 12.x too, where it is never launched and is full of traps.
+#: Names of kernels that compute with FP4 or make it, in CUTLASS, vLLM and FlashInfer. A kernel of
+#: CUTLASS for SM 9.0 or 10.0 is compiled for SM 12.x too, where it is never launched and is full of
+#: traps.
 FP4_KERNELS = re.compile(r"^(?!.*MainloopSm(?:90|10\d))(?=.*(?:fp4|e2m1))", re.IGNORECASE)
 
 #: From best to worst: what one compiled unit gives.
@@ -30,7 +34,8 @@ GAINS: Mapping[Gain, str] = {
     "native": "machine code for exactly this GPU, with all its instructions",
     "family": "machine code of its family, with the FP4 instructions",
     "plain": "machine code without a feature set: it runs, and cannot hold FP4 instructions",
-    "jit": "PTX alone: compiled when it is loaded (a slow first start), and only by a driver that knows its PTX version",
+    "jit": "PTX alone: compiled when it is loaded (a slow first start), and only by a driver "
+    "that knows its PTX version",
     "nothing": "no form that this GPU can load",
 }
 
@@ -51,12 +56,11 @@ class Spark(msgspec.Struct, frozen=True):
 
     Attributes:
         device: The compute capability, such as ``12.1``.
-        units: How many compiled units give what, best first; units that give nothing may well be kernels for other GPUs alone.
-        targets: The real targets of the machine code that would be loaded, with their number.
-        jit: The targets of the PTX that would be compiled when it is loaded.
-        fp4: See `FP4`.
-        instructions: FP4 instructions in the code that would be loaded, by pattern.
-        traps: Kernels named for FP4 that hold a trap.
+        units: How many compiled units give what, best first; units that give nothing may well be
+            kernels for other GPUs alone. targets: The real targets of the machine code that would
+            be loaded, with their number. jit: The targets of the PTX that would be compiled when it
+            is loaded. fp4: See `FP4`. instructions: FP4 instructions in the code that would be
+            loaded, by pattern. traps: Kernels named for FP4 that hold a trap.
     """
 
     device: str
@@ -69,10 +73,15 @@ class Spark(msgspec.Struct, frozen=True):
 
     @property
     def says(self) -> str:
-        """A few words for a table, such as ``35 family, 6 jit (20 for other GPUs alone); its FP4 kernels hold FP4 instructions``."""
+        """
+        A few words for a table, such as ``35 family, 6 jit (20 for other GPUs alone); its FP4
+        kernels hold FP4 instructions``.
+        """
         if not self.units:
             return "no device code"
-        counts = ", ".join(f"{count} {gain}" for gain, count in self.units.items() if gain != "nothing")
+        counts = ", ".join(
+            f"{count} {gain}" for gain, count in self.units.items() if gain != "nothing"
+        )
         if not counts:
             return "nothing for this GPU"
         others = self.units.get("nothing", 0)
@@ -114,13 +123,18 @@ def compiles(target: str, device: tuple[int, int]) -> bool:
 
 def chosen(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> tuple[Gain, str]:
     """
-    Return what a GPU of capability *device* gets from a unit with code for these targets, and the target of what it would take.
+    Return what a GPU of capability *device* gets from a unit with code for these targets, and the
+    target of what it would take.
 
     Machine code comes before PTX, and the nearest before one that is further away.
     """
 
     def nearest(targets: Iterable[str]) -> str:
-        return max(targets, key=lambda target: ((parsed(target) or (0, 0, ""))[:2], "fa".find(target[-1])), default="")
+        return max(
+            targets,
+            key=lambda target: ((parsed(target) or (0, 0, ""))[:2], "fa".find(target[-1])),
+            default="",
+        )
 
     if best := nearest(target for target in cubins if loads(target, device)):
         _, minor, suffix = parsed(best) or (0, 0, "")
@@ -131,7 +145,10 @@ def chosen(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -
 
 
 def of_units(units: Iterable[Sequence[Sequence[str]]], device: tuple[int, int]) -> Spark:
-    """Return what a GPU of capability *device* gets from *units*, each the targets of its cubins and of its PTX; FP4 is left open."""
+    """
+    Return what a GPU of capability *device* gets from *units*, each the targets of its cubins and
+    of its PTX; FP4 is left open.
+    """
     gains: Counter[str] = Counter()
     targets: Counter[str] = Counter()
     jit: Counter[str] = Counter()
@@ -141,7 +158,12 @@ def of_units(units: Iterable[Sequence[Sequence[str]]], device: tuple[int, int]) 
         if target:
             (jit if gain == "jit" else targets)[target] += 1
     ordered: dict[str, int] = {gain: gains[gain] for gain in GAINS if gains[gain]}
-    return Spark(f"{device[0]}.{device[1]}", ordered, dict(sorted(targets.items())), dict(sorted(jit.items())))
+    return Spark(
+        f"{device[0]}.{device[1]}",
+        ordered,
+        dict(sorted(targets.items())),
+        dict(sorted(jit.items())),
+    )
 
 
 def fp4(kernels: int, instructions: Mapping[str, int], traps: int) -> Fp4:

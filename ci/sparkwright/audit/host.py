@@ -1,12 +1,13 @@
 """
-What a wheel brings and needs on the host: machine, shared libraries, symbols, operators, and copies of others' libraries.
+What a wheel brings and needs on the host: machine, shared libraries, symbols, operators, and copies
+of others' libraries.
 
-Operators are read from the strings in a library's read-only data. torch is told of an operator twice:
-``def`` gives its schema (``name(Tensor a, …) -> Tensor``), ``impl`` its name with the function. Both are
-strings that end in NUL. A build that leaves a unit out for its arch keeps the schema, which a common
-source file declares, and loses the ``impl``, which the unit itself registers: so the official vLLM 0.33.0
-and a build for 12.1f declare `machete_mm` alike, and only the former implements it. Which device an
-implementation is for, the bytes do not say.
+Operators are read from the strings in a library's read-only data. torch is told of an operator
+twice: ``def`` gives its schema (``name(Tensor a, …) -> Tensor``), ``impl`` its name with the
+function. Both are strings that end in NUL. A build that leaves a unit out for its arch keeps the
+schema, which a common source file declares, and loses the ``impl``, which the unit itself
+registers: so the official vLLM 0.33.0 and a build for 12.1f declare `machete_mm` alike, and only
+the former implements it. Which device an implementation is for, the bytes do not say.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _MOST_OPERATORS = 20_000
 
 
 def copies(distribution: str, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield member, rule and message for each of the members *names* that is a copy of the driver or of another's library."""
+    """
+    Yield member, rule and message for each of the members *names* that is a copy of the driver or
+    of another's library.
+    """
     if _OWNERS.fullmatch(distribution):
         return
     for name in names:
@@ -49,17 +53,26 @@ def copies(distribution: str, names: Sequence[str]) -> Iterator[tuple[str, str, 
             message = "the driver is the machine's own, and a copy of another version breaks it"
             yield name, "vendored-driver", message
         elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
-            yield name, "vendored-library", "two copies of a library in one process do not share their state"
+            yield (
+                name,
+                "vendored-library",
+                "two copies of a library in one process do not share their state",
+            )
 
 
 def check(library: SharedObject, case: Case, platforms: tuple[str, ...]) -> None:
     """Report where the library's needs are not what the tag promises and the policy allows."""
     machine = library.machine
-    if machine in ("x86_64", "aarch64") and not all(platform.endswith(machine) for platform in platforms):
+    if machine in ("x86_64", "aarch64") and not all(
+        platform.endswith(machine) for platform in platforms
+    ):
         case.find("machine-foreign", f"it is for {machine}, the wheel for {', '.join(platforms)}")
     promised = checkers.promised_glibc(platforms)
     if promised and library.versions.get("GLIBC", ()) > promised:
-        message = f"it wants GLIBC {library.version('GLIBC')}, the tag promises {promised[0]}.{promised[1]}"
+        message = (
+            f"it wants GLIBC {library.version('GLIBC')}, the tag promises "
+            f"{promised[0]}.{promised[1]}"
+        )
         case.find("glibc-newer", message)
     # A driver may have been given another file name.
     if _DRIVER.fullmatch(library.soname):
@@ -77,13 +90,19 @@ def check(library: SharedObject, case: Case, platforms: tuple[str, ...]) -> None
             case.find("needed-foreign", f"it wants {name}")
     if library.driver and DRIVER not in library.needed:
         more = f" and {len(library.driver) - 3} more" if len(library.driver) > 3 else ""
-        case.find("driver-unnamed", f"it calls {', '.join(library.driver[:3])}{more}, and does not want {DRIVER}")
+        case.find(
+            "driver-unnamed",
+            f"it calls {', '.join(library.driver[:3])}{more}, and does not want {DRIVER}",
+        )
 
 
 def operators(
     data: Buffer, sections: Sequence[Section], library: SharedObject, case: Case
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the operators that the library implements, and those that it only declares; report those that the policy misses."""
+    """
+    Return the operators that the library implements, and those that it only declares; report those
+    that the policy misses.
+    """
     declared = sorted(_declared(data, sections))
     implemented = tuple(name for name in declared if _names(data, sections, name))
     wants = case.wants
@@ -106,7 +125,10 @@ def _constants(sections: Iterable[Section]) -> list[tuple[int, int]]:
 
 
 def _names(data: Buffer, sections: Iterable[Section], operator: str) -> bool:
-    """Return whether *operator* stands in the read-only data as a string, or as the end of one, which linkers share."""
+    """
+    Return whether *operator* stands in the read-only data as a string, or as the end of one, which
+    linkers share.
+    """
     name = operator.partition("::")[2].encode() or operator.encode()
     return any(data.find(name + b"\0", begin, end) >= 0 for begin, end in _constants(sections))
 

@@ -1,8 +1,9 @@
 """
 The reviewed audit policy: what each library of each wheel must hold, and what it may.
 
-`ci/audit.yaml` holds what is so in every stack, `ci/audit/<stack>.yaml` the libraries that a stack has besides. A library that neither
-names is a finding, so together they are a complete list; whoever adds a library says here what it is.
+`ci/audit.yaml` holds what is so in every stack, `ci/audit/<stack>.yaml` the libraries that a stack
+has besides. A library that neither names is a finding, so together they are a complete list;
+whoever adds a library says here what it is.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Allowed(_Record, frozen=True):
     Device code of another target that a library may hold.
 
     Attributes:
-        arch: The target that it was made for (``sm_80``, ``sm_90a``); for PTX the ``.target`` of its text.
-        most: How many files of it there may be.
-        reason: Why it is there; nothing is allowed without one.
+        arch: The target that it was made for (``sm_80``, ``sm_90a``); for PTX the ``.target`` of
+            its text. most: How many files of it there may be. reason: Why it is there; nothing is
+            allowed without one.
     """
 
     arch: str
@@ -60,7 +61,8 @@ class Opcode(_Record, frozen=True):
     Attributes:
         pattern: A regular expression searched in the opcode with its modifiers.
         least: How many there must be, over all kernels.
-        kernels: A regular expression searched in mangled kernel names; only cubins with such a kernel are disassembled, and
+        kernels: A regular expression searched in mangled kernel names; only cubins with such a
+            kernel are disassembled, and
             only in such kernels does the instruction count.
     """
 
@@ -78,8 +80,8 @@ class TrapFree(_Record, frozen=True):
     Kernels that must not hold a trap.
 
     Attributes:
-        kernels: A regular expression searched in mangled kernel names; one that matches no kernel is a finding.
-        reason: What a trap there would mean.
+        kernels: A regular expression searched in mangled kernel names; one that matches no kernel
+            is a finding. reason: What a trap there would mean.
     """
 
     kernels: str
@@ -95,17 +97,14 @@ class LibraryPolicy(_Record, frozen=True):
 
     Attributes:
         glob: Matched against the whole member name; ``*`` also matches ``/``.
-        role: ``target`` was compiled here for the stack's arch; ``base`` came with the official wheel.
-        reason: Why a base library is not compiled here.
-        arch: What it is compiled for, as CMake spells it, where that is not the stack's arch; with the reason.
-        also: Cubins of other targets that may be there.
-        ptx: PTX that may be there.
-        needed: Shared libraries wanted beyond the common ones, as globs.
-        rpath: Allowed entries of RPATH and RUNPATH.
-        symbols: Dynamic symbols that it must define.
-        operators: Operators of torch that it must declare and implement.
-        torch: ``stable`` where it must use torch through its stable ABI alone, so that one build serves several versions of torch.
-        size_max: Bytes.
+        role: ``target`` was compiled here for the stack's arch; ``base`` came with the official
+            wheel. reason: Why a base library is not compiled here. arch: What it is compiled for,
+            as CMake spells it, where that is not the stack's arch; with the reason. also: Cubins of
+            other targets that may be there. ptx: PTX that may be there. needed: Shared libraries
+            wanted beyond the common ones, as globs. rpath: Allowed entries of RPATH and RUNPATH.
+            symbols: Dynamic symbols that it must define. operators: Operators of torch that it must
+            declare and implement. torch: ``stable`` where it must use torch through its stable ABI
+            alone, so that one build serves several versions of torch. size_max: Bytes.
     """
 
     glob: str
@@ -126,10 +125,17 @@ class LibraryPolicy(_Record, frozen=True):
     def __post_init__(self) -> None:
         if self.role == "base" and not self.reason.strip():
             raise ValueError(f"{self.glob} is a base library without a reason")
-        if self.arch and not (_ARCH.fullmatch(self.arch) and self.role == "target" and self.reason.strip()):
-            raise ValueError(f"{self.glob} has an arch of its own, which wants the role of a target, a reason, and the form 12.0f")
+        if self.arch and not (
+            _ARCH.fullmatch(self.arch) and self.role == "target" and self.reason.strip()
+        ):
+            raise ValueError(
+                f"{self.glob} has an arch of its own, which wants the role of a target, a "
+                f"reason, and the form 12.0f"
+            )
         if self.role == "base" and (self.also or self.ptx or self.opcodes or self.trap_free):
-            raise ValueError(f"{self.glob} is a base library, of which device code is only reported")
+            raise ValueError(
+                f"{self.glob} is a base library, of which device code is only reported"
+            )
 
 
 class DistributionPolicy(_Record, frozen=True):
@@ -159,7 +165,10 @@ class CommonPolicy(_Record, frozen=True):
 
 
 class StackPolicy(_Record, frozen=True):
-    """``ci/audit/<stack>.yaml``: by distribution, the libraries that its wheel has in this stack besides the common ones."""
+    """
+    ``ci/audit/<stack>.yaml``: by distribution, the libraries that its wheel has in this stack
+    besides the common ones.
+    """
 
     libraries: dict[str, tuple[LibraryPolicy, ...]] = {}
 
@@ -169,9 +178,10 @@ class AuditPolicy(_Record, frozen=True):
     The whole policy of a stack.
 
     Attributes:
-        arch: The architecture of the stack as CMake spells it, such as ``12.1f``; stack.yaml names it, and no file of the policy does.
-        needed: Shared libraries that every library may want, as globs.
-        distributions: By normalised distribution name; a wheel that is not listed may hold no library.
+        arch: The architecture of the stack as CMake spells it, such as ``12.1f``; stack.yaml names
+            it, and no file of the policy does. needed: Shared libraries that every library may
+            want, as globs. distributions: By normalised distribution name; a wheel that is not
+            listed may hold no library.
     """
 
     arch: str
@@ -189,17 +199,29 @@ class AuditPolicy(_Record, frozen=True):
 
     @property
     def generation(self) -> str:
-        """The beginning of every arch name whose cubins a GPU of this arch may load: ``12.1f`` → ``sm_12``."""
+        """
+        The beginning of every arch name whose cubins a GPU of this arch may load: ``12.1f`` →
+        ``sm_12``.
+        """
         return "sm_" + self.arch.partition(".")[0]
 
     def library(self, distribution: str, name: str) -> LibraryPolicy | None:
-        """Return the first policy of *distribution* whose glob matches the member *name*, or None."""
+        """
+        Return the first policy of *distribution* whose glob matches the member *name*, or None.
+        """
         listed = self.distributions.get(distribution)
-        return next((policy for policy in listed.libraries if fnmatchcase(name, policy.glob)), None) if listed else None
+        return (
+            next((policy for policy in listed.libraries if fnmatchcase(name, policy.glob)), None)
+            if listed
+            else None
+        )
 
 
 def is_generation(arch: str, generation: str) -> bool:
-    """Return whether *arch* (``sm_120a``) belongs to *generation* (``sm_12``): the last digit is the minor version."""
+    """
+    Return whether *arch* (``sm_120a``) belongs to *generation* (``sm_12``): the last digit is the
+    minor version.
+    """
     return arch.rstrip("af")[:-1] == generation
 
 
@@ -208,20 +230,32 @@ def load(path: Path, arch: str) -> AuditPolicy:
     Return the policy of a stack: what is asked in every stack, and what its own file adds.
 
     Args:
-        path: The stack's file, ``ci/audit/<stack>.yaml``; the common one lies beside its folder and is called like that.
-        arch: The stack's.
+        path: The stack's file, ``ci/audit/<stack>.yaml``; the common one lies beside its folder and
+            is called like that. arch: The stack's.
 
     Raises:
         file-invalid: A file is missing or not valid, or both list the same library.
     """
-    common, own = strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy), strict_yaml.load(path, StackPolicy)
+    common, own = (
+        strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy),
+        strict_yaml.load(path, StackPolicy),
+    )
     try:
         return AuditPolicy(arch, common.needed, _joined(common.distributions, own.libraries))
     except ValueError as error:
-        raise FileError("file-invalid", f"The policy of {path.stem} does not hold together.", details=[str(error), str(path)]) from error
+        raise FileError(
+            "file-invalid",
+            f"The policy of {path.stem} does not hold together.",
+            details=[str(error), str(path)],
+        ) from error
 
 
-def _joined(common: Mapping[str, DistributionPolicy], own: Mapping[str, tuple[LibraryPolicy, ...]]) -> dict[str, DistributionPolicy]:
+def _joined(
+    common: Mapping[str, DistributionPolicy], own: Mapping[str, tuple[LibraryPolicy, ...]]
+) -> dict[str, DistributionPolicy]:
     if unknown := sorted(own.keys() - common.keys()):
         raise ValueError(f"the common policy has no distribution {', '.join(unknown)}")
-    return {name: replace(one, libraries=own.get(name, ()) + one.libraries) for name, one in common.items()}
+    return {
+        name: replace(one, libraries=own.get(name, ()) + one.libraries)
+        for name, one in common.items()
+    }

@@ -18,7 +18,8 @@ from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
 from sparkwright.core.errors import Advice, SparkwrightError
 
-#: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the report hold all.
+#: A tampered wheel may have a finding per member; people read the first ones, ``--json`` and the
+#: report hold all.
 SHOWN = 40
 #: Translation units that a line of a table names.
 SHOWN_UNITS = 5
@@ -43,7 +44,8 @@ class Finding(msgspec.Struct, frozen=True):
         library: The member's name; empty when it concerns the whole wheel.
         rule: One of `RULES`.
         message: What was found, and what was asked for.
-        units: The translation units concerned, such as ``csrc/a.cu (target _C)``; empty where the wheel
+        units: The translation units concerned, such as ``csrc/a.cu (target _C)``; empty where the
+            wheel
             has no unit manifest, or the finding is about no unit.
     """
 
@@ -55,7 +57,9 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def subject(self) -> str:
         """The library and the first units, for tables."""
-        more = [f"and {len(self.units) - SHOWN_UNITS} more"] if len(self.units) > SHOWN_UNITS else []
+        more = (
+            [f"and {len(self.units) - SHOWN_UNITS} more"] if len(self.units) > SHOWN_UNITS else []
+        )
         return "\n".join([self.library or "(the wheel)", *self.units[:SHOWN_UNITS], *more])
 
 
@@ -63,7 +67,8 @@ class Finding(msgspec.Struct, frozen=True):
 RULES: Mapping[str, str] = {
     "abi3-newer": "needs a newer Python than the wheel's tag and metadata promise",
     "abi3-violated": "is named abi3 and uses what is no part of the limited API of Python",
-    "arch-contradicted": "the table by which a driver chooses names another target than the machine code itself",
+    "arch-contradicted": "the table by which a driver chooses names another target than the "
+    "machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
     "arch-foreign": "machine code of another generation that no policy allows",
     "arch-missing": "a unit, or a whole library, without machine code for the stack's target",
@@ -78,9 +83,11 @@ RULES: Mapping[str, str] = {
     "library-unknown": "a library that no policy names",
     "machine-foreign": "made for another machine than the wheel's platform tag says",
     "needed-foreign": "wants a shared library that no policy allows",
-    "driver-unnamed": "calls CUDA's driver without wanting its library, so that it cannot be loaded",
+    "driver-unnamed": "calls CUDA's driver without wanting its library, so that it cannot be "
+    "loaded",
     "opcode-missing": "too few of an instruction that makes the kernels fast",
-    "operator-missing": "an operator that is not registered with torch, or only declared and not implemented",
+    "operator-missing": "an operator that is not registered with torch, or only declared and not "
+    "implemented",
     "ptx-foreign": "PTX that no policy allows",
     "record-mismatch": "RECORD has another hash or size than the member",
     "record-missing": "a member that RECORD does not list",
@@ -88,7 +95,8 @@ RULES: Mapping[str, str] = {
     "rpath-present": "looks for shared libraries in a folder that no policy allows",
     "size-over": "larger than the policy's ceiling",
     "symbol-missing": "a dynamic symbol that the policy asks for is not defined",
-    "tag-newer": "by the symbols that it wants, auditwheel gives the wheel a newer platform tag than its name has",
+    "tag-newer": "by the symbols that it wants, auditwheel gives the wheel a newer platform tag "
+    "than its name has",
     "torch-newer": "needs a newer torch than the wheel requires",
     "torch-unstable": "uses symbols of torch beside its stable ABI",
     "trap-present": "a kernel that must work ends in a trap",
@@ -102,10 +110,9 @@ class OpcodeCount(msgspec.Struct, frozen=True):
     How often an opcode pattern of the policy occurs.
 
     Attributes:
-        arch: The real target of the code that was counted: the stack's where there is any, else what such a GPU would load.
-        kernels: How many kernels hold it.
-        found: How many instructions, over all kernels.
-        least: How many the policy asks for.
+        arch: The real target of the code that was counted: the stack's where there is any, else
+            what such a GPU would load. kernels: How many kernels hold it. found: How many
+            instructions, over all kernels. least: How many the policy asks for.
     """
 
     pattern: str
@@ -121,13 +128,12 @@ class Library(msgspec.Struct, frozen=True):
 
     Attributes:
         role: ``target``, ``base``, or ``unknown`` when no policy names it.
-        cubins: How many by target: of the stack's generation as the code itself says, else as the table lists it.
-        ptx: How many by arch.
-        device_code: The library's part of the report's digest; empty without device code.
-        spark: What a GPU of the stack gets from it.
-        operators, declared: The operators of torch that it implements, and those that it only declares.
-        opcodes: Filled only where the policy asks for some.
-        traps: In the kernels that the policy wants trap-free.
+        cubins: How many by target: of the stack's generation as the code itself says, else as the
+            table lists it. ptx: How many by arch. device_code: The library's part of the report's
+            digest; empty without device code. spark: What a GPU of the stack gets from it.
+            operators, declared: The operators of torch that it implements, and those that it only
+            declares. opcodes: Filled only where the policy asks for some. traps: In the kernels
+            that the policy wants trap-free.
     """
 
     name: str
@@ -155,11 +161,13 @@ class AuditReport(msgspec.Struct, frozen=True):
 
     Attributes:
         target: What target libraries had to be made for (``sm_121f``).
-        judged: ``stack`` where the wheel must be what the stack's build makes; ``any`` where it was not built here, and is read for what a
+        judged: ``stack`` where the wheel must be what the stack's build makes; ``any`` where it was
+            not built here, and is read for what a
             Spark gets from it, and judged by what every wheel must keep to.
         checkers: What others' tools did.
         policy: The sha256 of the policy, so that a verdict names what it was judged by.
-        device_code: The sha256 over the sorted, distinct `Library.device_code` of all libraries; empty without device code. It does
+        device_code: The sha256 over the sorted, distinct `Library.device_code` of all libraries;
+            empty without device code. It does
             not change when only Python, host code or the version label does.
     """
 
@@ -190,7 +198,10 @@ def raise_for_findings(report: AuditReport) -> None:
     raise AuditError(
         "audit-failed",
         f"{report.subject.file} has {len(report.findings)} finding(s) in {where} place(s).",
-        details=[f"{finding.rule}: {_place(report, finding)}: {finding.message}" for finding in report.findings],
+        details=[
+            f"{finding.rule}: {_place(report, finding)}: {finding.message}"
+            for finding in report.findings
+        ],
     )
 
 
@@ -218,35 +229,64 @@ def show(report: AuditReport, *, result: bool = False) -> None:
         if library.opcodes or library.traps:
             opcodes.append(f"traps {library.traps}")
         verdict = f"{broken[library.name]} finding(s)" if broken[library.name] else "pass"
-        codes = (_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–", library.spark.says)
+        codes = (
+            _counts(library.cubins),
+            _counts(library.ptx),
+            ", ".join(opcodes) or "–",
+            library.spark.says,
+        )
         rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
     about = report.subject
-    judged = "" if report.judged == "stack" else " (not built here: judged by what every wheel must keep to)"
+    judged = (
+        ""
+        if report.judged == "stack"
+        else " (not built here: judged by what every wheel must keep to)"
+    )
     title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}{judged}, "
     title += f"sha256 {about.sha256[:16]}…, {as_size(about.size)}"
     title += f", device code {report.device_code[:16]}…" if report.device_code else ""
     if not rows:
         rows = [["(none)", "–", "–", "–", "–", "–", "–", "pass" if report.passed else "fail"]]
-    console.table(title, ["library", "role", ">size", "cubins", "PTX", "opcodes", "what a Spark gets", "verdict"], rows, result=result)
+    console.table(
+        title,
+        ["library", "role", ">size", "cubins", "PTX", "opcodes", "what a Spark gets", "verdict"],
+        rows,
+        result=result,
+    )
     if report.checkers:
-        tools = [[checker.name, checker.version or "–", checker.state.replace("-", " "), checker.says] for checker in report.checkers]
+        tools = [
+            [checker.name, checker.version or "–", checker.state.replace("-", " "), checker.says]
+            for checker in report.checkers
+        ]
         console.table("", ["tool", "version", "state", "says"], tools, result=result)
     if report.findings:
-        lines = [[finding.rule, finding.subject, finding.message] for finding in report.findings[:SHOWN]]
+        lines = [
+            [finding.rule, finding.subject, finding.message] for finding in report.findings[:SHOWN]
+        ]
         console.table("", ["rule", "library and units", "finding"], lines, result=result)
     if len(report.findings) > SHOWN:
         console.note(f"… and {len(report.findings) - SHOWN} more")
 
 
 _COLUMNS = (
-    "library", "wheel", ">size", "cubins for SM 12", "others", "PTX", ">OMMA", ">F2FP", ">FP4 traps", ">operators",
+    "library",
+    "wheel",
+    ">size",
+    "cubins for SM 12",
+    "others",
+    "PTX",
+    ">OMMA",
+    ">F2FP",
+    ">FP4 traps",
+    ">operators",
     "what a Spark gets",
-)  # fmt: skip
+)
 
 
 def comparison(reports: Mapping[str, AuditReport]) -> list[list[str]]:
     """
-    Return a row for each library of each report, those of one name together; without libraries that hold no device code anywhere.
+    Return a row for each library of each report, those of one name together; without libraries that
+    hold no device code anywhere.
 
     Args:
         reports: By the short name of the wheel.
@@ -255,7 +295,9 @@ def comparison(reports: Mapping[str, AuditReport]) -> list[list[str]]:
     with_code: set[str] = set()
     for letter, report in reports.items():
         for library in report.libraries:
-            by_name.setdefault(library.name, {})[letter] = _cells(library, report.target.rstrip("af")[:-1])
+            by_name.setdefault(library.name, {})[letter] = _cells(
+                library, report.target.rstrip("af")[:-1]
+            )
             if library.cubins or library.ptx:
                 with_code.add(library.name)
     absent = ["–"] * 8 + ["not in this wheel"]
@@ -269,7 +311,10 @@ def comparison(reports: Mapping[str, AuditReport]) -> list[list[str]]:
 def _cells(library: Library, generation: str) -> list[str]:
     native = {arch: count for arch, count in library.cubins.items() if arch.startswith(generation)}
     others = sum(library.cubins.values()) - sum(native.values())
-    opcodes = [str(library.spark.instructions.get(pattern, 0)) if native else "–" for pattern in FP4_OPCODES]
+    opcodes = [
+        str(library.spark.instructions.get(pattern, 0)) if native else "–"
+        for pattern in FP4_OPCODES
+    ]
     traps = str(library.spark.traps) if native else "–"
     registered = len(library.operators) + len(library.declared)
     operators = f"{len(library.operators)}/{registered}" if registered else "–"
@@ -279,16 +324,32 @@ def _cells(library: Library, generation: str) -> list[str]:
 
 def show_comparison(reports: Sequence[AuditReport]) -> None:
     """Print the wheels, their libraries side by side, and the findings of each."""
-    letters = [*ascii_uppercase[: len(reports)], *map(str, range(len(ascii_uppercase) + 1, len(reports) + 1))]
+    letters = [
+        *ascii_uppercase[: len(reports)],
+        *map(str, range(len(ascii_uppercase) + 1, len(reports) + 1)),
+    ]
     named = dict(zip(letters, reports, strict=True))
     wheels, findings = [], []
     for letter, report in named.items():
         built = "ours" if report.judged == "stack" else "not built here"
         verdict = "pass" if report.passed else f"{len(report.findings)} finding(s)"
         about = report.subject
-        wheels.append([letter, about.file, built, as_size(about.size), report.device_code[:16] or "–", verdict])
-        findings += [[letter, one.rule, one.subject, one.message] for one in report.findings[:SHOWN]]
-    console.table("wheels", ["", "wheel", "judged as", ">size", "device code", "verdict"], wheels, result=True)
+        wheels.append(
+            [
+                letter,
+                about.file,
+                built,
+                as_size(about.size),
+                report.device_code[:16] or "–",
+                verdict,
+            ]
+        )
+        findings += [
+            [letter, one.rule, one.subject, one.message] for one in report.findings[:SHOWN]
+        ]
+    console.table(
+        "wheels", ["", "wheel", "judged as", ">size", "device code", "verdict"], wheels, result=True
+    )
     console.table("", _COLUMNS, comparison(named), result=True)
     console.note(
         "operators: implemented/declared. Others: cubins that no GPU of this generation loads."

@@ -1,9 +1,10 @@
 """
 Reproduce a wheel: build it again in another store from its own build record, and compare the two.
 
-The other store fetches, patches and compiles everything anew. It shares with the first one only what a hash verifies
-or the user gave: downloads, mirrors and installed tools. Two wheels are compared by the hashes of their members and by
-their device code; diffoscope shows the contents of a member that differs.
+The other store fetches, patches and compiles everything anew. It shares with the first one only
+what a hash verifies or the user gave: downloads, mirrors and installed tools. Two wheels are
+compared by the hashes of their members and by their device code; diffoscope shows the contents of a
+member that differs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
-#: Folders that two stores share: bytes that the lock names by hash, and locks, since both stores work on them.
+#: Folders that two stores share: bytes that the lock names by hash, and locks, since both stores
+#: work on them.
 SHARED = ("downloads", "environments", "mirrors", "locks")
 #: Folders that a rebuild with ``--cached`` shares beyond that; compiled units are in them.
 CACHES = ("cache", "ccache")
@@ -143,8 +145,8 @@ def separate_store(session: Session, folder: Path | None, *, cached: bool) -> It
     Yield *session* with a store and an output folder of its own.
 
     Args:
-        folder: New or empty, and kept; by default a folder in the store, which is removed at the end.
-        cached: Take compiled units from the cache.
+        folder: New or empty, and kept; by default a folder in the store, which is removed at the
+            end. cached: Take compiled units from the cache.
 
     Raises:
         usage: *folder* is not empty.
@@ -161,17 +163,24 @@ def separate_store(session: Session, folder: Path | None, *, cached: bool) -> It
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(session.store.folder(*name.split("/")), target_is_directory=True)
         try:
-            yield dataclasses.replace(session, store=Store(root / "store"), output=root / "dist", cached=cached)
+            yield dataclasses.replace(
+                session, store=Store(root / "store"), output=root / "dist", cached=cached
+            )
         finally:
             if not folder:
                 shutil.rmtree(root, ignore_errors=True)
 
 
 def reproduce(session: Session, path: Path, record: BuildRecord, policy: AuditPolicy) -> Rebuild:
-    """Build the wheel at *path* again in *session*, which has a separate store, and compare the two."""
+    """
+    Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
+    """
     compilers = (record.compiler, cross.compiler(session) if record.compiler else "")
     if compilers[0] != compilers[1]:
-        console.warn(f"the first wheel was compiled by {compilers[0]}, this one is by {compilers[1] or 'nothing'}")
+        console.warn(
+            f"the first wheel was compiled by {compilers[0]}, this one is by "
+            f"{compilers[1] or 'nothing'}"
+        )
     again = pipeline.path_of(session, pipeline.build(session, record.source.fork))
     return compare(
         path,
@@ -197,7 +206,8 @@ def compare(
     """
     Compare the wheels *first* and *again*, made of the same inputs.
 
-    Host code must be equal if the host compiler is the same and both were compiled in folders of the same names.
+    Host code must be equal if the host compiler is the same and both were compiled in folders of
+    the same names.
 
     Args:
         scratch: Folder for libraries while they are read.
@@ -208,11 +218,15 @@ def compare(
     """
     codes = [device_code.read_wheel(path, policy, scratch) for path in (first, again)]
     hashes = (digest.sha256_file(first), digest.sha256_file(again))
-    rebuild = Rebuild(first.name, "identical", *hashes, (codes[0].digest, codes[1].digest), compiler, cached)
+    rebuild = Rebuild(
+        first.name, "identical", *hashes, (codes[0].digest, codes[1].digest), compiler, cached
+    )
     if first.name == again.name and hashes[0] == hashes[1]:
         return rebuild
     before, after = _member_hashes(first), _member_hashes(again)
-    differing = tuple(sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)))
+    differing = tuple(
+        sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    )
     code = device_code.compare(codes[0], codes[1])
     same_code = {library.name for library in code if library.names_only}
     other_code = {library.name for library in code} - same_code
@@ -222,7 +236,9 @@ def compare(
             return False
         if name in same_code or name.endswith(".dist-info/RECORD"):
             return True
-        if compiler[0] != compiler[1] and name.endswith((f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")):
+        if compiler[0] != compiler[1] and name.endswith(
+            (f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
+        ):
             return True
         return name.endswith(".so") and (compiler[0] != compiler[1] or not same_paths)
 
@@ -251,7 +267,10 @@ def _member_hashes(path: Path) -> dict[str, str]:
 def show(rebuild: Rebuild) -> None:
     """Print the members and the device code that differ, and the verdict."""
     if rebuild.members:
-        rows = [[name, "unexplained" if name in rebuild.unexplained else "explained"] for name in rebuild.members]
+        rows = [
+            [name, "unexplained" if name in rebuild.unexplained else "explained"]
+            for name in rebuild.members
+        ]
         title = f"{rebuild.wheel}: {rebuild.equal} members equal"
         console.table(title, ["member that differs", ""], rows, result=True)
     if rebuild.code:
@@ -263,7 +282,10 @@ def show(rebuild: Rebuild) -> None:
     console.result(f"  again       {rebuild.again}")
     console.result(f"  device code {', '.join(dict.fromkeys(rebuild.device_code)) or 'none'}")
     if rebuild.compiler[0] != rebuild.compiler[1]:
-        console.result(f"  compiled by {rebuild.compiler[0]}, then by {rebuild.compiler[1]}: host code may differ")
+        console.result(
+            f"  compiled by {rebuild.compiler[0]}, then by {rebuild.compiler[1]}: host code may "
+            f"differ"
+        )
 
 
 def _code_note(library: CodeDifference) -> str:

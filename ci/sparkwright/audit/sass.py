@@ -1,4 +1,7 @@
-"""The opcodes of kernels, as NVIDIA's disassembler prints them: the only part of the audit that needs one of NVIDIA's programs."""
+"""
+The opcodes of kernels, as NVIDIA's disassembler prints them: the only part of the audit that needs
+one of NVIDIA's programs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ _LINE = re.compile(
     rb"(?P<opcode>[A-Z][A-Z0-9_.]*))",
     re.MULTILINE,
 )
-#: Bytes that nvdisasm may write; the largest cubin of the official wheels takes some hundred megabytes.
+#: Bytes that nvdisasm may write; the largest cubin of the official wheels takes some hundred
+#: megabytes.
 _MOST_TEXT = 8 * 1024**3
 
 
@@ -68,24 +72,37 @@ def count_opcodes(text: bytes | mmap.mmap) -> dict[str, Counter[str]]:
 
 def opcodes(cubin: Path, tools: CudaTools, timeout: float = TIMEOUT) -> dict[str, Counter[str]]:
     """
-    Disassemble *cubin* and return its opcode counts by kernel; the text is written beside it, and never held whole.
+    Disassemble *cubin* and return its opcode counts by kernel; the text is written beside it, and
+    never held whole.
 
     Raises:
         command-failed: nvdisasm could not read it, or took longer than *timeout* seconds.
     """
     command = [str(tools.program("nvdisasm")), "--print-code", str(cubin)]
-    with tempfile.TemporaryFile(dir=cubin.parent) as text, tempfile.TemporaryFile(dir=cubin.parent) as log:
+    with (
+        tempfile.TemporaryFile(dir=cubin.parent) as text,
+        tempfile.TemporaryFile(dir=cubin.parent) as log,
+    ):
         try:
             status = subprocess.run(
-                process.leashed(command, written=_MOST_TEXT), stdin=subprocess.DEVNULL, stdout=text, stderr=log,
-                env=process.clean_environment(), timeout=timeout, check=False,
-            ).returncode  # fmt: skip
+                process.leashed(command, written=_MOST_TEXT),
+                stdin=subprocess.DEVNULL,
+                stdout=text,
+                stderr=log,
+                env=process.clean_environment(),
+                timeout=timeout,
+                check=False,
+            ).returncode
         except subprocess.TimeoutExpired as error:
-            raise CommandError("command-failed", f"nvdisasm did not end within {timeout:g} s.") from error
+            raise CommandError(
+                "command-failed", f"nvdisasm did not end within {timeout:g} s."
+            ) from error
         if status:
             log.seek(0)
             details = log.read(1 << 14).decode("utf-8", "replace").splitlines()[-20:]
-            raise CommandError("command-failed", f"nvdisasm ended with status {status}.", details=details)
+            raise CommandError(
+                "command-failed", f"nvdisasm ended with status {status}.", details=details
+            )
         if not os.fstat(text.fileno()).st_size:
             return {}
         with mmap.mmap(text.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -1,6 +1,7 @@
 """
-A wheel read as hostile: the names in it are compared and never written to, and RECORD is held against the bytes;
-`sparkwright.builder.wheel.archive.members` checks the limits of the archive before anything is unpacked.
+A wheel read as hostile: the names in it are compared and never written to, and RECORD is held
+against the bytes; `sparkwright.builder.wheel.archive.members` checks the limits of the archive
+before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """A member on which RECORD and the archive disagree: *rule* is the finding's, *message* says how."""
+    """
+    A member on which RECORD and the archive disagree: *rule* is the finding's, *message* says how.
+    """
 
     member: str
     rule: str
@@ -81,7 +84,9 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 class Binary(msgspec.Struct, frozen=True):
-    """An ELF member: its name in the wheel, the path of its copy, the sha256 and count of its bytes."""
+    """
+    An ELF member: its name in the wheel, the path of its copy, the sha256 and count of its bytes.
+    """
 
     name: str
     path: Path
@@ -113,27 +118,37 @@ def subject(wheel: Path) -> Subject:
                 sha.update(block)
                 entries += block.count(_ENTRY)
     except (InvalidWheelFilename, OSError) as error:
-        raise WheelError("wheel-invalid", f"{wheel.name} is not a wheel.", details=[str(error)]) from error
-    # zipfile reads the whole directory into memory, so its length is bounded first; archives that are
-    # members count a little too.
+        raise WheelError(
+            "wheel-invalid", f"{wheel.name} is not a wheel.", details=[str(error)]
+        ) from error
+    # zipfile reads the whole directory into memory, so its length is bounded first; archives that
+    # are members count a little too.
     if entries > 2 * MOST_MEMBERS:
         raise WheelError("wheel-invalid", f"{wheel.name} has more than {MOST_MEMBERS} members.")
     platforms = tuple(sorted({tag.platform for tag in tags}))
     return Subject(wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms)
 
 
-def _dist_info(archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: Subject) -> tuple[str, Message]:
+def _dist_info(
+    archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: Subject
+) -> tuple[str, Message]:
     """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
-    folders = {name.split("/")[0] for name in listed if name.partition("/")[0].endswith(".dist-info")}
+    folders = {
+        name.split("/")[0] for name in listed if name.partition("/")[0].endswith(".dist-info")
+    }
     if len(folders) != 1:
         what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
         raise WheelError("wheel-invalid", what, details=sorted(folders))
     folder = folders.pop()
-    metadata = BytesParser().parsebytes(member_text(archive, listed, f"{folder}/METADATA", about.file), headersonly=True)
+    metadata = BytesParser().parsebytes(
+        member_text(archive, listed, f"{folder}/METADATA", about.file), headersonly=True
+    )
     name, version = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
     if (name, version) != (about.name, about.version):
         details = [f"METADATA: {name} {version}"]
-        raise WheelError("wheel-invalid", f"{about.file} holds another distribution.", details=details)
+        raise WheelError(
+            "wheel-invalid", f"{about.file} holds another distribution.", details=details
+        )
     return folder, metadata
 
 
@@ -151,13 +166,19 @@ def contents(wheel: Path, about: Subject) -> Contents:
         record = f"{folder}/{BUILD_RECORD}"
         ours = record in listed
         if ours:
-            units = msgspec.json.decode(member_text(archive, listed, record, about.file), type=_Units).units
+            units = msgspec.json.decode(
+                member_text(archive, listed, record, about.file), type=_Units
+            ).units
     requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
-    return Contents(tuple(sorted(listed)), str(metadata["Requires-Python"] or ""), requires, ours, units)
+    return Contents(
+        tuple(sorted(listed)), str(metadata["Requires-Python"] or ""), requires, ours, units
+    )
 
 
 def _stream_hash(stream: IO[bytes], sink: Path) -> tuple[str, bool]:
-    """Return the sha256 of *stream*, and whether it begins like ELF; then also write it to *sink*."""
+    """
+    Return the sha256 of *stream*, and whether it begins like ELF; then also write it to *sink*.
+    """
     sha = hashlib.sha256()
     block = stream.read(1 << 20)
     binary = block.startswith(MAGIC)
@@ -175,14 +196,20 @@ def _compare(name: str, row: tuple[str, str] | None, sha256: str, size: int) -> 
         return Mismatch(name, "record-missing", "RECORD does not list it")
     digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
     if row[0].rstrip("=") != digest:
-        return Mismatch(name, "record-mismatch", f"RECORD says {row[0] or 'no hash'}, the bytes are {digest}")
+        return Mismatch(
+            name, "record-mismatch", f"RECORD says {row[0] or 'no hash'}, the bytes are {digest}"
+        )
     if row[1] not in ("", str(size)):
         return Mismatch(name, "record-mismatch", f"RECORD says {row[1]} bytes, there are {size}")
     return None
 
 
 def walk(
-    wheel: Path, about: Subject, folder: Path, visit: Callable[[Binary], None], advance: Callable[[int, str], None]
+    wheel: Path,
+    about: Subject,
+    folder: Path,
+    visit: Callable[[Binary], None],
+    advance: Callable[[int, str], None],
 ) -> tuple[Mismatch, ...]:
     """
     Read every member of *wheel* once.
@@ -196,8 +223,8 @@ def walk(
         Where RECORD and the members disagree, by member name.
 
     Raises:
-        wheel-invalid: The archive is damaged, too large, or is another distribution than its name says.
-        archive-unsafe: A member's name leaves its folder, or it is a link.
+        wheel-invalid: The archive is damaged, too large, or is another distribution than its name
+            says. archive-unsafe: A member's name leaves its folder, or it is a link.
     """
     mismatches: list[Mismatch | None] = []
     copy, done = folder / "library", 0
@@ -207,8 +234,12 @@ def walk(
         with archives.damage_guard(wheel.name, _DAMAGED):
             listed = members(archive, about.file)
             info_folder, _ = _dist_info(archive, listed, about)
-            record = member_text(archive, listed, f"{info_folder}/RECORD", about.file).decode("utf-8")
-            rows = {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3}
+            record = member_text(archive, listed, f"{info_folder}/RECORD", about.file).decode(
+                "utf-8"
+            )
+            rows = {
+                row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3
+            }
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
         for name, info in sorted(listed.items()):
             with archives.damage_guard(wheel.name, _DAMAGED), archive.open(info) as stream:
@@ -221,5 +252,8 @@ def walk(
             done += info.file_size
             advance(done, name)
     surplus = rows.keys() - listed.keys() - unsigned
-    mismatches += [Mismatch(name, "record-surplus", "RECORD lists it, the wheel does not hold it") for name in surplus]
+    mismatches += [
+        Mismatch(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
+        for name in surplus
+    ]
     return tuple(sorted((one for one in mismatches if one), key=lambda mismatch: mismatch.member))

@@ -505,7 +505,8 @@ class Predicate:
     def _record(self, step: Step) -> Answer:
         self.steps.append(step)
         console.note(
-            f"{step.name}: {step.answer}{f', {step.why}' if step.why else ''}, {duration(step.seconds)}"
+            f"{step.name}: {step.answer}{f', {step.why}' if step.why else ''}, "
+            f"{duration(step.seconds)}"
         )
         return step.answer
 
@@ -533,9 +534,13 @@ class Predicate:
         }
         session.objects.run(["clean", "-ffdxq"], env=env)
         variables = {
-            "SPARKWRIGHT_TREE": str(folder), "SPARKWRIGHT_PROJECT": str(session.project.root), "SPARKWRIGHT_NAME": name,
-            "SPARKWRIGHT_FORK": self._fork, "SPARKWRIGHT_STACK": session.project.stack, "SPARKWRIGHT_WHEEL": str(wheel or ""),
-        }  # fmt: skip
+            "SPARKWRIGHT_TREE": str(folder),
+            "SPARKWRIGHT_PROJECT": str(session.project.root),
+            "SPARKWRIGHT_NAME": name,
+            "SPARKWRIGHT_FORK": self._fork,
+            "SPARKWRIGHT_STACK": session.project.stack,
+            "SPARKWRIGHT_WHEEL": str(wheel or ""),
+        }
         try:
             process.run(self._command, log=self._log(name), env={**os.environ, **variables})
             status = 0

@@ -1,9 +1,10 @@
 """
 Images and containers of the container engine: build an image, run one program in it.
 
-A container has no network and no rights, runs as the caller's user, and is removed when the run that started it
-ends. It carries the identity of its owner process, so that the next run removes the containers of killed runs.
-The builder image is a base that is pinned by digest, the system packages that it lacks, and this program.
+A container has no network and no rights, runs as the caller's user, and is removed when the run
+that started it ends. It carries the identity of its owner process, so that the next run removes the
+containers of killed runs. The builder image is a base that is pinned by digest, the system packages
+that it lacks, and this program.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 LABEL, OWNER = "sparkwright", "sparkwright.owner"
 #: Label of an image: the key of what it was made from.
 IMAGE_LABEL = "sparkwright.image"
-#: Processes and threads of a build; ninja starts a few per core, and a build that starts thousands does so by mistake.
+#: Processes and threads of a build; ninja starts a few per core, and a build that starts thousands
+#: does so by mistake.
 PROCESSES = 4096
 #: Seconds that an interrupted program has to end by itself, and so to keep what it learned.
 GRACE = 10
@@ -63,7 +65,10 @@ class BindMount(msgspec.Struct, frozen=True):
 
 
 class ExitStatus(msgspec.Struct, frozen=True):
-    """Exit status of a program, and whether the kernel killed a process of its container for want of memory."""
+    """
+    Exit status of a program, and whether the kernel killed a process of its container for want of
+    memory.
+    """
 
     status: int
     out_of_memory: bool
@@ -95,9 +100,13 @@ class BuilderImage(msgspec.Struct, frozen=True):
 
 
 def owner_id() -> str:
-    """Return the unique identity of this process: boot, process namespace, process id and start time."""
+    """
+    Return the unique identity of this process: boot, process namespace, process id and start time.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}/{os.getpid()}/{_start_time(os.getpid())}"
+    return (
+        f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}/{os.getpid()}/{_start_time(os.getpid())}"
+    )
 
 
 def has_exited(owner: str) -> bool:
@@ -118,9 +127,17 @@ def has_exited(owner: str) -> bool:
 
 
 def _start_time(process: int) -> str:
-    """Return the start of *process* in clock ticks after boot (proc_pid_stat(5), field 22); empty if unreadable."""
+    """
+    Return the start of *process* in clock ticks after boot (proc_pid_stat(5), field 22); empty if
+    unreadable.
+    """
     try:
-        return Path(f"/proc/{process}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+        return (
+            Path(f"/proc/{process}/stat")
+            .read_text("ascii", "replace")
+            .rpartition(")")[2]
+            .split()[19]
+        )
     except OSError:
         return ""
 
@@ -170,7 +187,8 @@ def run(
         on_out: Called with each line of standard output, *on_err* with each of standard error.
 
     Raises:
-        engine-unreachable, engine-refused, emulation-missing, disk-full: See `Engine.errors_translated`.
+        engine-unreachable, engine-refused, emulation-missing, disk-full: See
+        `Engine.errors_translated`.
     """
     from docker.errors import APIError
 
@@ -180,7 +198,9 @@ def run(
         try:
             with defer_signals():
                 container = engine.client.containers.create(image, list(command), **options)
-            output = engine.client.api.attach(str(container.id), stdout=True, stderr=True, stream=True, demux=True)
+            output = engine.client.api.attach(
+                str(container.id), stdout=True, stderr=True, stream=True, demux=True
+            )
             container.start()
             _forward_lines(output, on_out, on_err)
             status = int(container.wait(timeout=None)["StatusCode"])
@@ -202,7 +222,11 @@ def run(
 
 
 def _options(
-    engine: Engine, folders: Iterable[BindMount], variables: Mapping[str, str], memory: int, init: bool
+    engine: Engine,
+    folders: Iterable[BindMount],
+    variables: Mapping[str, str],
+    memory: int,
+    init: bool,
 ) -> dict[str, Any]:
     from docker.types import LogConfig, Mount
 
@@ -219,7 +243,12 @@ def _options(
         "read_only": True,
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108  the container's own
         "mounts": [
-            Mount(str(folder.target), str(folder.source.resolve()), "bind", read_only=not folder.writable)
+            Mount(
+                str(folder.target),
+                str(folder.source.resolve()),
+                "bind",
+                read_only=not folder.writable,
+            )
             for folder in folders
         ],
         "environment": {"HOME": "/tmp", "LC_ALL": "C.UTF-8", VARIABLE: "container", **variables},  # noqa: S108  see above
@@ -235,9 +264,14 @@ def _options(
 
 
 def _forward_lines(
-    chunks: Iterable[tuple[bytes | None, bytes | None]], on_out: Callable[[str], None], on_err: Callable[[str], None]
+    chunks: Iterable[tuple[bytes | None, bytes | None]],
+    on_out: Callable[[str], None],
+    on_err: Callable[[str], None],
 ) -> None:
-    """Call *on_out* and *on_err* with the complete lines of two streams that arrive in *chunks* of any length."""
+    """
+    Call *on_out* and *on_err* with the complete lines of two streams that arrive in *chunks* of any
+    length.
+    """
     rest = [b"", b""]
     sinks = (on_out, on_err)
     for pair in chunks:
@@ -261,7 +295,9 @@ def pinned_base(session: Session, name: str) -> str:
     if not PINNED.fullmatch(base):
         origin = "--base" if name else f"build/{session.project.stack}/environment.yaml"
         raise ContainerError(
-            "base-unresolved", f"{origin} names {f'the base image {base!r}, which is no digest' if base else 'no base image'}."
+            "base-unresolved",
+            f"{origin} names "
+            f"{f'the base image {base!r}, which is no digest' if base else 'no base image'}.",
         )
     return base
 
@@ -274,22 +310,41 @@ def builder_image(session: Session, engine: Engine, base: str, platform: str) ->
         platform: Empty for the engine's own.
 
     Raises:
-        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed, disk-full, engine-unreachable: See there.
+        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
+        disk-full, engine-unreachable: See there.
     """
     target, text = platform or engine.platform, read_dockerfile(session, "builder.Dockerfile")
     with engine.errors_translated(), console.step(f"builder image for {target}"):
         base_id = prepare_base(session, engine, base, target)
         # By its id, which a second tag on the same image does not change.
-        key = digest.key("image", {"base": base_id, "dockerfile": digest.sha256_bytes(text), "platform": target})
-        system = build_image(session, engine, "system", key, {"BASE": base}, target, {"Dockerfile": text})
+        key = digest.key(
+            "image", {"base": base_id, "dockerfile": digest.sha256_bytes(text), "platform": target}
+        )
+        system = build_image(
+            session, engine, "system", key, {"BASE": base}, target, {"Dockerfile": text}
+        )
         python = image_python(session, engine, system)
         if _ARCHITECTURES.get(python.machine) != target.rpartition("/")[2]:
-            raise ContainerError("image-mismatch", f"{base} says that it is for {target}, but its programs are for {python.machine}.")
+            raise ContainerError(
+                "image-mismatch",
+                f"{base} says that it is for {target}, but its programs are for {python.machine}.",
+            )
         with tempfile.TemporaryDirectory() as folder:
             own_wheel = self_wheel.write(Path(folder))
-            wheels = {f"wheels/{path.name}": path.read_bytes() for path in (own_wheel, *self_wheel.required(session, python))}
-        key = digest.key("image", {"system": system, "files": {name: digest.sha256_bytes(data) for name, data in wheels.items()}})
-        image = build_image(session, engine, "builder", key, {"BASE": base}, target, {"Dockerfile": text, **wheels})
+            wheels = {
+                f"wheels/{path.name}": path.read_bytes()
+                for path in (own_wheel, *self_wheel.required(session, python))
+            }
+        key = digest.key(
+            "image",
+            {
+                "system": system,
+                "files": {name: digest.sha256_bytes(data) for name, data in wheels.items()},
+            },
+        )
+        image = build_image(
+            session, engine, "builder", key, {"BASE": base}, target, {"Dockerfile": text, **wheels}
+        )
     return BuilderImage(base, target, system, image, python)
 
 
@@ -308,23 +363,31 @@ def read_dockerfile(session: Session, name: str) -> bytes:
 
 
 def prepare_base(session: Session, engine: Engine, base: str, target: str) -> str:
-    """Return the id of the base image; pull it when the engine has none for that platform, and check that it runs."""
+    """
+    Return the id of the base image; pull it when the engine has none for that platform, and check
+    that it runs.
+    """
     image = find_image(engine, base)
     if image is None or image.platform != target:
         if base.startswith("sha256:"):
             if image is None:
                 raise ContainerError(
-                    "base-unresolved", f"The engine has no image {base}.", todo="See `docker image ls --no-trunc` for what it has."
+                    "base-unresolved",
+                    f"The engine has no image {base}.",
+                    todo="See `docker image ls --no-trunc` for what it has.",
                 )
         else:
             _pull(session, engine, base, target)
             image = find_image(engine, base)
     if image is None or image.platform != target:
-        raise ContainerError("image-mismatch", f"{base} is for {image.platform if image else 'another platform'}, not for {target}.")
+        raise ContainerError(
+            "image-mismatch",
+            f"{base} is for {image.platform if image else 'another platform'}, not for {target}.",
+        )
     if target != engine.platform:
         lines: list[str] = []
-        # Without an init, which would be this machine's own program and start. Engines report the kernel's
-        # refusal as an error of theirs or as output of a program that ended.
+        # Without an init, which would be this machine's own program and start. Engines report the
+        # kernel's refusal as an error of theirs or as output of a program that ended.
         shell = ["/bin/sh", "-c", "exit 0"]
         result = run(engine, image.id, shell, init=False, on_out=lines.append, on_err=lines.append)
         if result.status:
@@ -352,16 +415,28 @@ def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
 
     if session.offline:
         raise SourceError(
-            "offline", f"The engine does not have {base}.", todo="Run once with a connection, or load the image with `docker load`."
+            "offline",
+            f"The engine does not have {base}.",
+            todo="Run once with a connection, or load the image with `docker load`.",
         )
     name, _, image_digest = base.partition("@")
     try:
         with console.step(f"pull {base}"):
-            for event in engine.client.api.pull(name, tag=image_digest, platform=target, stream=True, decode=True):
+            for event in engine.client.api.pull(
+                name, tag=image_digest, platform=target, stream=True, decode=True
+            ):
                 if "error" in event:
-                    raise SourceError("source-unreachable", f"{base} cannot be pulled.", details=[str(event["error"])])
+                    raise SourceError(
+                        "source-unreachable",
+                        f"{base} cannot be pulled.",
+                        details=[str(event["error"])],
+                    )
     except APIError as error:
-        raise SourceError("source-unreachable", f"{base} cannot be pulled.", details=[str(error.explanation or error)]) from error
+        raise SourceError(
+            "source-unreachable",
+            f"{base} cannot be pulled.",
+            details=[str(error.explanation or error)],
+        ) from error
 
 
 def build_image(
@@ -391,13 +466,27 @@ def build_image(
         return existing.id
     log = session.store.folder("logs") / f"image-{stage}.log"
     lines: list[str] = []
-    with console.step(f"build the image {tag}"), log.open("w", encoding="utf-8") as sink, console.progress("steps", 0) as line:
+    with (
+        console.step(f"build the image {tag}"),
+        log.open("w", encoding="utf-8") as sink,
+        console.progress("steps", 0) as line,
+    ):
         events = engine.client.api.build(
-            fileobj=io.BytesIO(_context(files)), custom_context=True, encoding=None, tag=tag, target=stage, platform=target,
-            buildargs={**arguments, **_proxies()}, labels={**(labels or {}), IMAGE_LABEL: key}, rm=True, forcerm=True, decode=True,
-            # All that this machine reaches (a package mirror on a loopback address, too), or nothing.
+            fileobj=io.BytesIO(_context(files)),
+            custom_context=True,
+            encoding=None,
+            tag=tag,
+            target=stage,
+            platform=target,
+            buildargs={**arguments, **_proxies()},
+            labels={**(labels or {}), IMAGE_LABEL: key},
+            rm=True,
+            forcerm=True,
+            decode=True,
+            # All that this machine reaches (a package mirror on a loopback address, too), or
+            # nothing.
             network_mode="none" if session.offline else "host",
-        )  # fmt: skip
+        )
         # The engine stops building when the connection is closed.
         with contextlib.closing(events):
             for event in events:
@@ -414,13 +503,24 @@ def build_image(
                 line.update(len(lines), lines[-1][-80:] if lines else "")
     built = find_image(engine, tag)
     if built is None:
-        raise ContainerError("image-build-failed", f"The image {stage} cannot be built.", details=[*lines[-25:], f"full log: {log}"])
+        raise ContainerError(
+            "image-build-failed",
+            f"The image {stage} cannot be built.",
+            details=[*lines[-25:], f"full log: {log}"],
+        )
     return built.id
 
 
 def _proxies() -> dict[str, str]:
-    """Return the caller's proxies, which the engine gives to build steps and leaves out of the image."""
-    return {name: os.environ[name] for lower in _PROXIES for name in (lower, lower.upper()) if name in os.environ}
+    """
+    Return the caller's proxies, which the engine gives to build steps and leaves out of the image.
+    """
+    return {
+        name: os.environ[name]
+        for lower in _PROXIES
+        for name in (lower, lower.upper())
+        if name in os.environ
+    }
 
 
 def _context(files: Mapping[str, bytes]) -> bytes:
@@ -440,9 +540,17 @@ def image_python(session: Session, engine: Engine, system: str) -> Interpreter:
     if cached := session.store.get("interpreter", key, Interpreter):
         return cached
     lines: list[str] = []
-    result = run(engine, system, ["python3", "-c", Interpreter.SCRIPT], on_out=lines.append, on_err=lines.append)
+    result = run(
+        engine,
+        system,
+        ["python3", "-c", Interpreter.SCRIPT],
+        on_out=lines.append,
+        on_err=lines.append,
+    )
     if result.status:
-        raise ContainerError("image-build-failed", "The Python of the image does not run.", details=lines[-10:])
+        raise ContainerError(
+            "image-build-failed", "The Python of the image does not run.", details=lines[-10:]
+        )
     python = msgspec.json.decode("".join(lines), type=Interpreter)
     session.store.put("interpreter", key, python)
     return python

@@ -1,8 +1,9 @@
 """
-Connection to the container engine of this machine, through the docker SDK, and translation of its errors.
+Connection to the container engine of this machine, through the docker SDK, and translation of its
+errors.
 
-Folders of this machine are mounted into containers, so the engine must be on it: its address is a socket in the
-file system.
+Folders of this machine are mounted into containers, so the engine must be on it: its address is a
+socket in the file system.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from sparkwright.core.errors import Failure, SparkwrightError, StoreError
 if TYPE_CHECKING:
     from docker import DockerClient
 
-#: Seconds that an engine has for one answer; those that take longer by nature (a build, a wait) have no limit.
+#: Seconds that an engine has for one answer; those that take longer by nature (a build, a wait)
+#: have no limit.
 PATIENCE = 60
 SOCKET = "/var/run/docker.sock"
 
@@ -48,10 +50,14 @@ class Engine:
 
     @cached_property
     def user(self) -> tuple[str, str]:
-        """User inside a container that is the caller outside (``uid:gid``), and its user namespace mode."""
+        """
+        User inside a container that is the caller outside (``uid:gid``), and its user namespace
+        mode.
+        """
         options = " ".join(self.client.info().get("SecurityOptions") or ())
         if "name=rootless" in options:
-            # A rootless engine's root is the caller; every other user inside would be nobody outside.
+            # A rootless engine's root is the caller; every other user inside would be nobody
+            # outside.
             return "0:0", ""
         return f"{os.getuid()}:{os.getgid()}", "host" if "name=userns" in options else ""
 
@@ -75,26 +81,47 @@ class Engine:
             raise
         except APIError as error:
             raise self.translate_error(str(error.explanation or error)) from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError) as error:
-            raise ContainerError("engine-unreachable", "The container engine went away.", details=[str(error)]) from error
+        except (
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            DockerException,
+            ConnectionError,
+        ) as error:
+            raise ContainerError(
+                "engine-unreachable", "The container engine went away.", details=[str(error)]
+            ) from error
 
     def translate_error(
-        self, text: str, otherwise: Failure = partial(ContainerError, "engine-refused"), what: str = ""
+        self,
+        text: str,
+        otherwise: Failure = partial(ContainerError, "engine-refused"),
+        what: str = "",
     ) -> SparkwrightError:
-        """Return the error that the engine's message *text* means; unless it is a common one, `otherwise(what)`."""
+        """
+        Return the error that the engine's message *text* means; unless it is a common one,
+        `otherwise(what)`.
+        """
         lines = text.strip().splitlines()[-25:]
         if "no space left on device" in text.lower():
             what = f"The container engine has no room left under {self.root}."
-            todo = "Make room there: docker system df lists what is stored, docker system prune removes what is unused."
+            todo = (
+                "Make room there: docker system df lists what is stored, docker system prune "
+                "removes what is unused."
+            )
             return StoreError("disk-full", what, details=lines[-3:], todo=todo)
         if "exec format error" in text.lower():
-            return ContainerError("emulation-missing", "This machine cannot run the programs of the image.", details=lines[-3:])
+            return ContainerError(
+                "emulation-missing",
+                "This machine cannot run the programs of the image.",
+                details=lines[-3:],
+            )
         return otherwise(what or "The container engine refused.", details=lines)
 
 
 def connect() -> Engine:
     """
-    Connect to the engine of this machine: that of ``DOCKER_HOST``, else the system's, else the user's own.
+    Connect to the engine of this machine: that of ``DOCKER_HOST``, else the system's, else the
+    user's own.
 
     Raises:
         engine-missing: No engine listens.
@@ -108,16 +135,25 @@ def connect() -> Engine:
     address = _address()
     _check_socket(address)
     try:
-        return Engine(docker.DockerClient(base_url=f"unix://{address}", version="auto", timeout=PATIENCE))
+        return Engine(
+            docker.DockerClient(base_url=f"unix://{address}", version="auto", timeout=PATIENCE)
+        )
     except (DockerException, requests.RequestException) as error:
-        raise ContainerError("engine-unreachable", f"The container engine at {address} does not answer.", details=[str(error)]) from error
+        raise ContainerError(
+            "engine-unreachable",
+            f"The container engine at {address} does not answer.",
+            details=[str(error)],
+        ) from error
 
 
 def _address() -> str:
     if host := os.environ.get("DOCKER_HOST"):
         if not host.startswith("unix://"):
             what = f"DOCKER_HOST names an engine that is not on this machine: {host}."
-            todo = "Unset it, or name a socket: unix:///var/run/docker.sock. Builds mount folders of this machine."
+            todo = (
+                "Unset it, or name a socket: unix:///var/run/docker.sock. Builds mount "
+                "folders of this machine."
+            )
             raise ContainerError("engine-unreachable", what, todo=todo)
         return host.removeprefix("unix://")
     own = Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"), "docker.sock")
@@ -125,7 +161,9 @@ def _address() -> str:
 
 
 def _check_socket(address: str) -> None:
-    """Open the socket at *address* once, because the SDK does not report why it cannot be opened."""
+    """
+    Open the socket at *address* once, because the SDK does not report why it cannot be opened.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(PATIENCE)
@@ -133,12 +171,21 @@ def _check_socket(address: str) -> None:
     except (FileNotFoundError, NotADirectoryError) as error:
         installed = shutil.which("dockerd")
         todo = "Start the engine: sudo systemctl start docker." if installed else ""
-        what = f"No container engine listens: there is no {address}{', although dockerd is installed' if installed else ''}."
+        what = (
+            f"No container engine listens: there is no "
+            f"{address}{', although dockerd is installed' if installed else ''}."
+        )
         raise ContainerError("engine-missing", what, todo=todo) from error
     except PermissionError as error:
-        raise ContainerError("engine-forbidden", f"This user may not open {address}.", details=[_owner(address)]) from error
+        raise ContainerError(
+            "engine-forbidden", f"This user may not open {address}.", details=[_owner(address)]
+        ) from error
     except OSError as error:
-        raise ContainerError("engine-unreachable", f"The container engine at {address} does not answer.", details=[str(error)]) from error
+        raise ContainerError(
+            "engine-unreachable",
+            f"The container engine at {address} does not answer.",
+            details=[str(error)],
+        ) from error
 
 
 def _owner(address: str) -> str:
@@ -168,14 +215,23 @@ def termination_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM to the end of the block, so that no container is created and lost."""
+    """
+    Defer SIGINT and SIGTERM to the end of the block, so that no container is created and lost.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
     # Signals that are ignored (nohup, a background job of a script) stay ignored.
-    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _frame: received.append(number)) for number in handled}
+    handled = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in handled
+    }
     try:
         yield
     finally:

@@ -13,20 +13,27 @@ class BuildError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "arch-mismatch": Advice(
-            "CMake folded or dropped the requested architecture for these units; the wheel would not hold the asked-for machine code.",
+            "CMake folded or dropped the requested architecture for these units; the wheel would "
+            "not hold the asked-for machine code.",
             "Apply the rule named beside each unit, or list the unit under `kept` with a reason.",
         ),
         "arch-trap": Advice(
-            "The tree holds code that compiles for the requested architecture, and that fails when it runs there.",
-            "Do what the guard in archs.yaml says. Do not lift it: no configure and no audit would show what it sees.",
+            "The tree holds code that compiles for the requested architecture, and that fails "
+            "when it runs there.",
+            "Do what the guard in archs.yaml says. Do not lift it: no configure and no audit "
+            "would show what it sees.",
         ),
         "base-mismatch": Advice(
-            "The official wheel was not built from the locked source, so a graft onto it would mix two releases.",
-            "Check that stack.yaml names the same version for the source and for the base wheel, then run `sparkwright lock`.",
+            "The official wheel was not built from the locked source, so a graft onto it would "
+            "mix two releases.",
+            "Check that stack.yaml names the same version for the source and for the base wheel, "
+            "then run `sparkwright lock`.",
         ),
         "build-downloads": Advice(
-            "A build program wanted a source that the lock does not name; what it fetches today may be another file tomorrow.",
-            "Lock that source (`vendored` in stack.yaml, then `sparkwright lock`), or switch off the part of the build that wants it.",
+            "A build program wanted a source that the lock does not name; what it fetches today "
+            "may be another file tomorrow.",
+            "Lock that source (`vendored` in stack.yaml, then `sparkwright lock`), or switch off "
+            "the part of the build that wants it.",
         ),
         "build-failed": Advice(
             "The upstream's own build backend ended with an error.",
@@ -41,60 +48,80 @@ class BuildError(SparkwrightError):
             "Run `sparkwright build --only UNIT` for it alone, and report the crash to its maker.",
         ),
         "compiler-hung": Advice(
-            "The compiler waits for something that does not come: a file system that does not answer, or a fault of its own.",
-            "Run it alone with `sparkwright build --only UNIT`. Where it is only slow, raise --unit-timeout.",
+            "The compiler waits for something that does not come: a file system that does not "
+            "answer, or a fault of its own.",
+            "Run it alone with `sparkwright build --only UNIT`. Where it is only slow, raise "
+            "--unit-timeout.",
         ),
         "compiler-too-old": Advice(
-            "A source that the build compiles uses a C++ library or language that this machine's host compiler does not have.",
+            "A source that the build compiles uses a C++ library or language that this machine's "
+            "host compiler does not have.",
             "Install a newer one beside it (sudo apt-get install g++-13) and name it: "
             "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. The default targets need none of the "
             "vendored sources: leave --targets out.",
         ),
         "configure-failed": Advice(
-            "CMake could not configure the patched tree: a tool is missing, or the tree wants something that the lock does not name.",
+            "CMake could not configure the patched tree: a tool is missing, or the tree wants "
+            "something that the lock does not name.",
             "Read its last lines above; the full log is named there.",
         ),
         "early-check-failed": Advice(
-            "The build would fail, and this is known before a minute is spent on it. All that was found is listed, not the first alone.",
+            "The build would fail, and this is known before a minute is spent on it. All that "
+            "was found is listed, not the first alone.",
             "Mend every line above, then run again.",
         ),
         "inputs-differ": Advice(
-            "This checkout would build something else: the reviewed files named above are not those that the wheel was made from.",
-            "Check out the commit that the wheel was made from, with its stack, or build the wheel anew here.",
+            "This checkout would build something else: the reviewed files named above are not "
+            "those that the wheel was made from.",
+            "Check out the commit that the wheel was made from, with its stack, or build the "
+            "wheel anew here.",
         ),
         "isolation-missing": Advice(
-            "The system forbids its users namespaces of their own, as Ubuntu 24.04 and most containers do.",
+            "The system forbids its users namespaces of their own, as Ubuntu 24.04 and most "
+            "containers do.",
             "Build in a container (sparkwright build --container), or as root, or allow "
             "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
         "memory-exceeded": Advice(
-            "The compiler of a unit was killed for memory twice; the second time nothing ran beside it.",
-            "Close other programs, or add memory or swap. Compiled units and the unit's size are kept.",
+            "The compiler of a unit was killed for memory twice; the second time nothing ran "
+            "beside it.",
+            "Close other programs, or add memory or swap. Compiled units and the unit's size are "
+            "kept.",
         ),
         "memory-too-small": Advice(
-            "The compiler of one unit alone holds more than the build may have, or than is free on this machine.",
-            "Raise --memory, close other programs, or add swap; a stack without this unit needs less.",
+            "The compiler of one unit alone holds more than the build may have, or than is free "
+            "on this machine.",
+            "Raise --memory, close other programs, or add swap; a stack without this unit needs "
+            "less.",
         ),
         "module-arch": Advice(
-            "FlashInfer compiles some modules for an architecture of its own choice, whatever it is asked for.",
+            "FlashInfer compiles some modules for an architecture of its own choice, whatever it "
+            "is asked for.",
             "If such code runs on the stack's device, say so under `arch` of the entry in "
             "aot.yaml, with the reason; else remove the entry.",
         ),
         "module-unknown": Advice(
-            "aot.yaml asks FlashInfer for a module that the locked release does not make: a typo, or another release renamed it.",
+            "aot.yaml asks FlashInfer for a module that the locked release does not make: a "
+            "typo, or another release renamed it.",
             "Correct `call` and `arguments` in build/<stack>/aot.yaml.",
         ),
         "rebuild-differs": Advice(
-            "The same inputs gave other code or other files: an unpinned tool, a build that looks at its surroundings, or tampering.",
-            "Look at the members and kernels named above. Publish neither wheel before the reason is known.",
+            "The same inputs gave other code or other files: an unpinned tool, a build that "
+            "looks at its surroundings, or tampering.",
+            "Look at the members and kernels named above. Publish neither wheel before the "
+            "reason is known.",
         ),
         "requirement-mismatch": Advice(
-            "The official wheel does not require what environment.yaml would change, or requires just that already.",
-            "Read the wheel's requirements, then correct or remove the entry under `requires` in environment.yaml.",
+            "The official wheel does not require what environment.yaml would change, or requires "
+            "just that already.",
+            "Read the wheel's requirements, then correct or remove the entry under `requires` in "
+            "environment.yaml.",
         ),
         "target-mismatch": Advice(
-            "What was compiled here is not for the machine of the wheel, or asks that machine for more than the official library does.",
-            "Do not install the wheel. Look for the library or header of this machine that got into the build for the other one.",
+            "What was compiled here is not for the machine of the wheel, or asks that machine "
+            "for more than the official library does.",
+            "Do not install the wheel. Look for the library or header of this machine that got "
+            "into the build for the other one.",
         ),
     }
 
@@ -104,44 +131,54 @@ class ContainerError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "base-unresolved": Advice(
-            "The base image is not named by its digest, so nobody could say what the build ran in: a tag means another image tomorrow.",
+            "The base image is not named by its digest, so nobody could say what the build ran "
+            "in: a tag means another image tomorrow.",
             "Give the digest with --base NAME@sha256:…, or the id of an image that the "
             "engine has (docker image ls --no-trunc), or write it as `image` into "
             "build/<stack>/environment.yaml.",
         ),
         "container-killed": Advice(
-            "The container ended without a word of the program in it: it took more memory than its limit, or somebody removed it.",
+            "The container ended without a word of the program in it: it took more memory than "
+            "its limit, or somebody removed it.",
             "Run again with a larger --memory or fewer --jobs; what is finished is kept.",
         ),
         "emulation-missing": Advice(
-            "The image holds programs of another architecture, and this machine has nothing that runs them.",
-            "Install the emulator: sudo apt-get install qemu-user-static binfmt-support; or work on a machine of that architecture.",
+            "The image holds programs of another architecture, and this machine has nothing that "
+            "runs them.",
+            "Install the emulator: sudo apt-get install qemu-user-static binfmt-support; or work "
+            "on a machine of that architecture.",
         ),
         "engine-forbidden": Advice(
-            "The container engine's socket belongs to another user or group; whoever may open it has the rights of root.",
+            "The container engine's socket belongs to another user or group; whoever may open it "
+            "has the rights of root.",
             "Join its group (sudo usermod -aG docker $USER, then log in again), or set up a "
             "rootless engine (dockerd-rootless-setuptool.sh).",
         ),
         "engine-missing": Advice(
             "No container engine is installed on this machine, or it is not running.",
-            "Install one (sudo apt-get install docker.io) or start it (sudo systemctl start docker); or build without --container.",
+            "Install one (sudo apt-get install docker.io) or start it (sudo systemctl start "
+            "docker); or build without --container.",
         ),
         "engine-refused": Advice(
             "The container engine could not do what it was asked for; its own words are above.",
             "Read them; the engine's log says more (journalctl -u docker).",
         ),
         "engine-unreachable": Advice(
-            "The container engine's socket is there, but the engine behind it was stopped, hangs, or ended while it worked for us.",
-            "Start it again (sudo systemctl restart docker) and read its log (journalctl -u docker). What is finished is kept.",
+            "The container engine's socket is there, but the engine behind it was stopped, "
+            "hangs, or ended while it worked for us.",
+            "Start it again (sudo systemctl restart docker) and read its log (journalctl -u "
+            "docker). What is finished is kept.",
         ),
         "image-build-failed": Advice(
-            "The base has no package that the builder needs and could not install it, or its Python is older than 3.11.",
+            "The base has no package that the builder needs and could not install it, or its "
+            "Python is older than 3.11.",
             "Read the last lines above. With --offline the base must have everything that "
             "the Dockerfile lists: build/builder.Dockerfile, or build/serve.Dockerfile for "
             "`image`.",
         ),
         "image-mismatch": Advice(
-            "The digest names an image of one architecture, and the build was asked for in another.",
+            "The digest names an image of one architecture, and the build was asked for in "
+            "another.",
             "Name an image of that architecture with --base, or change --platform.",
         ),
     }

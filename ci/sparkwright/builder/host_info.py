@@ -1,8 +1,8 @@
 """
 Facts about this machine: hardware, tools, and the hosts that it reaches.
 
-A missing thing is a fact and never an error. Probes run side by side; one that does not answer within
-`PATIENCE` counts as unanswered and does not hold up the others.
+A missing thing is a fact and never an error. Probes run side by side; one that does not answer
+within `PATIENCE` counts as unanswered and does not hold up the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import msgspec
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.process import clean_environment, output
 
-#: Seconds until a probe counts as unanswered; name resolution has no timeout of its own that could be set.
+#: Seconds until a probe counts as unanswered; name resolution has no timeout of its own that could
+#: be set.
 PATIENCE = 4.0
 
 _VERSION = r"(\d+(?:\.\d+)+)"
@@ -43,7 +44,9 @@ TOOLS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU as its driver names it; *capability* is CUDA's compute capability, ``12.1`` on a GB10."""
+    """
+    A GPU as its driver names it; *capability* is CUDA's compute capability, ``12.1`` on a GB10.
+    """
 
     name: str
     capability: str
@@ -107,7 +110,9 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> H
         **{f"tool {name}": partial(tool_version, name) for name in TOOLS},
         "gpus": gpus,
         "processor": processor,
-        "docker": lambda: command_output("docker", "version", "--format", "{{.Server.Version}}").strip(),
+        "docker": lambda: command_output(
+            "docker", "version", "--format", "{{.Server.Version}}"
+        ).strip(),
     }
     if not offline:
         probes |= {"index": partial(reach_index, index), "upstream": partial(reach_git, upstream)}
@@ -133,16 +138,23 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> H
         docker=answers.get("docker", ""),
         container=_container(),
         index=answers.get("index", Endpoint(redact_credentials(index), reachable=False, note=note)),
-        upstream=answers.get("upstream", Endpoint(redact_credentials(upstream), reachable=False, note=note)),
+        upstream=answers.get(
+            "upstream", Endpoint(redact_credentials(upstream), reachable=False, note=note)
+        ),
     )
 
 
 def run_probes(probes: Mapping[str, Callable[[], Any]], patience: float) -> dict[str, Any]:
-    """Run *probes* side by side and return the results that arrive within *patience* seconds, by name."""
+    """
+    Run *probes* side by side and return the results that arrive within *patience* seconds, by name.
+    """
     arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name, probe in probes.items():
-        # A daemon thread, because one that hangs in name resolution must not keep the program from ending.
-        threading.Thread(target=lambda name=name, probe=probe: arrived.put((name, probe())), daemon=True).start()
+        # A daemon thread, because one that hangs in name resolution must not keep the program from
+        # ending.
+        threading.Thread(
+            target=lambda name=name, probe=probe: arrived.put((name, probe())), daemon=True
+        ).start()
     answers: dict[str, Any] = {}
     end = time.monotonic() + patience
     while len(answers) < len(probes) and (left := end - time.monotonic()) > 0:
@@ -200,7 +212,9 @@ def _container() -> str:
 
 
 def reach_index(url: str) -> Endpoint:
-    """Return whether the package index at *url* has the page of a small project that every index has."""
+    """
+    Return whether the package index at *url* has the page of a small project that every index has.
+    """
     import requests
 
     from sparkwright.core.http import redact_credentials
@@ -210,7 +224,9 @@ def reach_index(url: str) -> Endpoint:
         status = requests.head(page, timeout=PATIENCE - 1, allow_redirects=True).status_code
     except requests.RequestException as error:
         return Endpoint(redact_credentials(url), reachable=False, note=type(error).__name__)
-    return Endpoint(redact_credentials(url), status < 400, "" if status < 400 else f"HTTP status {status}")
+    return Endpoint(
+        redact_credentials(url), status < 400, "" if status < 400 else f"HTTP status {status}"
+    )
 
 
 def reach_git(url: str) -> Endpoint:

@@ -1,8 +1,8 @@
 """
 From the reviewed data to a wheel, once: the same inputs give the wheel that is in the store.
 
-The key of a build is made of reviewed files and of what this machine is, so that "nothing changed" is known without git, a
-network or a compiler; when something changed, the build says what.
+The key of a build is made of reviewed files and of what this machine is, so that "nothing changed"
+is known without git, a network or a compiler; when something changed, the build says what.
 """
 
 from __future__ import annotations
@@ -67,16 +67,20 @@ class BuiltWheel(msgspec.Struct, frozen=True):
 
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
-    What travels in the wheel as ``sparkwright.json``: what it was made of, and where every library came from. No path, date or job count.
+    What travels in the wheel as ``sparkwright.json``: what it was made of, and where every library
+    came from. No path, date or job count.
 
-    The key of the build is not in it: that is made of how the build was asked for, too, and ``--source auto`` and ``git`` may be one wheel.
+    The key of the build is not in it: that is made of how the build was asked for, too, and
+    ``--source auto`` and ``git`` may be one wheel.
 
     Attributes:
-        inputs: The reviewed files and choices that it was made from, as `inputs` digests them; nothing of the machine is among them.
-        targets: The CMake targets that were compiled.
-        plan, base, tools, compiler, counts, units, transplant: Only where something was compiled;
+        inputs: The reviewed files and choices that it was made from, as `inputs` digests them;
+            nothing of the machine is among them. targets: The CMake targets that were compiled.
+            plan, base, tools, compiler, counts, units, transplant: Only where something was
+            compiled;
             *units* is the unit manifest.
-        isolation: The same; what kept the build from the network (`Sandbox.kind`), ``none`` where nothing did.
+        isolation: The same; what kept the build from the network (`Sandbox.kind`), ``none`` where
+            nothing did.
     """
 
     sparkwright: str
@@ -100,7 +104,9 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
     project, stack = session.project, session.project.stack
     concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
     locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
-    series = {f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned}
+    series = {
+        f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned
+    }
     settings = toolchain.settings(session, fork).deciding()
     # How the targets were asked for, by default or by name, makes no other wheel.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
@@ -108,12 +114,22 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
     parts: dict[str, object] = {
         **locks,
         **series,
-        f"forks/{stack}/stack.yaml": (project.spec.arch, project.spec.label, version_label.LABELS, spec),
+        f"forks/{stack}/stack.yaml": (
+            project.spec.arch,
+            project.spec.label,
+            version_label.LABELS,
+            spec,
+        ),
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
         "--source": session.source,
-        "this machine": (platform.machine(), platform.python_version(), cross.compiler(session), host_compiler.identity()),
+        "this machine": (
+            platform.machine(),
+            platform.python_version(),
+            cross.compiler(session),
+            host_compiler.identity(),
+        ),
         "--target": session.machine,
         "--targets": settings.targets,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
@@ -122,13 +138,23 @@ def inputs(session: Session, fork: str) -> dict[str, str]:
 
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
-    """Return those of the inputs *parts* that are the same on every machine; a wheel for all machines is to be the same from each."""
-    return {name: part for name, part in parts.items() if "/" in name or name in ("sparkwright", "--targets")}
-
-
-def papers(session: Session, source: SourceTree, base: FileLock | None = None, **compiled: Any) -> Papers:
     """
-    Return what the wheel made of *source* says of itself: its build record, and what its bill of materials is made of.
+    Return those of the inputs *parts* that are the same on every machine; a wheel for all machines
+    is to be the same from each.
+    """
+    return {
+        name: part
+        for name, part in parts.items()
+        if "/" in name or name in ("sparkwright", "--targets")
+    }
+
+
+def papers(
+    session: Session, source: SourceTree, base: FileLock | None = None, **compiled: Any
+) -> Papers:
+    """
+    Return what the wheel made of *source* says of itself: its build record, and what its bill of
+    materials is made of.
 
     Args:
         base: The official wheel under a graft.
@@ -136,21 +162,36 @@ def papers(session: Session, source: SourceTree, base: FileLock | None = None, *
     """
     project, made_of = session.project, reviewed(inputs(session, source.fork))
     record = BuildRecord(
-        __version__, project.stack, project.spec.arch, source, made_of, base=base.sha256 if base else "", **compiled
-    )  # fmt: skip
+        __version__,
+        project.stack,
+        project.spec.arch,
+        source,
+        made_of,
+        base=base.sha256 if base else "",
+        **compiled,
+    )
     bill = materials.bill(
-        session, source, base=base, done=record.transplant, toolchain=record.tools, compiler=record.compiler, isolation=record.isolation
+        session,
+        source,
+        base=base,
+        done=record.transplant,
+        toolchain=record.tools,
+        compiler=record.compiler,
+        isolation=record.isolation,
     )
     return Papers(msgspec.json.format(msgspec.json.encode(record)), bill)
 
 
 def _folder(folder: Path) -> dict[str, str]:
-    return {path.name: digest.sha256_file(path) for path in sorted(folder.glob("*")) if path.is_file()}
+    return {
+        path.name: digest.sha256_file(path) for path in sorted(folder.glob("*")) if path.is_file()
+    }
 
 
 def build(session: Session, fork: str) -> BuiltWheel:
     """
-    Return the wheel of *fork*, built when the store has none of the same inputs, and placed in the output folder.
+    Return the wheel of *fork*, built when the store has none of the same inputs, and placed in the
+    output folder.
 
     Raises:
         arch-mismatch, compile-failed, base-mismatch, and what the earlier stages raise.
@@ -159,8 +200,13 @@ def build(session: Session, fork: str) -> BuiltWheel:
         return reused(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
 
 
-def reused(session: Session, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]) -> BuiltWheel:
-    """Return the wheel that the store has for *parts*, else the one that *make* gives for their key; callers hold the fork's lock."""
+def reused(
+    session: Session, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
+) -> BuiltWheel:
+    """
+    Return the wheel that the store has for *parts*, else the one that *make* gives for their key;
+    callers hold the fork's lock.
+    """
     key = digest.key("wheel", parts)
     built = kept(session, key)
     if built:
@@ -183,7 +229,10 @@ def called(session: Session, fork: str) -> str:
 
 
 def known(session: Session, fork: str) -> BuiltWheel | None:
-    """Return the wheel that a build of *fork* would take from the store now; None where it has to be made."""
+    """
+    Return the wheel that a build of *fork* would take from the store now; None where it has to be
+    made.
+    """
     return kept(session, digest.key("wheel", inputs(session, fork)))
 
 
@@ -209,7 +258,8 @@ def _why(session: Session, fork: str, parts: dict[str, str]) -> str:
     return (
         "not built yet"
         if before is None
-        else f"rebuilding: {', '.join(changed) or 'its wheel is gone from the store'}{' changed' if changed else ''}"
+        else f"rebuilding: "
+        f"{', '.join(changed) or 'its wheel is gone from the store'}{' changed' if changed else ''}"
     )
 
 
@@ -218,17 +268,28 @@ def _kept(session: Session, built: BuiltWheel) -> Path:
 
 
 def _place(session: Session, built: BuiltWheel) -> None:
-    """Make the store's wheel appear in the output folder; a hard link where that is possible, so that it costs no room."""
+    """
+    Make the store's wheel appear in the output folder; a hard link where that is possible, so that
+    it costs no room.
+    """
     kept, shown = _kept(session, built), path_of(session, built)
     session.output.mkdir(parents=True, exist_ok=True)
     # The caller holds the fork's lock, so a temporary name there is a killed run's.
     for left in session.output.glob(f".{built.filename}.*"):
         left.unlink(missing_ok=True)
-    # `pip install dist/*.whl` must not meet two builds of one release. What goes is in the store still; what is not, stays.
-    for name in version_label.superseded(built.filename, [path.name for path in session.output.glob("*.whl")]):
-        if (session.store.root / "wheels" / digest.sha256_file(session.output / name) / name).exists():
+    # `pip install dist/*.whl` must not meet two builds of one release. What goes is in the store
+    # still; what is not, stays.
+    for name in version_label.superseded(
+        built.filename, [path.name for path in session.output.glob("*.whl")]
+    ):
+        if (
+            session.store.root / "wheels" / digest.sha256_file(session.output / name) / name
+        ).exists():
             (session.output / name).unlink()
-    if shown.exists() and (shown.samefile(kept) or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)):
+    if shown.exists() and (
+        shown.samefile(kept)
+        or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)
+    ):
         return
     with room_guard(session.output), session.store.replacing(shown) as temporary:
         temporary.unlink()
@@ -240,7 +301,11 @@ def _place(session: Session, built: BuiltWheel) -> None:
 
 def _build(session: Session, fork: str, key: str) -> BuiltWheel:
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(session.store.building(session.store.root / "work" / session.project.stack / fork / "out"))
+        scratch = stack.enter_context(
+            session.store.building(
+                session.store.root / "work" / session.project.stack / fork / "out"
+            )
+        )
         source = source_tree.make(session, fork)
         label = version_label.label(session, source)
         settings = toolchain.settings(session, fork)
@@ -250,14 +315,32 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
         counts: dict[str, int] = {}
         done: Transplant | None = None
         if kind == "headers":
-            path = cutlass.build(session, source.tree, settings.distribution, label, papers(session, source), scratch)
+            path = cutlass.build(
+                session, source.tree, settings.distribution, label, papers(session, source), scratch
+            )
         elif kind == "backend":
             path = pep517.build(
-                session, toolchain.obtain(session), settings, fork, source.tree, label, papers(session, source), scratch
+                session,
+                toolchain.obtain(session),
+                settings,
+                fork,
+                source.tree,
+                label,
+                papers(session, source),
+                scratch,
             )
         else:
             path, counts, done = _graft(session, toolchain.obtain(session), source, label, scratch)
-        built = BuiltWheel(fork, key, path.name, digest.sha256_file(path), path.stat().st_size, source.tree, counts, done)
+        built = BuiltWheel(
+            fork,
+            key,
+            path.name,
+            digest.sha256_file(path),
+            path.stat().st_size,
+            source.tree,
+            counts,
+            done,
+        )
         shelve(session, built, path)
     return built
 
@@ -269,7 +352,9 @@ def _fetch_inputs(session: Session, fork: str) -> None:
     if toolchain.settings(session, fork).needs_vendored:
         vendored.fetch(session, fork)
     if base := session.lock.forks[fork].bases.get(session.machine):
-        download.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
+        download.obtain(
+            session.store, base.name, base.filename, base.sha256, offline=session.offline
+        )
 
 
 def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
@@ -280,13 +365,20 @@ def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
         (shelf / path.name).chmod(0o444)
 
 
-def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path) -> tuple[Path, dict[str, int], Transplant]:
+def _graft(
+    session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path
+) -> tuple[Path, dict[str, int], Transplant]:
     fork = source.fork
     settings = toolchain.settings(session, fork)
     locked = session.lock.forks[fork].bases.get(session.machine)
     if locked is None:
-        raise SourceError("not-provided", f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.")
-    base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=session.offline)
+        raise SourceError(
+            "not-provided",
+            f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.",
+        )
+    base = download.obtain(
+        session.store, locked.name, locked.filename, locked.sha256, offline=session.offline
+    )
     with console.step(f"graft {fork} onto {locked.filename}"):
         made = planning.planned(session, tools, source, configured=True)
         plan.show(made.after, made.before)
@@ -295,7 +387,11 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         libraries = configure.libraries(workspace.build)
         members = graft.members(base, libraries, settings)
         member_of = {path: member for member, path in members.items()}
-        by_target = {library.target: member_of[library.path] for library in libraries if library.path in member_of}
+        by_target = {
+            library.target: member_of[library.path]
+            for library in libraries
+            if library.path in member_of
+        }
         build_folder = BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
@@ -304,12 +400,26 @@ def _graft(session: Session, tools: Toolchain, source: SourceTree, label: str, f
         )
         changes, done = graft.transplant(session, source, base, workspace.build, members, settings)
         told = papers(
-            session, source, locked, targets=settings.targets, plan=made.key, tools=tools.key, compiler=cross.compiler(session),
-            counts=made.after.counts, transplant=done, isolation=workspace.sandbox.kind,
+            session,
+            source,
+            locked,
+            targets=settings.targets,
+            plan=made.key,
+            tools=tools.key,
+            compiler=cross.compiler(session),
+            counts=made.after.counts,
+            transplant=done,
+            isolation=workspace.sandbox.kind,
             units=unit_manifest.record(workspace.build, made.after.units, by_target),
-        )  # fmt: skip
+        )
         path = graft.write(base, folder, label, changes, done, settings, told)
-    console.note(f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, {len(done.replaced)} files replaced")
+    console.note(
+        f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, "
+        f"{len(done.replaced)} files replaced"
+    )
     if done.requires:
-        console.note(f"requirements changed: {', '.join(text or f'no {project}' for project, text in done.requires.items())}")
+        console.note(
+            f"requirements changed: "
+            f"{', '.join(text or f'no {project}' for project, text in done.requires.items())}"
+        )
     return path, made.after.counts, done

@@ -1,8 +1,9 @@
 """
 Preflight: run all checks that need no compiler and report every failure together.
 
-A build takes the better part of an hour, and each of these failures would end it late: a syntax error in a patched
-Python file, a lost ``#endif``, versions that do not fit together, a full disk, too little memory, a damaged base.
+A build takes the better part of an hour, and each of these failures would end it late: a syntax
+error in a patched Python file, a lost ``#endif``, versions that do not fit together, a full disk,
+too little memory, a damaged base.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
-#: Minor versions of Python 3: the oldest whose grammar `ast` knows, and one that does not exist yet.
+#: Minor versions of Python 3: the oldest whose grammar `ast` knows, and one that does not exist
+#: yet.
 _OLDEST, _NEWEST = 7, 30
 
 _PYTHON_SUFFIXES = frozenset((".py", ".pyi"))
-_C_SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hh", ".hpp", ".inc", ".inl"))
-#: Tokens in which a ``#`` is no directive, and those that must not be taken for the start of one ([lex.phases]).
+_C_SUFFIXES = frozenset(
+    (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hh", ".hpp", ".inc", ".inl")
+)
+#: Tokens in which a ``#`` is no directive, and those that must not be taken for the start of one
+#: ([lex.phases]).
 _TOKENS = re.compile(
     r"""
       (?P<blank>\\[ \t]*\n | //(?:\\[ \t]*\n|[^\n])* | /\*.*?(?:\*/|\Z))
@@ -62,7 +67,8 @@ _TOKENS = re.compile(
 #: Stands for a newline inside a comment, a literal or a continued line.
 _INNER_NEWLINE = "\x01"
 _CONDITIONAL = re.compile(
-    r"^[ \t\v\f\x01]*(?:\#|%:)[ \t\v\f\x01]*(if|ifdef|ifndef|elif|elifdef|elifndef|else|endif)\b", re.MULTILINE
+    r"^[ \t\v\f\x01]*(?:\#|%:)[ \t\v\f\x01]*(if|ifdef|ifndef|elif|elifdef|elifndef|else|endif)\b",
+    re.MULTILINE,
 )
 
 
@@ -74,7 +80,8 @@ def check(session: Session, source: SourceTree, *, building: bool = True) -> Non
         building: Check this machine and the base of a graft too, not only the source.
 
     Raises:
-        early-check-failed: It cannot; every failure is listed. A single failure with a reference of its own is raised
+        early-check-failed: It cannot; every failure is listed. A single failure with a reference of
+            its own is raised
             unchanged.
     """
     settings = toolchain.spec(session.project).forks[source.fork]
@@ -82,7 +89,9 @@ def check(session: Session, source: SourceTree, *, building: bool = True) -> Non
         partial(python_syntax, session.objects, source),
         partial(conditionals, session.objects, source),
         partial(build_requirements, session, source),
-        partial(fork_requirements, session, _set_requirements(settings), "environment.yaml (requires)"),
+        partial(
+            fork_requirements, session, _set_requirements(settings), "environment.yaml (requires)"
+        ),
     ]
     if building:
         checks += [
@@ -122,7 +131,9 @@ def _set_requirements(settings: ForkEnvironment) -> list[str]:
 # The source.
 
 
-def _changed_files(objects: Objects, source: SourceTree, suffixes: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+def _changed_files(
+    objects: Objects, source: SourceTree, suffixes: frozenset[str]
+) -> Iterator[tuple[str, bytes]]:
     for change in objects.changes(source.source.tree, source.tree):
         if change.status != "D" and PurePosixPath(change.path).suffix in suffixes:
             # A link or a submodule has no content.
@@ -130,7 +141,10 @@ def _changed_files(objects: Objects, source: SourceTree, suffixes: frozenset[str
 
 
 def python_syntax(objects: Objects, source: SourceTree) -> Iterator[str]:
-    """Yield the syntax errors of changed Python files, for the oldest Python that the project admits and this one."""
+    """
+    Yield the syntax errors of changed Python files, for the oldest Python that the project admits
+    and this one.
+    """
     oldest = oldest_python(_project(objects, source))
     for path, text in _changed_files(objects, source, _PYTHON_SUFFIXES):
         try:
@@ -146,9 +160,13 @@ def python_syntax(objects: Objects, source: SourceTree) -> Iterator[str]:
 
 
 def conditionals(objects: Objects, source: SourceTree) -> Iterator[str]:
-    """Yield the unbalanced conditionals in C, C++ and CUDA files that upstream's file does not have."""
+    """
+    Yield the unbalanced conditionals in C, C++ and CUDA files that upstream's file does not have.
+    """
     for path, text in _changed_files(objects, source, _C_SUFFIXES):
-        before = Counter(fault for _, fault in unbalanced(objects.blob(source.source.tree, path) or b""))
+        before = Counter(
+            fault for _, fault in unbalanced(objects.blob(source.source.tree, path) or b"")
+        )
         for line, fault in unbalanced(text):
             if before[fault]:
                 before[fault] -= 1
@@ -157,7 +175,10 @@ def conditionals(objects: Objects, source: SourceTree) -> Iterator[str]:
 
 
 def unbalanced(data: bytes) -> list[tuple[int, str]]:
-    """Return the unbalanced preprocessor conditionals of a C, C++ or CUDA file: line, from 1, and fault."""
+    """
+    Return the unbalanced preprocessor conditionals of a C, C++ or CUDA file: line, from 1, and
+    fault.
+    """
     # Latin-1 decodes any byte; comments are in whatever encoding their author used.
     text = _TOKENS.sub(_without_newlines, data.decode("latin-1").replace("\r\n", "\n"))
     faults: list[tuple[int, str]] = []
@@ -203,14 +224,21 @@ def _project(objects: Objects, source: SourceTree) -> dict[str, Any]:
 
 
 def oldest_python(project: dict[str, Any]) -> tuple[int, int]:
-    """Return the oldest Python that the ``[project]`` table admits; this Python if it does not say."""
+    """
+    Return the oldest Python that the ``[project]`` table admits; this Python if it does not say.
+    """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
-        admitted = SpecifierSet(str(project.get("requires-python", ">=" + platform.python_version())))
+        admitted = SpecifierSet(
+            str(project.get("requires-python", ">=" + platform.python_version()))
+        )
     except InvalidSpecifier:
         return sys.version_info[:2]
-    return 3, next((minor for minor in range(_OLDEST, _NEWEST) if f"3.{minor}" in admitted), sys.version_info[1])
+    return 3, next(
+        (minor for minor in range(_OLDEST, _NEWEST) if f"3.{minor}" in admitted),
+        sys.version_info[1],
+    )
 
 
 def build_requirements(session: Session, source: SourceTree) -> Iterator[str]:
@@ -225,12 +253,18 @@ def build_requirements(session: Session, source: SourceTree) -> Iterator[str]:
     wanted = str(_project(session.objects, source).get("requires-python", ""))
     try:
         if platform.python_version() not in SpecifierSet(wanted):
-            yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {platform.python_version()}"
+            yield (
+                f"pyproject.toml: {source.fork} wants Python {wanted}; this is "
+                f"{platform.python_version()}"
+            )
     except InvalidSpecifier:
         yield f"pyproject.toml: requires-python {wanted!r} cannot be read"
     system = _pyproject(session.objects, source).get("build-system")
     texts = system.get("requires", []) if isinstance(system, dict) else []
-    locked = {canonicalize_name(name): WheelName.of(file).version for name, file, _ in pylock.wheels(session.project)}
+    locked = {
+        canonicalize_name(name): WheelName.of(file).version
+        for name, file, _ in pylock.wheels(session.project)
+    }
     for text in map(str, texts):
         try:
             requirement = Requirement(text)
@@ -241,7 +275,10 @@ def build_requirements(session: Session, source: SourceTree) -> Iterator[str]:
         if version is None or (requirement.marker and not requirement.marker.evaluate()):
             continue
         if not requirement.specifier.contains(Version(version), prereleases=True):
-            yield f"pyproject.toml: building {source.fork} requires {text}, and pylock.toml has {version}"
+            yield (
+                f"pyproject.toml: building {source.fork} requires {text}, and pylock.toml has "
+                f"{version}"
+            )
 
 
 def fork_requirements(session: Session, requirements: Iterable[str], origin: str) -> Iterator[str]:
@@ -250,13 +287,20 @@ def fork_requirements(session: Session, requirements: Iterable[str], origin: str
     from packaging.utils import canonicalize_name
 
     settings = toolchain.spec(session.project).forks
-    forks = {canonicalize_name(fork.distribution): name for name, fork in settings.items() if fork.distribution}
+    forks = {
+        canonicalize_name(fork.distribution): name
+        for name, fork in settings.items()
+        if fork.distribution
+    }
     for requirement in map(Requirement, requirements):
         fork = forks.get(canonicalize_name(requirement.name), "")
         version = _upstream_version(session, fork) if fork else ""
         local = f"{version}+{session.project.spec.label}"
         if version and not requirement.specifier.contains(local, prereleases=True):
-            yield f"{origin}: the wheel would require {requirement}, and the stack's {fork} is {version}"
+            yield (
+                f"{origin}: the wheel would require {requirement}, and the stack's {fork} is "
+                f"{version}"
+            )
 
 
 def _upstream_version(session: Session, fork: str) -> str:
@@ -289,7 +333,10 @@ def disk_space(session: Session, fork: str, settings: ForkEnvironment) -> Iterat
     need = settings.disk.get(session.project.fork(fork).build, 0) * 1_000_000
     free = shutil.disk_usage(session.store.root).free
     # Measuring a build folder takes a while, and is needed only if space is short.
-    if need > free and need - _size(session.store.root / "work" / session.project.stack / fork) > free:
+    if (
+        need > free
+        and need - _size(session.store.root / "work" / session.project.stack / fork) > free
+    ):
         yield (
             f"disk: building {fork} takes about {need / 1e9:.1f} GB in the cache directory "
             f"({session.store.root}), where {free / 1e9:.1f} GB are free"
@@ -308,7 +355,11 @@ def host_compiler(session: Session, fork: str) -> Iterator[str]:
     Raises:
         tool-missing: There is none.
     """
-    if session.project.fork(fork).build == "graft" and not session.cross and not cross.compiler(session):
+    if (
+        session.project.fork(fork).build == "graft"
+        and not session.cross
+        and not cross.compiler(session)
+    ):
         raise CommandError("tool-missing", f"{cross.driver(session)} is not installed.")
     yield from ()
 
@@ -323,13 +374,23 @@ def memory(session: Session, source: SourceTree) -> Iterator[str]:
     if session.project.fork(fork).build != "graft":
         return
     costs = Costs.of(session, fork)
-    paths = [path for path in session.objects.paths(source.tree) if PurePosixPath(path).suffix in SUFFIXES]
+    paths = [
+        path
+        for path in session.objects.paths(source.tree)
+        if PurePosixPath(path).suffix in SUFFIXES
+    ]
     expected = {path: costs.expected(path) for path in paths}
     too_large = {
-        path: cost.megabytes for path, cost in expected.items() if cost.measured and cost.megabytes > budget
+        path: cost.megabytes
+        for path, cost in expected.items()
+        if cost.measured and cost.megabytes > budget
     }
-    begun = any((session.store.root / "work" / session.project.stack / fork).glob("*/build/.ninja_log"))
-    cached = session.cached and config.config().compiler_cache.tool != "none" and shutil.which("ccache")
+    begun = any(
+        (session.store.root / "work" / session.project.stack / fork).glob("*/build/.ninja_log")
+    )
+    cached = (
+        session.cached and config.config().compiler_cache.tool != "none" and shutil.which("ccache")
+    )
     for path, megabytes in sorted(too_large.items(), key=lambda item: -item[1]):
         taken = f"memory: compiling {path} takes {megabytes / 1000:.1f} GB, as measured"
         line = f"{taken}; compilers may hold {budget / 1000:.1f} GB here"
@@ -367,7 +428,9 @@ def base_wheel(session: Session, source: SourceTree, settings: ForkEnvironment) 
 
 
 def _requirements(wheel: Path, settings: ForkEnvironment) -> list[str]:
-    """Return the requirements that a graft keeps from the official *wheel*, without those of extras."""
+    """
+    Return the requirements that a graft keeps from the official *wheel*, without those of extras.
+    """
     from email.parser import BytesParser
 
     with zip_file(wheel) as opened:

@@ -1,8 +1,8 @@
 """
 This program as a wheel, and the files that it requires for the Python of an image.
 
-The requirements are resolved once per program and Python and stored by hash, so that the image can be built again
-without a network.
+The requirements are resolved once per program and Python and stored by hash, so that the image can
+be built again without a network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from sparkwright.forks import download, package_index
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
-#: What a source distribution among the requirements is built with (tree-sitter-cmake has no Linux wheel).
+#: What a source distribution among the requirements is built with (tree-sitter-cmake has no Linux
+#: wheel).
 BACKENDS = ("setuptools", "wheel")
 
 
@@ -41,13 +42,17 @@ class Interpreter(msgspec.Struct, frozen=True):
     #: Prints the fields as JSON, with nothing but the standard library.
     SCRIPT = (
         "import json, platform; "
-        "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), 'libc': platform.libc_ver()[1]}))"
+        "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), "
+        "'libc': platform.libc_ver()[1]}))"
     )
 
     def tags(self) -> list[str]:
         """Return the wheel tags that it takes, best first."""
         version = tuple(map(int, self.version.split(".")[:2]))
-        return [str(tag) for tag in platforms.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))]
+        return [
+            str(tag)
+            for tag in platforms.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))
+        ]
 
 
 class LockedFile(msgspec.Struct, frozen=True, order=True):
@@ -59,7 +64,10 @@ class LockedFile(msgspec.Struct, frozen=True, order=True):
 
 
 def requirements(extra: str = "full") -> list[str]:
-    """Return the requirements in the running program's metadata, with those of *extra* (empty: the client alone)."""
+    """
+    Return the requirements in the running program's metadata, with those of *extra* (empty: the
+    client alone).
+    """
     from importlib.metadata import requires
 
     from packaging.requirements import Requirement
@@ -71,7 +79,13 @@ def requirements(extra: str = "full") -> list[str]:
     )
 
 
-def write(folder: Path, *, extra: str = "full", label: str = "", further: Mapping[str, bytes] | None = None) -> Path:
+def write(
+    folder: Path,
+    *,
+    extra: str = "full",
+    label: str = "",
+    further: Mapping[str, bytes] | None = None,
+) -> Path:
     """
     Write the running program as a wheel to *folder*, reproducibly, and return its path.
 
@@ -89,9 +103,14 @@ def write(folder: Path, *, extra: str = "full", label: str = "", further: Mappin
     files |= project_data.carried() | dict(further or {})
     version = labelled(sparkwright.__version__, label) if label else sparkwright.__version__
     name = WheelName("sparkwright", version, "py3-none-any")
-    files[f"{name.info}/entry_points.txt"] = b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
+    files[f"{name.info}/entry_points.txt"] = (
+        b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
+    )
     wanted = "".join(f"Requires-Dist: {line}\n" for line in requirements(extra))
-    metadata = f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: >=3.11\n{wanted}"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: "
+        f">=3.11\n{wanted}"
+    )
     files[f"{name.info}/{SBOM}"] = sbom.document(Bill(facts={"built": "program"}), name)
     path = folder / name.filename
     archive.write(path, name, files, metadata, pure=True)
@@ -103,7 +122,8 @@ def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) 
     Return the files that the program requires on *python*, downloaded and verified.
 
     Args:
-        wanted: Its requirements (default: those of the running program with all extras, and the build backends of
+        wanted: Its requirements (default: those of the running program with all extras, and the
+            build backends of
             source distributions among them).
 
     Raises:
@@ -116,13 +136,21 @@ def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) 
     locked = session.store.get("program", key, tuple[LockedFile, ...])
     if locked is None:
         if session.offline:
-            raise SourceError("offline", f"What sparkwright itself requires on Python {python.version} was never resolved in this store.")
+            raise SourceError(
+                "offline",
+                f"What sparkwright itself requires on Python {python.version} was never resolved "
+                f"in this store.",
+            )
         locked = tuple(sorted(_resolved(session, python, lines)))
         session.store.put("program", key, locked)
     with console.progress("download", len(locked)) as line:
         paths = []
         for done, file in enumerate(locked, start=1):
-            paths.append(download.obtain(session.store, file.project, file.filename, file.sha256, offline=session.offline))
+            paths.append(
+                download.obtain(
+                    session.store, file.project, file.filename, file.sha256, offline=session.offline
+                )
+            )
             line.update(done, file.filename)
     return paths
 
@@ -132,17 +160,39 @@ def _resolved(session: Session, python: Interpreter, lines: Sequence[str]) -> It
 
     source = session.store.write("cache/program.in", "\n".join([*lines, ""]).encode())
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
-    target = ["--python-version", python.version, "--python-platform", f"{python.machine}-unknown-linux-gnu"]
-    command = [find_uv_bin(), "pip", "compile", *options, *target, "--default-index", package_index.index_url(), str(source)]
+    target = [
+        "--python-version",
+        python.version,
+        "--python-platform",
+        f"{python.machine}-unknown-linux-gnu",
+    ]
+    command = [
+        find_uv_bin(),
+        "pip",
+        "compile",
+        *options,
+        *target,
+        "--default-index",
+        package_index.index_url(),
+        str(source),
+    ]
     env = process.clean_environment(
-        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX=""
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
+        UV_NO_CONFIG="1",
+        UV_FIND_LINKS="",
+        UV_INDEX_URL="",
+        UV_DEFAULT_INDEX="",
     )
     try:
         packages = tomllib.loads(process.output(command, env=env))["packages"]
     except CommandError as error:
         if error.reference != "command-failed":
             raise
-        raise SourceError("source-unreachable", "What sparkwright itself requires cannot be resolved.", details=error.details) from error
+        raise SourceError(
+            "source-unreachable",
+            "What sparkwright itself requires cannot be resolved.",
+            details=error.details,
+        ) from error
     ranks = {tag: rank for rank, tag in enumerate(python.tags())}
     return (_best(package, ranks) for package in packages)
 
@@ -158,7 +208,10 @@ def _best(package: dict[str, Any], ranks: dict[str, int]) -> LockedFile:
             rated.append((min(matches), _name(file), file))
     file = min(rated)[2] if rated else package.get("sdist")
     if file is None:
-        raise SourceError("not-provided", f"{package['name']} {package['version']} has no file for the Python of the image.")
+        raise SourceError(
+            "not-provided",
+            f"{package['name']} {package['version']} has no file for the Python of the image.",
+        )
     return LockedFile(package["name"], _name(file), file["hashes"]["sha256"])
 
 

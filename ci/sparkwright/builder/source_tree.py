@@ -51,7 +51,11 @@ def rules_of(session: Session) -> ArchRules:
     rules = all_rules(session)
     known = [rule.name for rule in rules.rules]
     if unknown := [name for name in session.without if name not in known]:
-        raise UsageError("usage", f"archs.yaml has no rule {', '.join(unknown)}.", details=[f"rules: {', '.join(known)}"])
+        raise UsageError(
+            "usage",
+            f"archs.yaml has no rule {', '.join(unknown)}.",
+            details=[f"rules: {', '.join(known)}"],
+        )
     return rules.without(*session.without)
 
 
@@ -69,11 +73,20 @@ def make(session: Session, fork: str) -> SourceTree:
     guarded = rules.of(fork).guards
     key = digest.key("rewrite", {"tree": patched.tree, "rules": mine, "guards": guarded})
     known = session.store.get("rewrite", key, SourceTree)
-    if known and known.source == source and known.steps == patched.steps and session.objects.has(f"{known.tree}^{{tree}}"):
+    if (
+        known
+        and known.source == source
+        and known.steps == patched.steps
+        and session.objects.has(f"{known.tree}^{{tree}}")
+    ):
         return known
     with console.step(f"rewrite {fork}: {len(mine)} rules"):
         rewritten = archs.rewrite(lambda path: _read(session, patched.tree, path), rules, fork)
-        tree = session.objects.with_files(patched.tree, rewritten.files) if rewritten.files else patched.tree
+        tree = (
+            session.objects.with_files(patched.tree, rewritten.files)
+            if rewritten.files
+            else patched.tree
+        )
         for site in rewritten.sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
         forbidden_patterns.check(session.objects, source.tree, tree, guarded)

@@ -1,9 +1,10 @@
 """
 Vendored sources: what CMake's FetchContent would download while it configures.
 
-The sources that a build reads come from the lock, verified, and are handed to FetchContent as folders. The trace of the
-configure shows every source that CMake asked for; one that the lock does not pin is refused. Nothing is evaluated here:
-a declaration that CMake does not reach is not a finding.
+The sources that a build reads come from the lock, verified, and are handed to FetchContent as
+folders. The trace of the configure shows every source that CMake asked for; one that the lock does
+not pin is refused. Nothing is evaluated here: a declaration that CMake does not reach is not a
+finding.
 """
 
 from __future__ import annotations
@@ -23,16 +24,35 @@ from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
 from sparkwright.forks.vendored import require_safe
 
-#: FetchContent asks no host, and takes every source from the folder named by FETCHCONTENT_SOURCE_DIR_<NAME>.
-DISCONNECTED = {"FETCHCONTENT_FULLY_DISCONNECTED": "ON", "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}"}
+#: FetchContent asks no host, and takes every source from the folder named by
+#: FETCHCONTENT_SOURCE_DIR_<NAME>.
+DISCONNECTED = {
+    "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
+    "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}",
+}
 #: Where FetchContent itself would put a source, in the build folder.
 FOLDER = f"{DEPS}/%s-src"
 
 #: Options of a declaration that take exactly one value (ExternalProject(3)).
-_SINGLE = frozenset((
-    "GIT_REPOSITORY", "GIT_TAG", "HG_REPOSITORY", "HG_TAG", "SVN_REPOSITORY", "SVN_REVISION", "CVS_REPOSITORY", "CVS_TAG",
-    "URL", "URL_HASH", "URL_MD5", "SOURCE_DIR", "DOWNLOAD_COMMAND", "BINARY_DIR", "SUBBUILD_DIR",
-))  # fmt: skip
+_SINGLE = frozenset(
+    (
+        "GIT_REPOSITORY",
+        "GIT_TAG",
+        "HG_REPOSITORY",
+        "HG_TAG",
+        "SVN_REPOSITORY",
+        "SVN_REVISION",
+        "CVS_REPOSITORY",
+        "CVS_TAG",
+        "URL",
+        "URL_HASH",
+        "URL_MD5",
+        "SOURCE_DIR",
+        "DOWNLOAD_COMMAND",
+        "BINARY_DIR",
+        "SUBBUILD_DIR",
+    )
+)
 _OTHER_METHODS = ("URL", "HG_REPOSITORY", "SVN_REPOSITORY", "CVS_REPOSITORY", "DOWNLOAD_COMMAND")
 _KEYWORD = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -44,10 +64,9 @@ class Declaration(msgspec.Struct, frozen=True):
 
     Attributes:
         name: The name that FetchContent knows it by; of another download its address.
-        url, ref: The git repository and the tag, branch or commit; *ref* is empty for any other kind of download.
-        origin: ``file:line`` of the call.
-        modules: The submodules that the build takes; None for all.
-        pinnable: Can the lock name it, and the build take it from a folder?
+        url, ref: The git repository and the tag, branch or commit; *ref* is empty for any other
+        kind of download. origin: ``file:line`` of the call. modules: The submodules that the build
+        takes; None for all. pinnable: Can the lock name it, and the build take it from a folder?
     """
 
     name: str
@@ -91,14 +110,21 @@ def _declaration(call: Call, arguments: Sequence[str]) -> Declaration | None:
         # The first argument of any other call may be anything.
         return None
     name = require_safe("".join(arguments[:1]), origin)
-    # FetchContent_Populate takes a folder in place of a download only where the source was declared.
+    # FetchContent_Populate takes a folder in place of a download only where the source was
+    # declared.
     declared = call.command == "fetchcontent_declare"
     if "DOWNLOAD_COMMAND" not in options and "GIT_REPOSITORY" in options:
         url = require_safe("".join(options["GIT_REPOSITORY"]), origin)
         ref = require_safe("".join(options.get("GIT_TAG", ["master"])), origin)
-        modules = tuple(filter(None, options["GIT_SUBMODULES"])) if "GIT_SUBMODULES" in options else None
+        modules = (
+            tuple(filter(None, options["GIT_SUBMODULES"])) if "GIT_SUBMODULES" in options else None
+        )
         return Declaration(name, url, ref, origin, modules, declared)
-    return Declaration(name, require_safe(options[method][0], origin), "", origin, pinnable=False) if method else None
+    return (
+        Declaration(name, require_safe(options[method][0], origin), "", origin, pinnable=False)
+        if method
+        else None
+    )
 
 
 def _options(values: Iterable[str]) -> dict[str, list[str]]:
@@ -115,27 +141,41 @@ def _options(values: Iterable[str]) -> dict[str, list[str]]:
     return options
 
 
-def check(fork: str, declared: Iterable[Declaration], locked: ForkLock, ignored: Mapping[str, str], *, complete: bool) -> None:
+def check(
+    fork: str,
+    declared: Iterable[Declaration],
+    locked: ForkLock,
+    ignored: Mapping[str, str],
+    *,
+    complete: bool,
+) -> None:
     """
     Require that the lock pins every source that CMake asked for.
 
     Args:
         ignored: Sources that no build needs, with the reason.
-        complete: Every target was configured, so that an entry that CMake did not ask for has no effect.
+        complete: Every target was configured, so that an entry that CMake did not ask for has no
+            effect.
 
     Raises:
-        source-unlocked: A source is neither locked nor ignored, or is locked otherwise; or an entry has no effect. The
+        source-unlocked: A source is neither locked nor ignored, or is locked otherwise; or an entry
+            has no effect. The
             error's data hold the declarations.
     """
     declared = tuple(declared)
     faults = [
         f"{declaration.origin}: {declaration.name}: {fault}"
         for declaration in declared
-        if declaration.name not in ignored and (fault := _fault(declaration, locked.fetched.get(declaration.name)))
+        if declaration.name not in ignored
+        and (fault := _fault(declaration, locked.fetched.get(declaration.name)))
     ]
     if complete:
         names = {declaration.name for declaration in declared}
-        faults += [f"lock: {name}: CMake asks for no such source" for name in locked.fetched if name not in names]
+        faults += [
+            f"lock: {name}: CMake asks for no such source"
+            for name in locked.fetched
+            if name not in names
+        ]
         faults += [
             f"ignored: {name}: CMake asks for no such source"
             for name in ignored
@@ -156,8 +196,13 @@ def _fault(declaration: Declaration, entry: VendoredLock | None) -> str:
         return f"{url} is a download that the lock cannot pin"
     if entry is None:
         return f"{url} at {ref} is not in the lock"
-    if (entry.url, entry.ref) != (declaration.url, ref) or (_COMMIT.fullmatch(ref) and entry.commit != ref):
-        return f"CMake asks for {url} at {ref}; the lock names {redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
+    if (entry.url, entry.ref) != (declaration.url, ref) or (
+        _COMMIT.fullmatch(ref) and entry.commit != ref
+    ):
+        return (
+            f"CMake asks for {url} at {ref}; the lock names {redact_credentials(entry.url)} "
+            f"at {entry.ref} ({entry.commit})"
+        )
     return ""
 
 
@@ -172,7 +217,10 @@ def fetch(session: RunContext, fork: str) -> dict[str, str]:
     locked = session.lock.forks[fork]
     trees: dict[str, str] = {}
     missing: dict[str, str] = {}
-    with console.step(f"bring {len(locked.fetched)} vendored sources of {fork}"), session.store.lock("objects"):
+    with (
+        console.step(f"bring {len(locked.fetched)} vendored sources of {fork}"),
+        session.store.lock("objects"),
+    ):
         for name, entry in locked.fetched.items():
             try:
                 trees[name] = sources.vendored_tree(session, fork, name, locked.vendored)
@@ -186,7 +234,8 @@ def fetch(session: RunContext, fork: str) -> dict[str, str]:
             "source-unresolved",
             f"{len(missing)} of {len(locked.fetched)} vendored sources of {fork} cannot be had.",
             details=list(missing.values()),
-            todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors (--mirror URL=REPLACEMENT), and "
+            todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors "
+            "(--mirror URL=REPLACEMENT), and "
             "lock again. The default targets need none of them: leave --targets out.",
             data={"missing": list(missing), "present": sorted(trees)},
         )
@@ -195,15 +244,23 @@ def fetch(session: RunContext, fork: str) -> dict[str, str]:
 
 def defines(trees: Iterable[str]) -> dict[str, str]:
     """Return the CMake cache entries that hand the sources named *trees* to FetchContent."""
-    folders = {f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": f"{{build}}/{FOLDER % name.lower()}" for name in trees}
+    folders = {
+        f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": f"{{build}}/{FOLDER % name.lower()}"
+        for name in trees
+    }
     return {**DISCONNECTED, **folders}
 
 
 def pinned(session: RunContext, fork: str, declared: Sequence[Declaration]) -> ForkLock:
-    """Return the lock of *fork* with exactly the sources *declared* in place of those that FetchContent would download."""
+    """
+    Return the lock of *fork* with exactly the sources *declared* in place of those that
+    FetchContent would download.
+    """
     spec, locked = session.project.fork(fork), session.lock.forks[fork]
     entries = {
-        name: entry for name, entry in locked.vendored.items() if entry.kind == "submodule" and not _below(name, locked)
+        name: entry
+        for name, entry in locked.vendored.items()
+        if entry.kind == "submodule" and not _below(name, locked)
     }
     for declaration in declared:
         if declaration.name in spec.ignored or not declaration.pinnable:
@@ -213,7 +270,11 @@ def pinned(session: RunContext, fork: str, declared: Sequence[Declaration]) -> F
             entries |= resolve.pin(session, spec, declaration.name, source, declaration.modules)
         else:
             prefix = f"{declaration.name}/"
-            entries |= {name: entry for name, entry in locked.vendored.items() if f"{name}/".startswith(prefix)}
+            entries |= {
+                name: entry
+                for name, entry in locked.vendored.items()
+                if f"{name}/".startswith(prefix)
+            }
     return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
 
 

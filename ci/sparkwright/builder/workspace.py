@@ -1,4 +1,7 @@
-"""The folder in which a fork is compiled; its files change only where the tree does, so that ninja compiles no more."""
+"""
+The folder in which a fork is compiled; its files change only where the tree does, so that ninja
+compiles no more.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,26 @@ class Workspace:
 
     Args:
         settings: Those of the fork for this run (`toolchain.settings`).
-        variant: Tells apart the folders of a fork; empty for the one that is built. A run that leaves rules out has one of its own,
-            since CMake writes sources that depend on the arch, and the real build would have to compile those again. So has a
-            build with the vendored sources.
+        variant: Tells apart the folders of a fork; empty for the one that is built. A run that
+            leaves rules out has one of its own,
+            since CMake writes sources that depend on the arch, and the real build would have to
+            compile those again. So has a build with the vendored sources.
     """
 
-    def __init__(self, session: RunContext, tools: Toolchain, settings: ForkEnvironment, fork: str, variant: str = "") -> None:
+    def __init__(
+        self,
+        session: RunContext,
+        tools: Toolchain,
+        settings: ForkEnvironment,
+        fork: str,
+        variant: str = "",
+    ) -> None:
         self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
         variant = variant or ("trial" if session.without else "build")
         self.variant = f"vendored-{variant}" if settings.needs_vendored else variant
-        self.folder = session.store.folder("work", session.project.stack, fork, session.named(self.variant))
+        self.folder = session.store.folder(
+            "work", session.project.stack, fork, session.named(self.variant)
+        )
         self.source, self.build = self.folder / "src", self.folder / "build"
 
     @staticmethod
@@ -57,13 +70,17 @@ class Workspace:
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """Where the fork is configured and compiled: its folder, what it needs and the tools, under the same names everywhere."""
+        """
+        Where the fork is configured and compiled: its folder, what it needs and the tools, under
+        the same names everywhere.
+        """
         return Sandbox.create(self._places, needed=self._settings.needs_vendored)
 
     @cached_property
     def vendored(self) -> dict[str, str]:
         """
-        The trees of the vendored sources by name, in the object database; none where the targets need none.
+        The trees of the vendored sources by name, in the object database; none where the targets
+        need none.
 
         Raises:
             source-unresolved, source-mismatch: See `vendored.fetch`.
@@ -72,7 +89,10 @@ class Workspace:
 
     @cached_property
     def _places(self) -> dict[Path, str]:
-        needed = {self._needed_folder(need): f"needed/{need}" for need in self._session.project.fork(self._fork).needs}
+        needed = {
+            self._needed_folder(need): f"needed/{need}"
+            for need in self._session.project.fork(self._fork).needs
+        }
         against = {self.target.root: "target"} if self.target.cross else {}
         return {self.folder: self._fork, self._tools.root: "tools", **against, **needed}
 
@@ -84,7 +104,9 @@ class Workspace:
     def _fill_vendored(self) -> None:
         for name, source in self.vendored.items():
             folder = self.build / (vendored.FOLDER % name.lower())
-            self._session.objects.checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
+            self._session.objects.checkout(
+                source, folder, self.folder / f"vendored-{folder.name}.index"
+            )
 
     def configure(self, launcher: Path | None) -> Configured:
         """
@@ -97,29 +119,53 @@ class Workspace:
             configure-failed: CMake ended with an error.
             compiler-too-old: A source refuses this machine's compiler.
             source-unlocked: CMake asked for a source that the lock does not pin.
-            tool-missing: The headers of this Python, which extension modules are compiled against, are not installed.
+            tool-missing: The headers of this Python, which extension modules are compiled against,
+                are not installed.
         """
-        renamed = {} if self.sandbox.mounts else {folder.absolute(): INSIDE / name for folder, name in self._places.items()}
+        renamed = (
+            {}
+            if self.sandbox.mounts
+            else {folder.absolute(): INSIDE / name for folder, name in self._places.items()}
+        )
         defines = version_label.flags(self.defines(), renamed)
         if launcher:
             command = f"{self._tools.python};-IS;{launcher}"
-            defines |= {"CMAKE_CUDA_COMPILER_LAUNCHER": command, "CMAKE_CXX_COMPILER_LAUNCHER": command}
+            defines |= {
+                "CMAKE_CUDA_COMPILER_LAUNCHER": command,
+                "CMAKE_CXX_COMPILER_LAUNCHER": command,
+            }
         if "VLLM_PYTHON_EXECUTABLE" in defines:
             _require_python_headers()
         rules = source_tree.rules_of(self._session)
-        log = self._session.store.folder("logs") / f"{self._session.project.stack}-{self._fork}-configure-{self.variant}.log"
-        traced = {"CMakeLists.txt", *(Path(rule.file).name for rule in rules.rules if rule.fork == self._fork)}
+        log = (
+            self._session.store.folder("logs")
+            / f"{self._session.project.stack}-{self._fork}-configure-{self.variant}.log"
+        )
+        traced = {
+            "CMakeLists.txt",
+            *(Path(rule.file).name for rule in rules.rules if rule.fork == self._fork),
+        }
         self._renew()
         try:
             with console.step(f"configure {self._fork}"):
                 configured = configure.configure(
-                    self.source, self.build, defines=self._translated(defines), env=self.environment(), log=log,
-                    targets=self._settings.named_targets, cmake=self._tools.tool("cmake"), what=f"{self._fork} does not configure.",
-                    traced=traced, sandbox=self.sandbox,
-                )  # fmt: skip
+                    self.source,
+                    self.build,
+                    defines=self._translated(defines),
+                    env=self.environment(),
+                    log=log,
+                    targets=self._settings.named_targets,
+                    cmake=self._tools.tool("cmake"),
+                    what=f"{self._fork} does not configure.",
+                    traced=traced,
+                    sandbox=self.sandbox,
+                )
         except BuildError as error:
-            # CMake's own words on a source that it could not reach say less than the name of that source.
-            self._check_downloads(configure.calls(self.source, self.build, sandbox=self.sandbox), complete=False)
+            # CMake's own words on a source that it could not reach say less than the name of that
+            # source.
+            self._check_downloads(
+                configure.calls(self.source, self.build, sandbox=self.sandbox), complete=False
+            )
             if error.reference != "configure-failed":
                 raise
             raise host_compiler.explained(error) from error
@@ -128,37 +174,56 @@ class Workspace:
 
     def _check_downloads(self, calls: Iterable[Call], *, complete: bool) -> None:
         declared = vendored.declarations(calls)
-        locked, ignored = self._session.lock.forks[self._fork], self._session.project.fork(self._fork).ignored
+        locked, ignored = (
+            self._session.lock.forks[self._fork],
+            self._session.project.fork(self._fork).ignored,
+        )
         vendored.check(self._fork, declared, locked, ignored, complete=complete)
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile, with the paths of the sandbox."""
-        return self._translated(self._tools.environment(**{**self.target.environment(self._tools), **self._settings.variables}))
+        return self._translated(
+            self._tools.environment(
+                **{**self.target.environment(self._tools), **self._settings.variables}
+            )
+        )
 
     def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
         return {name: self.sandbox.translate(value) for name, value in values.items()}
 
     def _renew(self) -> None:
-        """Empty a build folder that CMake cannot go on with: its sources had another path, or another compiler made it."""
+        """
+        Empty a build folder that CMake cannot go on with: its sources had another path, or another
+        compiler made it.
+        """
         cache, known = self.build / "CMakeCache.txt", self.folder / "compiler"
         moved = f"CMAKE_HOME_DIRECTORY:INTERNAL={self.sandbox.sandbox_path(self.source)}\n"
         compiler = host_compiler.identity()
         if cache.exists() and moved not in cache.read_text("utf-8"):
-            console.note(f"{self._fork}: its build folder was made under another path; it is made anew")
+            console.note(
+                f"{self._fork}: its build folder was made under another path; it is made anew"
+            )
             shutil.rmtree(self.build)
             self.build.mkdir()
             for index in self.folder.glob("vendored-*.index"):
                 index.unlink()
             self._fill_vendored()
         elif known.exists() and known.read_text("utf-8") != compiler:
-            console.note(f"{self._fork}: its build folder was configured with another compiler; it is configured anew")
+            console.note(
+                f"{self._fork}: its build folder was configured with another compiler; it is "
+                f"configured anew"
+            )
             cache.unlink(missing_ok=True)
             shutil.rmtree(self.build / "CMakeFiles", ignore_errors=True)
         known.write_text(compiler, "utf-8")
 
     def defines(self) -> dict[str, str]:
         """Return the CMake cache entries, every ``{…}`` replaced by its folder."""
-        places = {"{python}": str(self._tools.python), "{cuda}": str(self.target.cuda), "{build}": str(self.build)}
+        places = {
+            "{python}": str(self._tools.python),
+            "{cuda}": str(self.target.cuda),
+            "{build}": str(self.build),
+        }
         for need in self._session.project.fork(self._fork).needs:
             places[f"{{source:{need}}}"] = str(self._needed(source_tree.make(self._session, need)))
         entries = {
@@ -170,7 +235,10 @@ class Workspace:
         return {name: _filled(value, places) for name, value in entries.items()}
 
     def _needed(self, source: SourceTree) -> Path:
-        """Return a folder that holds the tree of a fork that this one reads; one place for all variants, updated like a workspace."""
+        """
+        Return a folder that holds the tree of a fork that this one reads; one place for all
+        variants, updated like a workspace.
+        """
         folder = self._needed_folder(source.fork)
         with self._session.store.lock(f"needed-{self._session.project.stack}-{source.fork}"):
             self._session.objects.checkout(source.tree, folder / "src", folder / "index")
@@ -184,7 +252,11 @@ def _filled(value: str, places: Mapping[str, str]) -> str:
     for name, folder in places.items():
         value = value.replace(name, folder)
     if "{" in value:
-        raise FileError("file-invalid", f"environment.yaml has an unknown place in {value!r}.", details=[f"known: {', '.join(places)}"])
+        raise FileError(
+            "file-invalid",
+            f"environment.yaml has an unknown place in {value!r}.",
+            details=[f"known: {', '.join(places)}"],
+        )
     return value
 
 
@@ -198,8 +270,8 @@ def lock_vendored(session: RunContext, fork: str) -> None:
     """
     Write the sources that CMake asks for in *fork* to the lock file.
 
-    CMake is configured for all targets with what the lock pins, again for as long as it asks for more: a source that was
-    brought may ask for others.
+    CMake is configured for all targets with what the lock pins, again for as long as it asks for
+    more: a source that was brought may ask for others.
 
     Raises:
         source-unlocked: CMake asks for a download that cannot be pinned.
@@ -218,10 +290,14 @@ def lock_vendored(session: RunContext, fork: str) -> None:
             except SourceError as error:
                 if error.reference != "source-unlocked":
                     raise
-                declared = msgspec.convert(error.data["declarations"], tuple[vendored.Declaration, ...])
+                declared = msgspec.convert(
+                    error.data["declarations"], tuple[vendored.Declaration, ...]
+                )
                 with session.store.lock("objects"):
                     locked = vendored.pinned(session, fork, declared)
                 if locked == session.lock.forks[fork]:
                     raise
                 forks = {**session.lock.forks, fork: locked}
-                session.project.lock_file.write_text(lock.render(msgspec.structs.replace(session.lock, forks=forks)), "utf-8")
+                session.project.lock_file.write_text(
+                    lock.render(msgspec.structs.replace(session.lock, forks=forks)), "utf-8"
+                )

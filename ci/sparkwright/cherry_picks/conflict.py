@@ -173,9 +173,16 @@ def _plain(text: str) -> str:
 
 
 def explain(
-    upstream: Upstream, base: Base, tree: str, patch: Patch, earlier: Sequence[Patch], *, says: Sequence[str] = (),
-    commands: Sequence[str] = (), todo: str = "",
-) -> PatchError:  # fmt: skip
+    upstream: Upstream,
+    base: Base,
+    tree: str,
+    patch: Patch,
+    earlier: Sequence[Patch],
+    *,
+    says: Sequence[str] = (),
+    commands: Sequence[str] = (),
+    todo: str = "",
+) -> PatchError:
     """
     Return the failure of *patch*, which does not apply to *tree*, with its report.
 

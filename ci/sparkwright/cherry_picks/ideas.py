@@ -293,9 +293,11 @@ def releases(session: Session, name: str, package: Package, last: str = "") -> l
     if not package.wheels:
         known = upstream_revisions.releases(session, name, optional=True)
         return [
-            release for release in known
-            if Version(release.version) >= Version(package.since) and not (last and Version(release.version) > Version(last))
-        ]  # fmt: skip
+            release
+            for release in known
+            if Version(release.version) >= Version(package.since)
+            and not (last and Version(release.version) > Version(last))
+        ]
     found = []
     for version, filename in package.wheels.items():
         project = filename.split("-", maxsplit=1)[0].replace("_", "-")

@@ -68,11 +68,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         for field, word in (("seen", "never"), ("date", UNRESOLVED)):
             if getattr(self, field) != word and not _is_day(getattr(self, field)):
                 raise ValueError(
-                    f"{field} {getattr(self, field)!r} of #{self.number} is neither a day nor {word}"
+                    f"{field} {getattr(self, field)!r} of #{self.number} is neither a day nor "
+                    f"{word}"
                 )
         if bool(self.merge) != (self.state == "merged"):
             raise ValueError(
-                f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge commit"
+                f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge "
+                f"commit"
             )
         if self.stacks and not self.pinned:
             raise ValueError(

@@ -51,7 +51,8 @@ _FLAGS = (
 
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
-    rb"^(--- |\+\+\+ |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
+    rb"^(--- |\+\+\+ |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )"
+    rb"(.*)$",
     re.MULTILINE,
 )
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)")

@@ -80,7 +80,10 @@ def _snapshot_by_git(session: Session, ledger: Ledger, number: int) -> PullReque
             "git", title, squash.author, "merged", head or UNRESOLVED, squash.commit, ledger.branch
         )
     if head is None:
-        what = f"{ledger.url} has neither a pull request {number} nor a commit on {ledger.branch} that names it."
+        what = (
+            f"{ledger.url} has neither a pull request {number} nor a commit on "
+            f"{ledger.branch} that names it."
+        )
         raise GitHubError("pull-request-gone", what)
     record = ledger.known(number)
     merge, author = record.merge if record else "", UNRESOLVED
@@ -99,7 +102,10 @@ def _fetch_head(session: Session, ledger: Ledger, number: int, head: str) -> Non
     """Fetch the history of a pull request's *head*."""
     commit = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
     if commit is None:
-        what = f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull requests does."
+        what = (
+            f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull "
+            f"requests does."
+        )
         raise SourceError("source-unreachable", what)
     if commit != head:
         raise PatchError(

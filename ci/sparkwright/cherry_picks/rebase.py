@@ -430,7 +430,10 @@ def export(
             or not name.isprintable()
             or len(name.encode()) > 200
         ):
-            what = f"{commit[:12]} would become {name!r}, which is taken or is no file name of a patch."
+            what = (
+                f"{commit[:12]} would become {name!r}, which is taken or is no file name of a "
+                f"patch."
+            )
             raise PatchError(
                 "patch-invalid",
                 what,
@@ -439,7 +442,10 @@ def export(
         if "---" in body.split("\n"):
             what = f"The message of {commit[:12]} has a line ---, which ends the text of a patch."
             raise PatchError("patch-invalid", what, todo="Change that line.")
-        top = f"From: {encoded_header(author)}\nDate: {date}\nSubject: [PATCH] {encoded_header(subject)}\n\n{body}\n---\n"
+        top = (
+            f"From: {encoded_header(author)}\nDate: {date}\nSubject: [PATCH] "
+            f"{encoded_header(subject)}\n\n{body}\n---\n"
+        )
         files.append(
             Exported(
                 name, top.encode() + render(objects, parents, commit, context=CONTEXT), 0, commit

@@ -15,7 +15,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     for tree in trees:
         rows = [[tree.source.tree, "source", tree.source.origin]]
         rows += [[step.tree, "patch", step.subject] for step in tree.steps]
-        rows += [[tree.tree, "rule", f"{site.rule} at {site.file}:{site.line}"] for site in tree.sites]
+        rows += [
+            [tree.tree, "rule", f"{site.rule} at {site.file}:{site.line}"] for site in tree.sites
+        ]
         console.table(tree.fork, ["tree", "step", "what"], rows, result=True)
     console.document({"trees": trees})
     return 0

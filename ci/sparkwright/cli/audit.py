@@ -1,4 +1,7 @@
-"""``sparkwright audit``: what a wheel really holds, also one that was not built here, and several side by side."""
+"""
+``sparkwright audit``: what a wheel really holds, also one that was not built here, and several side
+by side.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,23 @@ from sparkwright.core.console import console
 from sparkwright.forks.context import Session
 from sparkwright.forks.errors import SourceError
 
-#: Raised whenever an audit finds out or says more than before, so that no older one is taken for it.
+#: Raised whenever an audit finds out or says more than before, so that no older one is taken for
+#: it.
 FORM = 4
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Audit the named wheels, or those that the last build of the stack made; fail when one has a finding."""
+    """
+    Audit the named wheels, or those that the last build of the stack made; fail when one has a
+    finding.
+    """
     wheels = arguments.wheels or [path for fork in session.forks for path in _last(session, fork)]
     if not wheels:
-        raise SourceError("not-provided", "There is no wheel to audit.", todo="Run `sparkwright build`, or name a wheel.")
+        raise SourceError(
+            "not-provided",
+            "There is no wheel to audit.",
+            todo="Run `sparkwright build`, or name a wheel.",
+        )
     reports = [audited(session, path, judged_as(path, arguments.judge)) for path in wheels]
     if arguments.compare:
         report.show_comparison(reports)
@@ -39,16 +50,31 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def judged_as(path: Path, asked: Literal["auto", "stack", "any"]) -> Literal["stack", "any"]:
-    """Return by what the wheel at *path* is judged; where nobody says, the stack's policy is for wheels with our record in them."""
+    """
+    Return by what the wheel at *path* is judged; where nobody says, the stack's policy is for
+    wheels with our record in them.
+    """
     if asked != "auto":
         return asked
     return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
 
 
 def audited(session: Session, path: Path, judged: Literal["stack", "any"] = "stack") -> AuditReport:
-    """Return the audit of the wheel at *path*; a wheel and a policy that were seen together before are not read again."""
+    """
+    Return the audit of the wheel at *path*; a wheel and a policy that were seen together before are
+    not read again.
+    """
     rules = policy.load(session.project.audit_file, session.project.spec.arch)
-    key = digest.key("audit", {"wheel": digest.sha256_file(path), "name": path.name, "policy": rules, "judged": judged, "form": FORM})
+    key = digest.key(
+        "audit",
+        {
+            "wheel": digest.sha256_file(path),
+            "name": path.name,
+            "policy": rules,
+            "judged": judged,
+            "form": FORM,
+        },
+    )
     known = session.store.get("audit", key, AuditReport)
     if known:
         return known

@@ -1,4 +1,7 @@
-"""``sparkwright bench``: the machinery of the throughput gate for people who want numbers, or who calibrate a machine for the gate."""
+"""
+``sparkwright bench``: the machinery of the throughput gate for people who want numbers, or who
+calibrate a machine for the gate.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,20 @@ from sparkwright.release.report import terminal
 
 #: The generators by name, each with what obtains it.
 GENERATORS: Mapping[str, Callable[[Session], Generator]] = {
-    "vllm-rs": vllmrs.obtain, "llama-benchy": benchy.obtain, "own": lambda _: Own(),
-}  # fmt: skip
+    "vllm-rs": vllmrs.obtain,
+    "llama-benchy": benchy.obtain,
+    "own": lambda _: Own(),
+}
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Measure, print tables and plots, and keep the result."""
     if arguments.calibrate and arguments.server:
-        raise UsageError("usage", "A calibration starts servers again and again.", todo="Name an environment with --serve and --python.")
+        raise UsageError(
+            "usage",
+            "A calibration starts servers again and again.",
+            todo="Name an environment with --serve and --python.",
+        )
     recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
     kind: Kind = "calibration" if arguments.calibrate else "bench"
     blocks = arguments.calibrate or arguments.launches or (1 if arguments.server else 0)
@@ -40,5 +49,9 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     console.note(f"result: {path}")
     console.document({"result": msgspec.to_builtins(result), "file": str(path)})
     if result.state == "invalid":
-        raise GateError("measurement-invalid", f"{result.model} was not measured to the end.", details=[result.says])
+        raise GateError(
+            "measurement-invalid",
+            f"{result.model} was not measured to the end.",
+            details=[result.says],
+        )
     return 0

@@ -1,4 +1,7 @@
-"""``sparkwright build``: the main job. Says what it will do and how long that takes, does it, audits the result."""
+"""
+``sparkwright build``: the main job. Says what it will do and how long that takes, does it, audits
+the result.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,17 @@ _HOW = {
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
     if arguments.container:
-        status, document = container_run.build(session, arguments.words, base=arguments.base, platform=arguments.platform)
+        status, document = container_run.build(
+            session, arguments.words, base=arguments.base, platform=arguments.platform
+        )
         console.document(document)
         return status
     if arguments.base or arguments.platform:
-        raise UsageError("usage", "--base and --platform say what the container is made of; without --container there is none.")
+        raise UsageError(
+            "usage",
+            "--base and --platform say what the container is made of; without --container there "
+            "is none.",
+        )
     if arguments.only:
         return _only(session, arguments.only)
     announce(session, ahead=arguments.aot)
@@ -45,7 +54,14 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
             if not made.passed:
                 report.show(made, result=True)
     _show(session, pairs)
-    console.document({"wheels": [{"wheel": built, "path": str(pipeline.path_of(session, built)), "audit": made} for built, made in pairs]})
+    console.document(
+        {
+            "wheels": [
+                {"wheel": built, "path": str(pipeline.path_of(session, built)), "audit": made}
+                for built, made in pairs
+            ]
+        }
+    )
     for _, made in pairs:
         report.raise_for_findings(made)
     return 0
@@ -55,7 +71,11 @@ def _only(session: Session, unit: str) -> int:
     """Compile one unit; say what it cost and where its object is."""
     forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     if len(forks) != 1:
-        raise UsageError("usage", "--only compiles a unit of one fork that is grafted.", todo="Name the fork with --fork.")
+        raise UsageError(
+            "usage",
+            "--only compiles a unit of one fork that is grafted.",
+            todo="Name the fork with --fork.",
+        )
     made = single_unit.compile_unit(session, forks[0], unit)
     single_unit.show(made)
     console.document({"unit": made})
@@ -72,15 +92,28 @@ def _built(session: Session, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
 
 def announce(session: Session, *, ahead: bool = False) -> None:
     """Say what will be done for each fork, and how long it should take here."""
-    console.note(f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; cache: {session.store.root}")
+    console.note(
+        f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
+        f"cache: {session.store.root}"
+    )
     for fork in session.forks:
         if not pipeline.is_built(session, fork):
             expected = estimate(session, fork)
-            about = f"about {duration(expected)}" if expected else "for which this machine has no estimate yet"
+            about = (
+                f"about {duration(expected)}"
+                if expected
+                else "for which this machine has no estimate yet"
+            )
             console.note(f"  {fork}: {_HOW[session.project.fork(fork).build]}, {about}")
-        if ahead and (spec := flashinfer_aot.load(session.project, fork)) and not jit_cache.known(session, spec):
+        if (
+            ahead
+            and (spec := flashinfer_aot.load(session.project, fork))
+            and not jit_cache.known(session, spec)
+        ):
             last = session.store.get("duration", pipeline.called(session, spec.distribution), float)
-            about = f"about {duration(last)}" if last else "for which this machine has no estimate yet"
+            about = (
+                f"about {duration(last)}" if last else "for which this machine has no estimate yet"
+            )
             console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}")
 
 
@@ -88,8 +121,8 @@ def estimate(session: Session, fork: str) -> float:
     """
     Return the seconds that building *fork* should take here.
 
-    This machine's last build counts; without one, the work that was measured elsewhere, shared among the cores. Builds of
-    targets beyond the core were not measured: 0.
+    This machine's last build counts; without one, the work that was measured elsewhere, shared
+    among the cores. Builds of targets beyond the core were not measured: 0.
     """
     last = session.store.get("duration", pipeline.called(session, fork), float)
     if not last and toolchain.settings(session, fork).needs_vendored:
@@ -100,11 +133,30 @@ def estimate(session: Session, fork: str) -> float:
 def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:
     rows = []
     for built, made in pairs:
-        units = ", ".join(f"{count} {verdict}" for verdict, count in built.counts.items() if count) or "–"
+        units = (
+            ", ".join(f"{count} {verdict}" for verdict, count in built.counts.items() if count)
+            or "–"
+        )
         verdict = "pass" if made.passed else f"{len(made.findings)} findings"
-        rows.append([built.filename, size(built.size), units, verdict, built.sha256[:16], made.device_code[:16] or "–"])
-    console.table("wheels", ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"], rows, result=True)
+        rows.append(
+            [
+                built.filename,
+                size(built.size),
+                units,
+                verdict,
+                built.sha256[:16],
+                made.device_code[:16] or "–",
+            ]
+        )
+    console.table(
+        "wheels",
+        ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"],
+        rows,
+        result=True,
+    )
     names = " ".join(str(pipeline.path_of(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
     if not any(tag in platform.machine() for tag in ("aarch64", "arm64")):
-        console.note("no GB10 here: that the kernels run, and how fast, is not shown (gates: not-run)")
+        console.note(
+            "no GB10 here: that the kernels run, and how fast, is not shown (gates: not-run)"
+        )

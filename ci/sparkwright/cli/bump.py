@@ -66,11 +66,13 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         exclude = f"{command(session, fork, 'pick')} NUMBER --exclude PATH=REASON"
         raise PatchError(
             "patch-conflict",
-            f"{', '.join(trial.patch for trial in plan.stuck)} of {fork} cannot go along to {version}.",
+            f"{', '.join(trial.patch for trial in plan.stuck)} of {fork} cannot go along to "
+            f"{version}.",
             details=[
                 f"{trial.patch}: {MEANING[trial.state]}; {trial.proof}" for trial in plan.stuck
             ],
-            todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {drop}; or leave files out: {exclude}.",
+            todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {drop}; or leave "
+            f"files out: {exclude}.",
         )
     before = rebase.commits(upstream, old)
     done = rebase.start(upstream, plan.base, files=plan.files, gone=plan.gone)

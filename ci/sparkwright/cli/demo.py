@@ -1,8 +1,10 @@
 """
-``sparkwright demo``: three miniature upstreams through every stage, with the real git, CMake and nvcc.
+``sparkwright demo``: three miniature upstreams through every stage, with the real git, CMake and
+nvcc.
 
-Nothing is taken from an earlier demo but the downloaded tools. Three stages are meant to fail, and the demo fails if they do not:
-the plan without the rule for 12.1, the audit of the official wheel, and publishing as verified what no GB10 has gated.
+Nothing is taken from an earlier demo but the downloaded tools. Three stages are meant to fail, and
+the demo fails if they do not: the plan without the rule for 12.1, the audit of the official wheel,
+and publishing as verified what no GB10 has gated.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import Session
 from sparkwright.forks.stack import Project
 
-#: Parts of the store that hold only what the package index gave; a demo shares them, so that it needs no second download.
+#: Parts of the store that hold only what the package index gave; a demo shares them, so that it
+#: needs no second download.
 SHARED = ("downloads", "environments", "cache")
 
 
@@ -62,8 +65,13 @@ def prepare(session: Session, output: Path | None) -> Session:
     folder = session.store.root / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(demo.__file__).parent / "project", folder / "project")
-    # Release policy and verdicts are judged by the gates' own policies; the demo has none of its own.
-    gates = next(place for root in (session.project.root, find_root()) if (place := root / "ci" / "gates").is_dir())
+    # Release policy and verdicts are judged by the gates' own policies; the demo has none of its
+    # own.
+    gates = next(
+        place
+        for root in (session.project.root, find_root())
+        if (place := root / "ci" / "gates").is_dir()
+    )
     shutil.copytree(gates, folder / "project" / "ci" / "gates")
     store = folder / "store"
     store.mkdir()
@@ -72,9 +80,15 @@ def prepare(session: Session, output: Path | None) -> Session:
     made = upstreams.write(folder / "upstreams")
     project = Project(folder / "project", "demo")
     made_for = dataclasses.replace(
-        session, project=project, store=Store(store), forks=tuple(project.spec.forks), mirrors=made.mirror_map(), source="git",
-        output=output.absolute() if output else folder / "dist", without=(),
-    )  # fmt: skip
+        session,
+        project=project,
+        store=Store(store),
+        forks=tuple(project.spec.forks),
+        mirrors=made.mirror_map(),
+        source="git",
+        output=output.absolute() if output else folder / "dist",
+        without=(),
+    )
     released.write_policy(made_for)
     return made_for
 
@@ -82,17 +96,30 @@ def prepare(session: Session, output: Path | None) -> Session:
 def _stages(session: Session) -> Iterator[Stage]:
     began = time.monotonic()
     tools = toolchain.obtain(session)
-    yield Stage("tools", f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them", time.monotonic() - began)
+    yield Stage(
+        "tools",
+        f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them",
+        time.monotonic() - began,
+    )
     with official(session, tools) as wheel_path:
         stages: dict[str, Callable[[], str]] = {
-            "lock": lambda: _lock(session), "fetch": lambda: _fetch(session), "apply": lambda: _apply(session),
-            "plan, rule left out": lambda: _plan_without(session), "plan": lambda: _plan(session), "build": lambda: _build(session),
-            "audit of the official wheel": lambda: _audit_official(session, wheel_path), "audit": lambda: _audit(session),
-            "build again": lambda: _build(session), "libraries load": lambda: _install(session, tools),
-            "gate": lambda: released.gated(session), "publish as verified": lambda: _publish_verified(session),
-            "publish": lambda: released.published(session), "install": lambda: released.installed(session, tools),
-            "serve": lambda: released.served(session), "uninstall": lambda: released.removed(session),
-        }  # fmt: skip
+            "lock": lambda: _lock(session),
+            "fetch": lambda: _fetch(session),
+            "apply": lambda: _apply(session),
+            "plan, rule left out": lambda: _plan_without(session),
+            "plan": lambda: _plan(session),
+            "build": lambda: _build(session),
+            "audit of the official wheel": lambda: _audit_official(session, wheel_path),
+            "audit": lambda: _audit(session),
+            "build again": lambda: _build(session),
+            "libraries load": lambda: _install(session, tools),
+            "gate": lambda: released.gated(session),
+            "publish as verified": lambda: _publish_verified(session),
+            "publish": lambda: released.published(session),
+            "install": lambda: released.installed(session, tools),
+            "serve": lambda: released.served(session),
+            "uninstall": lambda: released.removed(session),
+        }
         for name, work in stages.items():
             began = time.monotonic()
             says = work()
@@ -101,14 +128,18 @@ def _stages(session: Session) -> Iterator[Stage]:
 
 @contextlib.contextmanager
 def official(session: Session, tools: Toolchain) -> Iterator[Path]:
-    """Make the official wheel of the mini vLLM and offer it on a loopback index while the block runs."""
+    """
+    Make the official wheel of the mini vLLM and offer it on a loopback index while the block runs.
+    """
     folder = session.project.root.parent / "index"
     with console.step("the mini upstream releases its official wheel"):
         trees = {fork: folder.parent / "released" / fork for fork in ("vllm", "cutlass")}
         for fork, tree in trees.items():
             mirror = session.mirror(f"{upstreams.HOST}{fork}.git")
             released = mirror.history(upstreams.TAGS[fork])
-            session.objects.archive(mirror.tree(session.objects.resolve(f"{released}^{{tree}}")), tree)
+            session.objects.archive(
+                mirror.tree(session.objects.resolve(f"{released}^{{tree}}")), tree
+            )
         against = cross.of(session, tools)
         made = base.write_base_wheel(
             folder / "files",
@@ -133,7 +164,9 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
 
 
 def lock_all(session: Session) -> lock.Lock:
-    """Lock the demo's stack against its repositories and the index that offers its official wheel."""
+    """
+    Lock the demo's stack against its repositories and the index that offers its official wheel.
+    """
     made = resolve.resolve(session)
     session.project.lock_file.write_text(lock.render(made), "utf-8")
     return made
@@ -150,13 +183,19 @@ def _fetch(session: Session) -> str:
 
 def _apply(session: Session) -> str:
     trees = [source_tree.make(session, fork) for fork in session.forks]
-    return f"{sum(len(tree.steps) for tree in trees)} patches, {sum(len(tree.sites) for tree in trees)} rule sites"
+    return (
+        f"{sum(len(tree.steps) for tree in trees)} patches, "
+        f"{sum(len(tree.sites) for tree in trees)} rule sites"
+    )
 
 
 def _plan_without(session: Session) -> str:
     bare = dataclasses.replace(session, without=("supported-12.1",))
     return _must_fail(
-        "arch-mismatch", lambda: plan.check(planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after)
+        "arch-mismatch",
+        lambda: plan.check(
+            planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after
+        ),
     )
 
 
@@ -172,7 +211,9 @@ def _build(session: Session) -> str:
 
 
 def _audit_official(session: Session, path: Path) -> str:
-    return _must_fail("audit-failed", lambda: report.raise_for_findings(audit.audited(session, path)))
+    return _must_fail(
+        "audit-failed", lambda: report.raise_for_findings(audit.audited(session, path))
+    )
 
 
 def _audit(session: Session) -> str:
@@ -217,14 +258,38 @@ def _install(session: Session, tools: Toolchain) -> str:
     """Install the wheels into an empty environment and load what is in them."""
     from uv import find_uv_bin
 
-    folder, log = session.project.root.parent / "environment", session.store.folder("logs") / "install.log"
-    env = process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(session.project.root.parent / "uv"))
-    wheels = [str(pipeline.path_of(session, pipeline.build(session, fork))) for fork in session.forks]
-    process.run([find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder], log=log, env=env)
+    folder, log = (
+        session.project.root.parent / "environment",
+        session.store.folder("logs") / "install.log",
+    )
+    env = process.clean_environment(
+        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(session.project.root.parent / "uv")
+    )
+    wheels = [
+        str(pipeline.path_of(session, pipeline.build(session, fork))) for fork in session.forks
+    ]
     process.run(
-        [find_uv_bin(), "pip", "install", "--quiet", "--no-index", "--no-deps", "--python", folder / "bin" / "python", *wheels],
+        [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder],
+        log=log,
+        env=env,
+    )
+    process.run(
+        [
+            find_uv_bin(),
+            "pip",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--python",
+            folder / "bin" / "python",
+            *wheels,
+        ],
         log=log,
         env=env,
     )
     loaded = process.output([folder / "bin" / "python", "-c", _LOAD], env=env).split("\n")
-    return f"{sum(line.startswith('loaded') for line in loaded)} libraries load; version {loaded[-2].split()[0]}"
+    return (
+        f"{sum(line.startswith('loaded') for line in loaded)} libraries load; version "
+        f"{loaded[-2].split()[0]}"
+    )

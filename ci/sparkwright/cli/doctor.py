@@ -1,7 +1,8 @@
 """
 ``sparkwright doctor``: what this machine has, what each verb would do with it, and what to install.
 
-The advice is a pure function of a machine, a cache and a stack, so that tests can ask for machines that are not here.
+The advice is a pure function of a machine, a cache and a stack, so that tests can ask for machines
+that are not here.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from sparkwright.forks.context import Session
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import Project
 
-#: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``: ends with an error here.
-#: ``not-run``: cannot be shown on this machine (DESIGN §7.5).
+#: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``:
+#: ends with an error here. ``not-run``: cannot be shown on this machine (DESIGN §7.5).
 State = Literal["ready", "look", "missing", "not-run"]
 
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
@@ -39,7 +40,10 @@ TOOLS_SHOWN = ("git", "gcc", "g++", "nvcc", "cmake", "ninja", "ccache")
 
 
 class VerbAdvice(msgspec.Struct, frozen=True):
-    """What *verb* would do on a machine; *install* is the command that would change that, where there is one."""
+    """
+    What *verb* would do on a machine; *install* is the command that would change that, where there
+    is one.
+    """
 
     verb: str
     state: State
@@ -79,7 +83,9 @@ def cache_contents(session: Session) -> CacheContents:
     return CacheContents(
         sources=all(name in locks and _holds_source(store, locks[name]) for name in forks),
         tools=_holds_tools(store, session.project),
-        bases=all(base and download.path_of(store, base.sha256, base.filename).exists() for base in bases),
+        bases=all(
+            base and download.path_of(store, base.sha256, base.filename).exists() for base in bases
+        ),
         demo_tools=_holds_tools(store, demo_project),
     )
 
@@ -102,30 +108,55 @@ def _holds_tools(store: Store, project: Project) -> bool:
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Print the facts and the advice; missing things are not an error of this verb. With ``--into``, see `environments.doctor`."""
+    """
+    Print the facts and the advice; missing things are not an error of this verb. With ``--into``,
+    see `environments.doctor`.
+    """
     if arguments.into is not None:
         from sparkwright.cli import environments
 
         return environments.doctor(arguments.into, deep=arguments.deep)
     from sparkwright.forks.package_index import index_url
 
-    machine = facts(session.store.root, index_url(), session.mirrored(upstream_url(session.project)), offline=session.offline)
+    machine = facts(
+        session.store.root,
+        index_url(),
+        session.mirrored(upstream_url(session.project)),
+        offline=session.offline,
+    )
     items = advice(machine, session.project, cache_contents(session))
     console.table("This machine", ("fact", "value"), rows(machine), result=True)
-    table = [(item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else "")) for item in items]
-    console.table(f"What the verbs would do here with stack {session.project.stack}", ("verb", "state", ""), table, result=True)
+    table = [
+        (item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else ""))
+        for item in items
+    ]
+    console.table(
+        f"What the verbs would do here with stack {session.project.stack}",
+        ("verb", "state", ""),
+        table,
+        result=True,
+    )
     console.document({"machine": machine, "stack": session.project.stack, "advice": items})
     return 0
 
 
 def upstream_url(project: Project) -> str:
     """Return the repository of the fork that is built last, which stands for all upstream hosts."""
-    return next((fork.sources.git.url for fork in reversed(project.spec.forks.values()) if fork.sources.git), "")
+    return next(
+        (
+            fork.sources.git.url
+            for fork in reversed(project.spec.forks.values())
+            if fork.sources.git
+        ),
+        "",
+    )
 
 
 def rows(machine: HostInfo) -> list[tuple[str, str]]:
     """Return the facts as lines of a table."""
-    gpus = "\n".join(f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}" for gpu in machine.gpus)
+    gpus = "\n".join(
+        f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}" for gpu in machine.gpus
+    )
     lines = [
         ("processor", f"{machine.processor}, {machine.architecture}, {machine.cores} cores usable"),
         ("memory", f"{size(machine.memory)}, {size(machine.memory_available)} of it available"),
@@ -138,7 +169,12 @@ def rows(machine: HostInfo) -> list[tuple[str, str]]:
     ]
     lines += [(name, machine.tools.get(name, "not installed")) for name in TOOLS_SHOWN]
     for title, host in (("package index", machine.index), ("upstream host", machine.upstream)):
-        lines.append((title, f"{host.url} answers" if host.reachable else f"{host.url} not reached: {host.note}"))
+        lines.append(
+            (
+                title,
+                f"{host.url} answers" if host.reachable else f"{host.url} not reached: {host.note}",
+            )
+        )
     return lines
 
 
@@ -150,11 +186,16 @@ def compiled_fork(project: Project) -> str:
 
 def jobs(machine: HostInfo, project: Project) -> int:
     """Return how many units compile side by side when each may be the largest."""
-    return costs.parallel_units(toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory)
+    return costs.parallel_units(
+        toolchain.spec(project).forks[compiled_fork(project)], machine.cores, machine.memory
+    )
 
 
 def advice(machine: HostInfo, project: Project, cache: CacheContents) -> tuple[VerbAdvice, ...]:
-    """Return what each verb would do on *machine* with the stack of *project*, in the order of the verbs."""
+    """
+    Return what each verb would do on *machine* with the stack of *project*, in the order of the
+    verbs.
+    """
     audit = "reads wheels with cuobjdump and nvdisasm, which come from the package index"
     items = (
         *_sources(machine),
@@ -201,15 +242,32 @@ def _sources(machine: HostInfo) -> Iterator[VerbAdvice]:
     if not machine.index.reachable:
         note = f"the package index was not reached ({machine.index.note})"
         yield VerbAdvice("lock", "missing", note)
-        yield VerbAdvice("fetch", "look", f"{note}: only what is in the cache directory can be used")
+        yield VerbAdvice(
+            "fetch", "look", f"{note}: only what is in the cache directory can be used"
+        )
     elif not machine.upstream.reachable:
-        yield VerbAdvice("lock", "look", f"would lock the package index; git commits stay unresolved ({machine.upstream.note})")
-        yield VerbAdvice("fetch", "look", "would take releases from the package index; git sources only through --mirror")
+        yield VerbAdvice(
+            "lock",
+            "look",
+            f"would lock the package index; git commits stay unresolved ({machine.upstream.note})",
+        )
+        yield VerbAdvice(
+            "fetch",
+            "look",
+            "would take releases from the package index; git sources only through --mirror",
+        )
     else:
         yield VerbAdvice("lock", "ready", "would ask the upstream hosts and the package index")
-        yield VerbAdvice("fetch", "ready", "would take git sources where their commit is locked, else releases from the package index")
+        yield VerbAdvice(
+            "fetch",
+            "ready",
+            "would take git sources where their commit is locked, else releases from the package "
+            "index",
+        )
     if "git" in machine.tools:
-        yield VerbAdvice("apply", "ready", "would patch and rewrite in the object database, in seconds")
+        yield VerbAdvice(
+            "apply", "ready", "would patch and rewrite in the object database, in seconds"
+        )
     else:
         yield VerbAdvice("apply", "missing", "needs git", _apt(machine, "git"))
 
@@ -219,55 +277,104 @@ def _compiling(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
         yield msgspec.structs.replace(blocker, verb="plan")
         yield msgspec.structs.replace(blocker, verb="build")
         return
-    yield VerbAdvice("plan", "ready", "would configure vLLM with torch and CUDA from the package index (5.5 GB on first use), in minutes")
+    yield VerbAdvice(
+        "plan",
+        "ready",
+        "would configure vLLM with torch and CUDA from the package index (5.5 GB on first use), "
+        "in minutes",
+    )
     names = ", ".join(project.spec.forks)
     count = jobs(machine, project)
-    says = f"would make {names} for {machine.architecture} with {count} job{'s' if count > 1 else ''}"
+    says = (
+        f"would make {names} for {machine.architecture} with {count} job{'s' if count > 1 else ''}"
+    )
     fork = compiled_fork(project)
     took = duration(costs.build_seconds(project, fork, count))
-    yield VerbAdvice("build", "ready", f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores")
+    yield VerbAdvice(
+        "build",
+        "ready",
+        f"{says}; about {took} for {fork}, estimated from times of two x86-64 cores",
+    )
     yield from _crossing(machine, project)
     if machine.memory < LEAST_MEMORY:
         says = f"{size(machine.memory)} of memory is less than {size(LEAST_MEMORY)}"
-        yield VerbAdvice("build", "look", f"{says}, and the largest units alone take more than half of that")
+        yield VerbAdvice(
+            "build", "look", f"{says}, and the largest units alone take more than half of that"
+        )
     if machine.disk_free < LEAST_DISK:
         says = f"{size(machine.disk_free)} of free disk is less than {size(LEAST_DISK)}"
         yield VerbAdvice("build", "look", f"{says}; --cache-dir chooses another place")
     if glibc(machine) > BASE_GLIBC:
         tag = "_".join(map(str, glibc(machine)))
-        says = f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its libraries want what only a newer system has"
+        says = (
+            f"the vLLM wheel's tag may be raised as far as manylinux_{tag}, where its "
+            f"libraries want what only a newer system has"
+        )
         yield VerbAdvice("build", "look", says)
 
 
 def _crossing(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
     """Say whether the wheels of a Spark can be made on another machine."""
     other = "aarch64"
-    if machine.architecture == other or not any(other in fork.bases for fork in project.spec.forks.values()):
+    if machine.architecture == other or not any(
+        other in fork.bases for fork in project.spec.forks.values()
+    ):
         return
     if version := machine.tools.get(f"{cross.triple(other)}-g++"):
-        says = f"with --target {other}: the wheels of a Spark, by g++ {version} for {other} (4.5 GB more on first use)"
+        says = (
+            f"with --target {other}: the wheels of a Spark, by g++ {version} for {other} (4.5 "
+            f"GB more on first use)"
+        )
         yield VerbAdvice("build", "ready", says)
     else:
-        yield VerbAdvice("build", "look", f"--target {other} needs a cross compiler", _apt(machine, cross.package(other)))
+        yield VerbAdvice(
+            "build",
+            "look",
+            f"--target {other} needs a cross compiler",
+            _apt(machine, cross.package(other)),
+        )
 
 
 def _blocker(machine: HostInfo, project: Project) -> VerbAdvice | None:
     """Return what makes compiling impossible here, if anything does."""
     if machine.libc != "glibc":
-        return VerbAdvice("", "missing", f"the official wheels are for glibc, and the C library here is {machine.libc}")
+        return VerbAdvice(
+            "",
+            "missing",
+            f"the official wheels are for glibc, and the C library here is {machine.libc}",
+        )
     for name, fork in project.spec.forks.items():
         if fork.build == "graft" and machine.architecture not in fork.bases:
             known = ", ".join(fork.bases)
-            return VerbAdvice("", "missing", f"the stack has no base wheel of {name} for {machine.architecture}, only for {known}")
+            return VerbAdvice(
+                "",
+                "missing",
+                f"the stack has no base wheel of {name} for {machine.architecture}, only for "
+                f"{known}",
+            )
     if not machine.python_headers:
-        return VerbAdvice("", "missing", "needs the headers of this Python, for the extension modules", _apt(machine, "python3-dev"))
-    return _compiler(machine) or (None if "git" in machine.tools else VerbAdvice("", "missing", "needs git", _apt(machine, "git")))
+        return VerbAdvice(
+            "",
+            "missing",
+            "needs the headers of this Python, for the extension modules",
+            _apt(machine, "python3-dev"),
+        )
+    return _compiler(machine) or (
+        None
+        if "git" in machine.tools
+        else VerbAdvice("", "missing", "needs git", _apt(machine, "git"))
+    )
 
 
 def _compiler(machine: HostInfo) -> VerbAdvice | None:
     if {"gcc", "g++"} <= machine.tools.keys():
         return None
-    return VerbAdvice("", "missing", "needs a C++ compiler; nvcc, cmake and ninja come from the package index", _apt(machine, "g++"))
+    return VerbAdvice(
+        "",
+        "missing",
+        "needs a C++ compiler; nvcc, cmake and ninja come from the package index",
+        _apt(machine, "g++"),
+    )
 
 
 def _apt(machine: HostInfo, package: str) -> str:
@@ -277,13 +384,21 @@ def _apt(machine: HostInfo, package: str) -> str:
 
 def glibc(machine: HostInfo) -> tuple[int, ...]:
     """Return the version of glibc as numbers, nothing where the C library is another one."""
-    return tuple(int(part) for part in machine.libc_version.split(".") if part.isdigit()) if machine.libc == "glibc" else ()
+    return (
+        tuple(int(part) for part in machine.libc_version.split(".") if part.isdigit())
+        if machine.libc == "glibc"
+        else ()
+    )
 
 
 def _demo(machine: HostInfo) -> VerbAdvice:
     if missing := _compiler(machine):
         return msgspec.structs.replace(missing, verb="demo")
-    return VerbAdvice("demo", "ready", "would take three miniature upstreams through every stage, in about two minutes")
+    return VerbAdvice(
+        "demo",
+        "ready",
+        "would take three miniature upstreams through every stage, in about two minutes",
+    )
 
 
 def _gates(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:

@@ -38,7 +38,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
         trial.state == "conflict" for one in made for trial in one.trials
     ):
         console.note(
-            "a conflict may mean that upstream took the patch long ago and changed it since: --releases tells"
+            "a conflict may mean that upstream took the patch long ago and changed it since: "
+            "--releases tells"
         )
     kept = _keep(made, session, arguments) if arguments.issue else None
     told = [{"of": one, "absorbed": [one.absorbed(name) for name in one.patches]} for one in made]

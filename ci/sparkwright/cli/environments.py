@@ -1,4 +1,7 @@
-"""What the verbs on an environment have in common: which one is meant, what was done there, and how it is."""
+"""
+What the verbs on an environment have in common: which one is meant, what was done there, and how it
+is.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,12 @@ FEW = 12
 
 def chosen(into: Path | None) -> Path:
     """
-    Return the environment that is meant: ``--into``, else the active one, else the one that this program runs in.
+    Return the environment that is meant: ``--into``, else the active one, else the one that this
+    program runs in.
 
     Raises:
-        UsageError: None is named, and the program runs in none, or in one that was made for it alone.
+        UsageError: None is named, and the program runs in none, or in one that was made for it
+            alone.
     """
     if into is not None:
         return into
@@ -36,7 +41,9 @@ def chosen(into: Path | None) -> Path:
     own = Path(sys.prefix)
     if sys.prefix == sys.base_prefix or any((own / name).exists() for name in TOOLS):
         raise UsageError(
-            "usage", "No environment is active.", todo="Name one with --into, or make one with `python3 -m venv` and activate it."
+            "usage",
+            "No environment is active.",
+            todo="Name one with --into, or make one with `python3 -m venv` and activate it.",
         )
     return own
 
@@ -49,10 +56,18 @@ def show(done: Done) -> None:
         "there already": f"{done.name} is in {done.into} already, untouched",
         "would install": f"{done.name} would be installed in {done.into}; nothing was changed",
     }
-    rows = [[what, str(len(names)), few(names)] for what, names in (("new", done.came), ("removed", done.went)) if names]
+    rows = [
+        [what, str(len(names)), few(names)]
+        for what, names in (("new", done.came), ("removed", done.went))
+        if names
+    ]
     rows += [["unchanged", str(len(done.stayed)), ""]] if done.stayed else []
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
-    rows += [["not proved", "", ", ".join(dict.fromkeys(one.rung for one in done.missing))]] if done.missing else []
+    rows += (
+        [["not proved", "", ", ".join(dict.fromkeys(one.rung for one in done.missing))]]
+        if done.missing
+        else []
+    )
     if done.state == "there already" or not rows:
         console.result(words[done.state])
     else:
@@ -60,8 +75,15 @@ def show(done: Done) -> None:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return *names*, or, of more than a person reads, the first of them and how many more; ``--json`` has them all."""
-    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])} and {len(names) - FEW} more"
+    """
+    Return *names*, or, of more than a person reads, the first of them and how many more; ``--json``
+    has them all.
+    """
+    return (
+        ", ".join(names)
+        if len(names) <= FEW
+        else f"{', '.join(names[:FEW])} and {len(names) - FEW} more"
+    )
 
 
 def doctor(into: Path, *, deep: bool) -> int:
@@ -69,7 +91,8 @@ def doctor(into: Path, *, deep: bool) -> int:
     Say which set is installed, and whether something broke it.
 
     Raises:
-        nothing-installed: None is. environment-broken: Something did, or an installation was cut off.
+        nothing-installed: None is. environment-broken: Something did, or an installation was cut
+            off.
     """
     place = environment.probe(into)
     half = state.installing(place)
@@ -78,25 +101,56 @@ def doctor(into: Path, *, deep: bool) -> int:
         before = half.before.chosen.name if half.before else "nothing"
         raise InstallError(
             "environment-broken",
-            f"{place.prefix} is half installed: {name} was cut off.", details=[f"there was before: {before}"],
+            f"{place.prefix} is half installed: {name} was cut off.",
+            details=[f"there was before: {before}"],
             data={"state": "half installed"},
-            todo="Run the same `sparkwright install` (or `uninstall`) again to finish, or `sparkwright rollback` to undo it.",
-        )  # fmt: skip
+            todo="Run the same `sparkwright install` (or `uninstall`) again to finish, or "
+            "`sparkwright rollback` to undo it.",
+        )
     known = state.required(place)
     with console.step("reading every byte" if deep else "looking at sizes and times"):
         faults = health.look(place, known, deep=deep)
-    rows = [["set", known.chosen.name], ["channel", known.chosen.channel], ["release", known.chosen.release], ["index", known.chosen.index]]
-    rows += [["packages", str(len(known.placed))], ["earlier sets", ", ".join(old.name for old in reversed(known.history)) or "none"]]
-    rows += [["compiled kernels", str(state.folder(place) / "caches" / known.caches.get(known.chosen.release, ""))]]
+    rows = [
+        ["set", known.chosen.name],
+        ["channel", known.chosen.channel],
+        ["release", known.chosen.release],
+        ["index", known.chosen.index],
+    ]
+    rows += [
+        ["packages", str(len(known.placed))],
+        ["earlier sets", ", ".join(old.name for old in reversed(known.history)) or "none"],
+    ]
+    rows += [
+        [
+            "compiled kernels",
+            str(state.folder(place) / "caches" / known.caches.get(known.chosen.release, "")),
+        ]
+    ]
     console.table(str(place.prefix), ["", ""], rows, result=True)
-    document = {"state": "broken" if faults else "intact", "set": known.chosen.name, "release": known.chosen.release, "faults": faults}
-    console.document({**document, "read": "every byte" if deep else "sizes and times", "caches": caches.present(place)})
+    document = {
+        "state": "broken" if faults else "intact",
+        "set": known.chosen.name,
+        "release": known.chosen.release,
+        "faults": faults,
+    }
+    console.document(
+        {
+            **document,
+            "read": "every byte" if deep else "sizes and times",
+            "caches": caches.present(place),
+        }
+    )
     if faults:
         data = {"state": "broken", "faults": msgspec.to_builtins(faults)}
         raise InstallError(
-            "environment-broken", f"{known.chosen.name} in {place.prefix} was changed.", details=[str(fault) for fault in faults], data=data
+            "environment-broken",
+            f"{known.chosen.name} in {place.prefix} was changed.",
+            details=[str(fault) for fault in faults],
+            data=data,
         )
     console.result(
-        "intact: every byte is as it was installed" if deep else "intact: no size, time or RECORD differs (--deep reads every byte)"
+        "intact: every byte is as it was installed"
+        if deep
+        else "intact: no size, time or RECORD differs (--deep reads every byte)"
     )
     return 0

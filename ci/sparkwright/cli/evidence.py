@@ -1,4 +1,7 @@
-"""``sparkwright evidence``: what is claimed of a wheel at hand, by whom, and whether it holds, from an index or a folder."""
+"""
+``sparkwright evidence``: what is claimed of a wheel at hand, by whom, and whether it holds, from an
+index or a folder.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ class Told(msgspec.Struct, frozen=True):
     Attributes:
         release, channel, yanked: As the index lists it; empty where a folder was asked.
         signers: Statement → who signed it.
-        rungs: State of each, computed from the checks behind it. *missing*: what it lacks for ``verified``.
+        rungs: State of each, computed from the checks behind it. *missing*: what it lacks for
+            ``verified``.
     """
 
     file: str
@@ -45,7 +49,11 @@ class Told(msgspec.Struct, frozen=True):
 def run(session: Outside, arguments: argparse.Namespace) -> int:
     """Check each wheel, show what holds, and fail with the first that does not."""
     if arguments.folder and (arguments.at or arguments.signed_for):
-        raise UsageError("usage", "--from looks at a folder of files, --at and --signed-for at an index; give one of them.")
+        raise UsageError(
+            "usage",
+            "--from looks at a folder of files, --at and --signed-for at an index; give one of "
+            "them.",
+        )
     look = _from_folder(arguments) if arguments.folder else _from_index(session, arguments)
     told: list[Told] = []
     failures: list[SparkwrightError] = []
@@ -60,7 +68,9 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
             told += found
             for one in found:
                 _show(one)
-    console.document({"wheels": told, "failed": {error.what: error.reference for error in failures}})
+    console.document(
+        {"wheels": told, "failed": {error.what: error.reference for error in failures}}
+    )
     if failures:
         raise failures[0]
     return 0
@@ -69,38 +79,57 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
 def _from_index(session: Outside, arguments: argparse.Namespace) -> Any:
     from sparkwright.release.client import install
 
-    index = install.opened(session, install.Wish(arguments.at, tuple(arguments.key), arguments.signed_for))
+    index = install.opened(
+        session, install.Wish(arguments.at, tuple(arguments.key), arguments.signed_for)
+    )
 
     def look(path: Path) -> Iterator[Told]:
         at_hand = inside.wheel_at(path)
-        # The newest first: what is asked about is mostly what was published last, and promoting gives a release another proof.
+        # The newest first: what is asked about is mostly what was published last, and promoting
+        # gives a release another proof.
         for entry in reversed(index.manifest.entries):
             release = index.release(entry)
             wheel = next((one for one in release.wheels if one.sha256 == at_hand.sha256), None)
             if wheel is None:
                 continue
             if wheel.filename != path.name:
-                raise TrustError("evidence-invalid", f"{path.name} is published under another name.", details=[wheel.filename])
+                raise TrustError(
+                    "evidence-invalid",
+                    f"{path.name} is published under another name.",
+                    details=[wheel.filename],
+                )
             about = [one for one in index.proof(entry).wheels if one.wheel == wheel.sha256]
             if len(about) != 1:
-                raise TrustError("evidence-invalid", f"The proof of {entry.name} says nothing of {path.name}, or twice.")
+                raise TrustError(
+                    "evidence-invalid",
+                    f"The proof of {entry.name} says nothing of {path.name}, or twice.",
+                )
             fork = next((one for one in release.forks if one.name == wheel.fork), None)
             found = check.checked(wheel, fork, about[0], index.evidence, index.trust)
             inside.check(path, found)
-            yield msgspec.structs.replace(_told(wheel, about[0], found), release=entry.name, channel=entry.channel, yanked=entry.yanked)
+            yield msgspec.structs.replace(
+                _told(wheel, about[0], found),
+                release=entry.name,
+                channel=entry.channel,
+                yanked=entry.yanked,
+            )
             return
         raise TrustError(
             "evidence-invalid",
-            f"The index {index.manifest.url} holds nothing of {path.name}.", details=[f"sha256 {at_hand.sha256}"],
-            todo="Ask the index that it came from, or take it for what it is: a file that nobody vouches for.",
-        )  # fmt: skip
+            f"The index {index.manifest.url} holds nothing of {path.name}.",
+            details=[f"sha256 {at_hand.sha256}"],
+            todo="Ask the index that it came from, or take it for what it is: a file that nobody "
+            "vouches for.",
+        )
 
     return look
 
 
 def _from_folder(arguments: argparse.Namespace) -> Any:
     carried = trust.carried()
-    believed = trust.find(carried.index if carried else arguments.folder.absolute().as_uri(), arguments.key)
+    believed = trust.find(
+        carried.index if carried else arguments.folder.absolute().as_uri(), arguments.key
+    )
     folder = Folder(arguments.folder, believed)
 
     def look(path: Path) -> Iterator[Told]:
@@ -113,13 +142,33 @@ def _from_folder(arguments: argparse.Namespace) -> Any:
 
 
 def _told(wheel: Wheel, proved: Proved, found: Checked) -> Told:
-    return Told(wheel.filename, wheel.sha256, found.signers, dict(found.rungs), proved.missing, proved.speeds)
+    return Told(
+        wheel.filename,
+        wheel.sha256,
+        found.signers,
+        dict(found.rungs),
+        proved.missing,
+        proved.speeds,
+    )
 
 
 def _show(one: Told) -> None:
     rows = [[kind, "holds", signer] for kind, signer in one.signers.items()]
     rows += [[name, state, RUNGS.get(name, "")] for name, state in one.rungs.items()]
-    rows += [[f"missing: {lack.rung}", f"{lack.state} ({lack.reference})", lack.says] for lack in one.missing]
-    console.table(f"{one.file}  sha256 {one.sha256}", ["what", "state", "by whom, or what it is"], rows, result=True)
-    where = f"{one.release}, {one.channel}{f', yanked: {one.yanked}' if one.yanked else ''}: " if one.release else ""
-    console.result(f"{where}{'lacks ' + str(len(one.missing)) + ' thing(s) for verified' if one.missing else 'lacks nothing for verified'}")
+    rows += [
+        [f"missing: {lack.rung}", f"{lack.state} ({lack.reference})", lack.says]
+        for lack in one.missing
+    ]
+    console.table(
+        f"{one.file}  sha256 {one.sha256}",
+        ["what", "state", "by whom, or what it is"],
+        rows,
+        result=True,
+    )
+    where = (
+        f"{one.release}, {one.channel}{f', yanked: {one.yanked}' if one.yanked else ''}: "
+        if one.release
+        else ""
+    )
+    lacks = f"{len(one.missing)} thing(s)" if one.missing else "nothing"
+    console.result(f"{where}lacks {lacks} for verified")

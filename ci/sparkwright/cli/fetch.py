@@ -1,4 +1,7 @@
-"""``sparkwright fetch``: every locked source, base wheel and tool, so that the rest works without a network."""
+"""
+``sparkwright fetch``: every locked source, base wheel and tool, so that the rest works without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,15 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     bases = []
     for fork in session.forks:
         if base := session.lock.forks[fork].bases.get(session.machine):
-            download.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
+            download.obtain(
+                session.store, base.name, base.filename, base.sha256, offline=session.offline
+            )
             bases.append(base)
     tools = toolchain.obtain(session)
-    rows = [[one.fork, one.kind, one.origin, one.tree[:12], "" if one.resolved else "unresolved"] for one in fetched]
+    rows = [
+        [one.fork, one.kind, one.origin, one.tree[:12], "" if one.resolved else "unresolved"]
+        for one in fetched
+    ]
     rows += [["", "base", base.filename, base.sha256[:12], ""] for base in bases]
     console.table("in the store", ["fork", "kind", "origin", "tree or hash", ""], rows, result=True)
     console.document({"sources": fetched, "bases": bases, "tools": tools.key})

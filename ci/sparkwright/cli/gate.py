@@ -1,4 +1,7 @@
-"""``sparkwright gate``: climb the ladder with a wheel, and with the server that runs it; a verdict per rung, bound to the wheel's bytes."""
+"""
+``sparkwright gate``: climb the ladder with a wheel, and with the server that runs it; a verdict per
+rung, bound to the wheel's bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,21 @@ from sparkwright.release.errors import TrustError
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Run the rungs that were asked for, print their verdicts and add them to the wheel's; fail unless all of them pass."""
+    """
+    Run the rungs that were asked for, print their verdicts and add them to the wheel's; fail unless
+    all of them pass.
+    """
     facts = host.facts()
     inputs = _inputs(session, arguments)
     if inputs.wheel and not arguments.record:
         # A file that cannot be added to is refused before hours are spent on measuring.
         _before(_file(session, inputs.wheel.name))
-    with Ready(session, inputs, lambda path: audit.audited(session, path, audit.judged_as(path, "auto")), facts) as ready:
+    with Ready(
+        session,
+        inputs,
+        lambda path: audit.audited(session, path, audit.judged_as(path, "auto")),
+        facts,
+    ) as ready:
         if arguments.record:
             made = recording.record(session, ready, inputs, arguments.record)
             console.document({"recorded": [str(path) for path in made]})
@@ -56,12 +67,15 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
 
 def keep(session: Session, result: Ladder) -> Path | None:
     """
-    Add the verdicts to the file of the wheel, beside where wheels go, and return the file; None if no wheel was judged.
+    Add the verdicts to the file of the wheel, beside where wheels go, and return the file; None if
+    no wheel was judged.
 
-    Rungs that the file already holds of the same bytes stay, unless they were measured again. Verdicts of other bytes are replaced.
+    Rungs that the file already holds of the same bytes stay, unless they were measured again.
+    Verdicts of other bytes are replaced.
 
     Raises:
-        evidence-invalid: The file holds something else than verdicts, or verdicts of this wheel for another stack.
+        evidence-invalid: The file holds something else than verdicts, or verdicts of this wheel for
+            another stack.
     """
     if result.wheel is None:
         return None
@@ -73,17 +87,31 @@ def keep(session: Session, result: Ladder) -> Path | None:
                 _same_stack(before, result.stack, path)
                 result = ladder.merged(before, result)
             else:
-                console.warn(f"{path.name} held verdicts of another wheel (sha256 {about[:16]}); they are replaced.")
+                console.warn(
+                    f"{path.name} held verdicts of another wheel (sha256 {about[:16]}); they are "
+                    f"replaced."
+                )
         with session.store.replacing(path) as unfinished:
-            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n")
+            unfinished.write_bytes(
+                msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n"
+            )
     return path
 
 
 def _same_stack(before: Ladder, stack: str, path: Path) -> None:
-    """Raise evidence-invalid if the verdicts *before* at *path* are for another stack than *stack*."""
+    """
+    Raise evidence-invalid if the verdicts *before* at *path* are for another stack than *stack*.
+    """
     if before.stack != stack:
-        what = f"{path.name} holds verdicts of this wheel for the stack {before.stack}, and this run is for {stack}."
-        raise TrustError("evidence-invalid", what, todo=f"Move the file away, or run the gate with --stack {before.stack}.")
+        what = (
+            f"{path.name} holds verdicts of this wheel for the stack {before.stack}, and this "
+            f"run is for {stack}."
+        )
+        raise TrustError(
+            "evidence-invalid",
+            what,
+            todo=f"Move the file away, or run the gate with --stack {before.stack}.",
+        )
 
 
 def _file(session: Session, wheel: str) -> Path:
@@ -92,13 +120,19 @@ def _file(session: Session, wheel: str) -> Path:
 
 
 def _before(path: Path) -> Ladder | None:
-    """Return the verdicts at *path*; None without a file; raise `evidence-invalid` if it holds something else."""
+    """
+    Return the verdicts at *path*; None without a file; raise `evidence-invalid` if it holds
+    something else.
+    """
     try:
         return ladder.read(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
-        says = f"{path.name} is not what `sparkwright gate` writes, and no verdicts can be added to it."
+        says = (
+            f"{path.name} is not what `sparkwright gate` writes, and no verdicts can be added "
+            f"to it."
+        )
         todo = "Move it away, or bring back the file that was there."
         raise TrustError("evidence-invalid", says, details=[str(error)], todo=todo) from error
 
@@ -132,12 +166,17 @@ def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:
 
 
 def _companions(python: Path | None) -> dict[str, str]:
-    """Return which builds of ours are installed beside the wheel, so that the rungs that were climbed with them speak of them, too."""
+    """
+    Return which builds of ours are installed beside the wheel, so that the rungs that were climbed
+    with them speak of them, too.
+    """
     return content.facts(installed.places(python)[1]) if python else {}
 
 
 def _last(session: Session) -> Path | None:
-    """Return the wheel that the last build made of the fork that is compiled, if it is still there."""
+    """
+    Return the wheel that the last build made of the fork that is compiled, if it is still there.
+    """
     for fork in session.forks:
         if session.project.fork(fork).build == "graft" and (built := building.known(session, fork)):
             path = building.path_of(session, built)

@@ -1,4 +1,7 @@
-"""``sparkwright health``: whether a server answers, works, loads, hangs or is dead; for people, and for a container's health check."""
+"""
+``sparkwright health``: whether a server answers, works, loads, hangs or is dead; for people, and
+for a container's health check.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,11 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
     where = f" at {found.url}" if found.url else ""
     console.document({"health": found})
     if failure := health.FAILURES.get(found.state):
-        raise ServeError(failure, f"The server{where} is not well: {found.state}.", details=[found.says], data=msgspec.to_builtins(found))
+        raise ServeError(
+            failure,
+            f"The server{where} is not well: {found.state}.",
+            details=[found.says],
+            data=msgspec.to_builtins(found),
+        )
     console.result(f"{found.state}: {found.says}{where}")
     return 0

@@ -1,4 +1,6 @@
-"""``sparkwright image``: a serving image of a published release, and its digest once it is pushed."""
+"""
+``sparkwright image``: a serving image of a published release, and its digest once it is pushed.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,18 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     index, keys = arguments.index, tuple(arguments.key)
     if arguments.at and not index:
         # Whoever signs for an index believes it.
-        index, keys = str(arguments.at), keys or ((public_path(arguments.signing_key),) if arguments.signing_key else ())
-    wish = Wish(index, keys, arguments.signed_for, arguments.channel, stack=arguments.stack or "", release=arguments.release)
+        index, keys = (
+            str(arguments.at),
+            keys or ((public_path(arguments.signing_key),) if arguments.signing_key else ()),
+        )
+    wish = Wish(
+        index,
+        keys,
+        arguments.signed_for,
+        arguments.channel,
+        stack=arguments.stack or "",
+        release=arguments.release,
+    )
     return Asked(wish, arguments.platform, arguments.base)
 
 
@@ -59,12 +71,16 @@ def _publisher(session: Session, arguments: argparse.Namespace) -> Publisher | N
             raise UsageError("usage", "--signing-key and --identity belong to --at.")
         return None
     if not arguments.push:
-        raise UsageError("usage", "--at keeps the record of what --push pushed, and nothing is pushed.")
+        raise UsageError(
+            "usage", "--at keeps the record of what --push pushed, and nothing is pushed."
+        )
     given: dict[str, Any] = {**vars(arguments), "key": arguments.signing_key, "predecessor": []}
     return publishing.publisher(session, argparse.Namespace(**given))
 
 
-def _pushed(session: Session, publisher: Publisher | None, done: Made, found: Picked, repository: str) -> ImageRecord:
+def _pushed(
+    session: Session, publisher: Publisher | None, done: Made, found: Picked, repository: str
+) -> ImageRecord:
     tag = registry.tag_of(found.entry.name, done.platform)
     kept = recorded.record(done, found, repository, tag, registry.push(done, repository, tag))
     console.note(f"recorded as {recorded.written(session.output, kept)}")
@@ -73,15 +89,42 @@ def _pushed(session: Session, publisher: Publisher | None, done: Made, found: Pi
     return kept
 
 
-def _show(found: Picked, base: str, platform: str, done: Made | None, repository: str, kept: ImageRecord | None = None) -> int:
+def _show(
+    found: Picked,
+    base: str,
+    platform: str,
+    done: Made | None,
+    repository: str,
+    kept: ImageRecord | None = None,
+) -> int:
     state = "would be built" if done is None else "was there already" if done.already else "built"
-    rows = [["release", f"{found.entry.name} ({found.entry.channel}), {found.entry.release}"], ["base", base], ["platform", platform]]
-    rows += [[wheel.project, f"{wheel.version}, {size(wheel.size)}, {wheel.sha256}"] for wheel in found.wheels]
-    rows += [["not proved", ", ".join(dict.fromkeys(one.rung for one in found.missing))]] if found.missing else []
+    rows = [
+        ["release", f"{found.entry.name} ({found.entry.channel}), {found.entry.release}"],
+        ["base", base],
+        ["platform", platform],
+    ]
+    rows += [
+        [wheel.project, f"{wheel.version}, {size(wheel.size)}, {wheel.sha256}"]
+        for wheel in found.wheels
+    ]
+    rows += (
+        [["not proved", ", ".join(dict.fromkeys(one.rung for one in found.missing))]]
+        if found.missing
+        else []
+    )
     rows += [["image", f"{done.name}, {done.id}"]] if done else []
     if repository and kept is None:
         rows += [["push to", f"{repository}:{registry.tag_of(found.entry.name, platform)}"]]
     rows += [["pushed", f"{kept.repository}:{kept.tag}@sha256:{kept.digest}"]] if kept else []
     console.table(f"serving image of {found.entry.name}: {state}", ["", ""], rows, result=True)
-    console.document({"image": done, "state": state, "release": found.entry, "missing": found.missing, "base": base, "pushed": kept})
+    console.document(
+        {
+            "image": done,
+            "state": state,
+            "release": found.entry,
+            "missing": found.missing,
+            "base": base,
+            "pushed": kept,
+        }
+    )
     return 0

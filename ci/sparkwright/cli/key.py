@@ -19,7 +19,19 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
         public = keys.PublicKey.load(keys.public_path(path))
         if not passphrase:
             console.note(f"{path} has no passphrase; set {keys.PASSPHRASE} to make one that has")
-        console.note(f"keep {path} to yourself; give {keys.public_path(path)} away, and its fingerprint by another way than the index")
-    console.result(f"fingerprint {public.fingerprint}\nsigns as    {public.by}\npublic key  {public.text}")
-    console.document({"file": str(path), "fingerprint": public.fingerprint, "by": public.by, "public": public.text})
+        console.note(
+            f"keep {path} to yourself; give {keys.public_path(path)} away, and its fingerprint "
+            f"by another way than the index"
+        )
+    console.result(
+        f"fingerprint {public.fingerprint}\nsigns as    {public.by}\npublic key  {public.text}"
+    )
+    console.document(
+        {
+            "file": str(path),
+            "fingerprint": public.fingerprint,
+            "by": public.by,
+            "public": public.text,
+        }
+    )
     return 0

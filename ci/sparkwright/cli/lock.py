@@ -19,14 +19,22 @@ from sparkwright.gates.tasks import harness
 
 
 def run(session: RunContext, arguments: argparse.Namespace) -> int:
-    """Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; what stays unresolved is reported."""
+    """
+    Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; what stays
+    unresolved is reported.
+    """
     if session.offline:
-        raise SourceError("offline", "lock asks the index and the upstream hosts, which --offline forbids.")
+        raise SourceError(
+            "offline", "lock asks the index and the upstream hosts, which --offline forbids."
+        )
     earlier = lock.read(session.project) if session.project.lock_file.exists() else None
     made = resolve.resolve(session, earlier)
     with console.step("lock the tools"):
         tools = pylock.lock(session)
-    for what, program in (("the harness of the tasks", harness), ("the second load generator", benchy)):
+    for what, program in (
+        ("the harness of the tasks", harness),
+        ("the second load generator", benchy),
+    ):
         wanted = program.folder(session)
         # Checkouts that hold stacks alone (the demo's) have nothing to gate.
         if (wanted / "requirements.in").exists():
@@ -49,12 +57,21 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
 
 
 def _vendored(session: RunContext, fork: str) -> None:
-    """Write the sources that FetchContent would download to the lock, as far as CMake can be asked here."""
+    """
+    Write the sources that FetchContent would download to the lock, as far as CMake can be asked
+    here.
+    """
     count = len(session.lock.forks[fork].fetched)
     if not toolchain.installed(session):
-        console.note(f"{fork}: {count} sources of FetchContent as before; to read them from CMake, fetch, and lock again")
+        console.note(
+            f"{fork}: {count} sources of FetchContent as before; to read them from CMake, fetch, "
+            f"and lock again"
+        )
         return
     try:
         workspace.lock_vendored(session, fork)
     except (BuildError, CommandError, FileError, PatchError, SourceError) as error:
-        console.warn(f"{fork}: the sources that CMake asks for were not all read: {error.what} ({error.reference})")
+        console.warn(
+            f"{fork}: the sources that CMake asks for were not all read: {error.what} "
+            f"({error.reference})"
+        )

@@ -1,4 +1,7 @@
-"""What ``gate``, ``bench`` and ``verify`` share: a question from the command line, and where its result goes."""
+"""
+What ``gate``, ``bench`` and ``verify`` share: a question from the command line, and where its
+result goes.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,45 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def question(kind: Kind, arguments: argparse.Namespace, recipe: Recipe | None, *, url: str = "", blocks: int = 0) -> Question:
+def question(
+    kind: Kind,
+    arguments: argparse.Namespace,
+    recipe: Recipe | None,
+    *,
+    url: str = "",
+    blocks: int = 0,
+) -> Question:
     """
-    Return what the command line asks of one environment or server; a calibration holds the environment against itself.
+    Return what the command line asks of one environment or server; a calibration holds the
+    environment against itself.
 
     Raises:
         UsageError: What it names does not go together.
     """
     if bool(arguments.serve) != bool(arguments.python):
-        raise UsageError("usage", "A model is served from an environment.", todo="Give both --serve DIR and --python FILE.")
+        raise UsageError(
+            "usage",
+            "A model is served from an environment.",
+            todo="Give both --serve DIR and --python FILE.",
+        )
     one = Environment(arguments.python, arguments.wheel) if arguments.python else None
     return Question(
-        kind, one, one if kind == "calibration" else None, url, arguments.serve, arguments.model, recipe,
-        tuple(arguments.flag), dict(map(pair, arguments.variable)), tuple(arguments.workload), arguments.texts,
-        "both" if arguments.at_once else "turns", blocks, arguments.fresh, arguments.preheat,
-    )  # fmt: skip
+        kind,
+        one,
+        one if kind == "calibration" else None,
+        url,
+        arguments.serve,
+        arguments.model,
+        recipe,
+        tuple(arguments.flag),
+        dict(map(pair, arguments.variable)),
+        tuple(arguments.workload),
+        arguments.texts,
+        "both" if arguments.at_once else "turns",
+        blocks,
+        arguments.fresh,
+        arguments.preheat,
+    )
 
 
 def keep(session: Session, result: Result) -> Path:

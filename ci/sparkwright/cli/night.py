@@ -21,7 +21,12 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
     made = _night(arguments)
     path = night.write(arguments.at, made)
     rows = [[one.name, one.state, one.reference, one.says[:80]] for one in made.stages]
-    console.table(f"{made.workflow} of {made.day}: {made.state}", ["stage", "state", "reference", ""], rows, result=True)
+    console.table(
+        f"{made.workflow} of {made.day}: {made.state}",
+        ["stage", "state", "reference", ""],
+        rows,
+        result=True,
+    )
     for one in made.files:
         if not one.sha256:
             console.warn(f"{one.name}: {one.says}")
@@ -46,7 +51,9 @@ def _night(arguments: argparse.Namespace) -> Night:
     }
     for name in ("workflow", "run", "stack"):
         if not given[name]:
-            raise UsageError("usage", f"Nothing says which {name} this is about; name it with --{name}.")
+            raise UsageError(
+                "usage", f"Nothing says which {name} this is about; name it with --{name}."
+            )
     try:
         return msgspec.convert(given, Night)
     except (msgspec.ValidationError, ValueError) as error:
@@ -54,7 +61,10 @@ def _night(arguments: argparse.Namespace) -> Night:
 
 
 def _stages(arguments: argparse.Namespace) -> list[Stage]:
-    """Return the stages in the order of their first mention on each side; a document says more than a word."""
+    """
+    Return the stages in the order of their first mention on each side; a document says more than a
+    word.
+    """
     told = [night.stage(text) for text in arguments.stage]
     documents = {one.name: one for one in map(night.documented, arguments.document)}
     if len({one.name for one in told}) < len(told) or len(documents) < len(arguments.document):
@@ -69,5 +79,11 @@ def _run() -> str:
 
 
 def _url() -> str:
-    server, repository, run = (os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
-    return f"{server}/{repository}/actions/runs/{run}" if re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and server and run else ""
+    server, repository, run = (
+        os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
+    )
+    return (
+        f"{server}/{repository}/actions/runs/{run}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and server and run
+        else ""
+    )

@@ -1,4 +1,7 @@
-"""``sparkwright notes``: the notes of a published release, or only the answer to "do you still need this fork?"."""
+"""
+``sparkwright notes``: the notes of a published release, or only the answer to "do you still need
+this fork?".
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
 def run(session: Any, arguments: argparse.Namespace) -> int:
     """Write what was asked for; without a file to write, print Markdown here."""
-    files: dict[str, Path] = {kind: path for kind in ("html", "markdown") if (path := getattr(arguments, kind))}
+    files: dict[str, Path] = {
+        kind: path for kind in ("html", "markdown") if (path := getattr(arguments, kind))
+    }
     if len({path.resolve() for path in files.values()}) < len(files):
         raise UsageError("usage", "--html and --markdown name the same file.")
     found = _found(session, arguments)
@@ -39,21 +44,42 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
         console.result(str(path))
     if not files:
         console.result(texts["markdown"])
-    document = {"name": found.release.name, "release": whole.address(found.release), "channel": found.channel, "yanked": found.yanked}
+    document = {
+        "name": found.release.name,
+        "release": whole.address(found.release),
+        "channel": found.channel,
+        "yanked": found.yanked,
+    }
     written = {kind: str(path) for kind, path in files.items()}
-    console.document({**document, "signature checked": found.checked, "written": written, "markdown": texts["markdown"]})
+    console.document(
+        {
+            **document,
+            "signature checked": found.checked,
+            "written": written,
+            "markdown": texts["markdown"],
+        }
+    )
     return 0
 
 
 def _found(session: Any, arguments: argparse.Namespace) -> Published:
     if arguments.release.endswith(".json"):
         return published.of_file(Path(arguments.release))
-    wish = Wish(arguments.index, tuple(arguments.key), arguments.signed_for, "candidate", arguments.stack or "", arguments.release)
+    wish = Wish(
+        arguments.index,
+        tuple(arguments.key),
+        arguments.signed_for,
+        "candidate",
+        arguments.stack or "",
+        arguments.release,
+    )
     return published.of_index(session, wish)
 
 
 def _stock(session: Session, arguments: argparse.Namespace, found: Published) -> Stock:
-    """Read the official wheels, which needs a checkout: its policy says how device code is counted."""
+    """
+    Read the official wheels, which needs a checkout: its policy says how device code is counted.
+    """
     from sparkwright.release.notes import official
 
     return official.of(session, found.release.forks, arguments.stock)

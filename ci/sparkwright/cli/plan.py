@@ -1,4 +1,6 @@
-"""``sparkwright plan``: what every CUDA unit will be compiled for, before minutes become an hour."""
+"""
+``sparkwright plan``: what every CUDA unit will be compiled for, before minutes become an hour.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from sparkwright.forks.context import Session
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Plan every fork that compiles; fail when a unit would not be native and is not kept with a reason."""
+    """
+    Plan every fork that compiles; fail when a unit would not be native and is not kept with a
+    reason.
+    """
     compiled = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     tools = toolchain.obtain(session) if compiled else None
     made = []

@@ -1,4 +1,7 @@
-"""``sparkwright promote``: move a candidate to verified, where new verdicts show all that is asked for."""
+"""
+``sparkwright promote``: move a candidate to verified, where new verdicts show all that is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +15,6 @@ from sparkwright.release.publish import changes
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Move a candidate to verified, where new verdicts show all that is asked for."""
     who = publishing.publisher(session, arguments)
-    return publishing.show(changes.promote(who, arguments.release, arguments.verdicts, arguments.reason))
+    return publishing.show(
+        changes.promote(who, arguments.release, arguments.verdicts, arguments.reason)
+    )

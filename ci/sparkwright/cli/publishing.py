@@ -1,4 +1,6 @@
-"""What the verbs that change an index share: who signs, by which policy, and what is shown afterwards."""
+"""
+What the verbs that change an index share: who signs, by which policy, and what is shown afterwards.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,19 @@ def publisher(session: Session, arguments: argparse.Namespace) -> Publisher:
     Return who publishes where, as the command line says.
 
     Raises:
-        UsageError: Neither a key nor an identity is named. key-invalid, identity-unusable: It cannot sign.
-        signer-unknown: ci/release.yaml names others.
+        UsageError: Neither a key nor an identity is named. key-invalid, identity-unusable: It
+            cannot sign. signer-unknown: ci/release.yaml names others.
     """
     policy = policies.load(session.project.root)
     signer = _signer(arguments)
     passing = not arguments.key and not arguments.identity
-    return Publisher(session, arguments.at.absolute(), signer, _trust(signer, policy, arguments.predecessor, passing=passing), policy)
+    return Publisher(
+        session,
+        arguments.at.absolute(),
+        signer,
+        _trust(signer, policy, arguments.predecessor, passing=passing),
+        policy,
+    )
 
 
 def _signer(arguments: argparse.Namespace) -> Signer:
@@ -43,7 +51,11 @@ def _signer(arguments: argparse.Namespace) -> Signer:
         # Whoever only decides signs nothing.
         return KeySigner.passing()
     if bool(arguments.key) == arguments.identity:
-        raise UsageError("usage", "Either --key FILE or --identity says who signs.", todo="Make a key with `sparkwright key FILE`.")
+        raise UsageError(
+            "usage",
+            "Either --key FILE or --identity says who signs.",
+            todo="Make a key with `sparkwright key FILE`.",
+        )
     if arguments.identity:
         from sparkwright.release.signing.identity import IdentitySigner
 
@@ -51,17 +63,26 @@ def _signer(arguments: argparse.Namespace) -> Signer:
     return KeySigner.load(arguments.key, keys.passphrase())
 
 
-def _trust(signer: Signer, policy: ReleasePolicy, predecessors: Sequence[Path], *, passing: bool) -> Trust:
-    """Return whose signature counts for what is there already: the signer's own, and those who are named as predecessors."""
+def _trust(
+    signer: Signer, policy: ReleasePolicy, predecessors: Sequence[Path], *, passing: bool
+) -> Trust:
+    """
+    Return whose signature counts for what is there already: the signer's own, and those who are
+    named as predecessors.
+    """
     identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
     own = signer.public if isinstance(signer, KeySigner) else None
     if own and not passing and policy.keys and own.fingerprint not in policy.keys:
         raise TrustError(
-            "signer-unknown", "ci/release.yaml does not name this key as one that publishes.", details=[f"fingerprint: {own.fingerprint}"]
+            "signer-unknown",
+            "ci/release.yaml does not name this key as one that publishes.",
+            details=[f"fingerprint: {own.fingerprint}"],
         )
     if own is None and signer.by not in [one.identity for one in identities]:
         raise TrustError(
-            "signer-unknown", "ci/release.yaml does not name this identity as one that publishes.", details=[f"identity: {signer.by}"]
+            "signer-unknown",
+            "ci/release.yaml does not name this identity as one that publishes.",
+            details=[f"identity: {signer.by}"],
         )
     known = tuple(PublicKey.load(path) for path in predecessors)
     return Trust((*([own] if own else []), *known), identities, said="the publisher")
@@ -71,13 +92,26 @@ def show(done: Changed) -> int:
     """Show what was done."""
     rows = [[done.action, name] for name in done.releases] or [[done.action, "the whole index"]]
     rows += [["removed", place] for place in done.removed[:SHOWN]]
-    rows += [["removed", f"and {len(done.removed) - SHOWN} more"]] if len(done.removed) > SHOWN else []
+    rows += (
+        [["removed", f"and {len(done.removed) - SHOWN} more"]] if len(done.removed) > SHOWN else []
+    )
     rows += [["left where it is", address] for address in done.elsewhere]
-    console.table(f"manifest {done.serial}, believed until {done.expires}", ["what", "of"], rows, result=True)
+    console.table(
+        f"manifest {done.serial}, believed until {done.expires}", ["what", "of"], rows, result=True
+    )
     console.document({"changed": done})
     return 0
 
 
 def rollback(session: Session, arguments: argparse.Namespace) -> int:
-    """Yank the newest release of the stack in the channel, so that clients get the one before it."""
-    return show(changes.rollback(publisher(session, arguments), session.project.stack, arguments.channel, arguments.reason))
+    """
+    Yank the newest release of the stack in the channel, so that clients get the one before it.
+    """
+    return show(
+        changes.rollback(
+            publisher(session, arguments),
+            session.project.stack,
+            arguments.channel,
+            arguments.reason,
+        )
+    )

@@ -71,7 +71,10 @@ def show(upstream: Upstream, base: Base, rebased: Rebased) -> None:
     patches = series.of(session, fork)
     at = next(number for number, patch in enumerate(patches) if patch.name == rebased.stopped)
     resolve = f"resolve it in {folder}: git add FILE…, git am --continue"
-    todo = f"Resolve it in {folder} (git add FILE…, git am --continue), then {export}; until then nothing reviewed is changed."
+    todo = (
+        f"Resolve it in {folder} (git add FILE…, git am --continue), then {export}; until "
+        f"then nothing reviewed is changed."
+    )
     tree = session.objects.resolve(f"{rebased.tip}^{{tree}}")
     raise conflict.explain(
         upstream, base, tree, patches[at], patches[:at], commands=(resolve, export), todo=todo

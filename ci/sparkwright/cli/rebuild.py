@@ -27,7 +27,8 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     # Refuse what cannot be built again before an hour goes into the rest.
     records = [reproduce.read_record(path) for path in wheels]
     sessions = [
-        reproduce.rebuild_session(session, path, record) for path, record in zip(wheels, records, strict=True)
+        reproduce.rebuild_session(session, path, record)
+        for path, record in zip(wheels, records, strict=True)
     ]
     rebuilds = []
     for own, path, record in zip(sessions, wheels, records, strict=True):

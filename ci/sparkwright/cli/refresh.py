@@ -1,4 +1,7 @@
-"""``sparkwright refresh``: sign the manifest again, so that clients go on to believe it, and remove what killed runs left."""
+"""
+``sparkwright refresh``: sign the manifest again, so that clients go on to believe it, and remove
+what killed runs left.
+"""
 
 from __future__ import annotations
 
@@ -10,5 +13,9 @@ from sparkwright.release.publish import changes
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Sign the manifest again, so that clients go on to believe it, and remove what killed runs left."""
-    return publishing.show(changes.refresh(publishing.publisher(session, arguments), arguments.reason))
+    """
+    Sign the manifest again, so that clients go on to believe it, and remove what killed runs left.
+    """
+    return publishing.show(
+        changes.refresh(publishing.publisher(session, arguments), arguments.reason)
+    )

@@ -11,8 +11,18 @@ from sparkwright.release.publish import changes
 
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
-    """Remove all candidates of each stack but the newest; the names of their files stay taken for good."""
+    """
+    Remove all candidates of each stack but the newest; the names of their files stay taken for
+    good.
+    """
     if arguments.keep < 0:
         raise UsageError("usage", "--keep is a number of releases.")
     who = publishing.publisher(session, arguments)
-    return publishing.show(changes.retain(who, arguments.keep or who.policy.retain, verified=arguments.verified, reason=arguments.reason))
+    return publishing.show(
+        changes.retain(
+            who,
+            arguments.keep or who.policy.retain,
+            verified=arguments.verified,
+            reason=arguments.reason,
+        )
+    )

@@ -1,4 +1,7 @@
-"""``sparkwright rollback``: an environment goes back to the set before the present one; with ``--at``, an index to an earlier release."""
+"""
+``sparkwright rollback``: an environment goes back to the set before the present one; with ``--at``,
+an index to an earlier release.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from sparkwright.release.client import back
 
 
 def run(session: Any, arguments: argparse.Namespace) -> int:
-    """Bring back the previous set of the environment ``--into``, or, for a publisher, of the index ``--at``."""
+    """
+    Bring back the previous set of the environment ``--into``, or, for a publisher, of the index
+    ``--at``.
+    """
     if getattr(arguments, "at", None):
         from sparkwright.cli import publishing
 

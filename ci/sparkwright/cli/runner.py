@@ -1,4 +1,6 @@
-"""``sparkwright runner``: a Spark that takes jobs of a repository, set up, checked, one job at a time."""
+"""
+``sparkwright runner``: a Spark that takes jobs of a repository, set up, checked, one job at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,19 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub
 from sparkwright.forks.context import Session
 from sparkwright.operate.errors import LabError
-from sparkwright.operate.runner import admit, condition, egress, fitness, holding, labels, lease, once, perform, plan, registration
+from sparkwright.operate.runner import (
+    admit,
+    condition,
+    egress,
+    fitness,
+    holding,
+    labels,
+    lease,
+    once,
+    perform,
+    plan,
+    registration,
+)
 from sparkwright.operate.runner import policy as policies
 from sparkwright.operate.runner.exposure import exposed
 from sparkwright.operate.runner.ground import Ground
@@ -45,11 +59,21 @@ def _setup(session: Session, arguments: argparse.Namespace) -> int:
     policy = policies.load(root / "ci" / POLICY)
     settings = _settings(policy, arguments)
     if ways := exposed(root / ".github" / "workflows", policy.all_labels()):
-        lines = [f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}" for one in ways]
-        raise LabError("runner-exposed", "A workflow of this checkout lets strangers onto this machine.", details=lines)
+        lines = [
+            f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}" for one in ways
+        ]
+        raise LabError(
+            "runner-exposed",
+            "A workflow of this checkout lets strangers onto this machine.",
+            details=lines,
+        )
     steps = plan.steps(policy, settings)
     dry = arguments.action == "plan" or arguments.dry_run
-    stands = tuple(perform.stand(step, place) for step in steps) if dry else _set_up(steps, place, arguments)
+    stands = (
+        tuple(perform.stand(step, place) for step in steps)
+        if dry
+        else _set_up(steps, place, arguments)
+    )
     if dry:
         _print(steps, stands)
     else:
@@ -71,15 +95,21 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
     machine = labels.Machine.here()
     partner, _, address = arguments.partner.partition("=")
     record = {
-        "repository": arguments.repository, "name": arguments.name or platform.node().partition(".")[0].lower(),
-        "labels": wanted or labels.true_of(policy, machine), "partner": partner or None, "partner_address": address or None,
-        "leader": arguments.leader or None, "leader_key": _key(arguments.leader_key),
+        "repository": arguments.repository,
+        "name": arguments.name or platform.node().partition(".")[0].lower(),
+        "labels": wanted or labels.true_of(policy, machine),
+        "partner": partner or None,
+        "partner_address": address or None,
+        "leader": arguments.leader or None,
+        "leader_key": _key(arguments.leader_key),
         "index": egress.index() if policy.egress.index else None,
-    }  # fmt: skip
+    }
     try:
         settings = msgspec.convert(record, Settings)
     except msgspec.ValidationError as error:
-        raise UsageError("usage", "This machine cannot be set up so.", details=[str(error)]) from error
+        raise UsageError(
+            "usage", "This machine cannot be set up so.", details=[str(error)]
+        ) from error
     if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
         raise UsageError("usage", "A label is not true of this machine.", details=wrong)
     if says := policies.mispaired(settings):
@@ -94,30 +124,52 @@ def _key(path: Path | None) -> str | None:
         raise UsageError("usage", f"{path} is no public ssh key.", details=[str(error)]) from error
 
 
-def _set_up(steps: Sequence[Step], place: Place, arguments: argparse.Namespace) -> tuple[Stand, ...]:
+def _set_up(
+    steps: Sequence[Step], place: Place, arguments: argparse.Namespace
+) -> tuple[Stand, ...]:
     _root()
     if not arguments.yes:
-        raise UsageError("usage", "setup changes this machine. Read what `sparkwright runner plan` prints, and say --yes.")
+        raise UsageError(
+            "usage",
+            "setup changes this machine. Read what `sparkwright runner plan` prints, and say "
+            "--yes.",
+        )
     with console.step("set up"):
         return perform.set_up(steps, place)
 
 
 def _root() -> None:
     if os.geteuid() != 0:
-        raise LabError("runner-setup", "Only root can do this.", todo="Run it with sudo; `plan` needs no rights.")
+        raise LabError(
+            "runner-setup",
+            "Only root can do this.",
+            todo="Run it with sudo; `plan` needs no rights.",
+        )
 
 
 def _print(steps: Sequence[Step], stands: Sequence[Stand]) -> None:
     for number, (step, now) in enumerate(zip(steps, stands, strict=True), 1):
-        console.result(f"{number}. {step.name}: {step.what}\n   why: {step.why}\n   now: {now.state}{f' ({now.says})' if now.says else ''}")
+        console.result(
+            f"{number}. {step.name}: {step.what}\n   why: {step.why}\n   now: "
+            f"{now.state}{f' ({now.says})' if now.says else ''}"
+        )
         for title, acts in (("do", step.apply), ("undo", step.undo)):
             for act in acts:
                 first, *rest = printed(act)
-                console.result("\n".join((f"   {title}: {first}", *(f"      {line}".rstrip() for line in rest))))
+                console.result(
+                    "\n".join(
+                        (f"   {title}: {first}", *(f"      {line}".rstrip() for line in rest))
+                    )
+                )
 
 
 def _table(stands: Sequence[Stand]) -> None:
-    console.table("Set-up", ("step", "state", ""), [(one.name, one.state, one.says) for one in stands], result=True)
+    console.table(
+        "Set-up",
+        ("step", "state", ""),
+        [(one.name, one.state, one.says) for one in stands],
+        result=True,
+    )
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -125,8 +177,16 @@ def _check(arguments: argparse.Namespace) -> int:
     ground = Ground.of(arguments.config, place)
     steps = plan.steps(ground.policy, ground.settings)
     with console.step("check"):
-        found = (*fitness.of_steps(steps, place), *fitness.of_ground(ground, place, arguments.workflows))
-    console.table("This runner", ("", "state", ""), [(one.name, one.state, one.says) for one in found], result=True)
+        found = (
+            *fitness.of_steps(steps, place),
+            *fitness.of_ground(ground, place, arguments.workflows),
+        )
+    console.table(
+        "This runner",
+        ("", "state", ""),
+        [(one.name, one.state, one.says) for one in found],
+        result=True,
+    )
     console.document({"findings": found})
     if unfit := [one for one in found if one.state == "unfit"]:
         raise LabError(
@@ -142,7 +202,9 @@ def _once(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     ground = Ground.of(arguments.config, _place(arguments))
     address = ground.settings.api
-    if not address.startswith("https://") and not re.match(r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"):
+    if not address.startswith("https://") and not re.match(
+        r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"
+    ):
         raise UsageError("usage", f"The token does not go in the clear to {address}.")
     github = GitHub(address, registration.token(dict(os.environ), ground.config), patience=30)
     entry = once.once(ground, github)
@@ -179,11 +241,15 @@ def _egress(arguments: argparse.Namespace) -> int:
         console.warn(f"{name} leads nowhere")
     if not found.addresses:
         raise LabError(
-            "runner-unready", "No name of the list leads anywhere; the addresses that were known run out.", details=found.unknown
+            "runner-unready",
+            "No name of the list leads anywhere; the addresses that were known run out.",
+            details=found.unknown,
         )
     status, said = place.ask(["nft", "-f", "-"], egress.refreshed(policy, found.addresses))
     if status:
-        raise LabError("runner-setup", "The rules do not take the addresses.", details=said.splitlines()[-10:])
+        raise LabError(
+            "runner-setup", "The rules do not take the addresses.", details=said.splitlines()[-10:]
+        )
     console.note(f"{len(found.addresses)} addresses may be connected to")
     console.document({"addresses": found.addresses, "unknown": found.unknown})
     return 0
@@ -221,7 +287,11 @@ def _remove(arguments: argparse.Namespace) -> int:
         return 0
     _root()
     if not arguments.yes:
-        raise UsageError("usage", "remove changes this machine. See what `sparkwright runner remove --dry-run` prints, and say --yes.")
+        raise UsageError(
+            "usage",
+            "remove changes this machine. See what `sparkwright runner remove --dry-run` prints, "
+            "and say --yes.",
+        )
     condition.stop_taking(ground, 60 * arguments.patience)
     condition.clean(ground)
     stands = perform.take_back(steps, place)
@@ -233,7 +303,12 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "check": _check, "once": _once, "clean": _clean, "admit": _admit, "egress": _egress, "lease": _lease, "drain": _drain,
+    "check": _check,
+    "once": _once,
+    "clean": _clean,
+    "admit": _admit,
+    "egress": _egress,
+    "lease": _lease,
+    "drain": _drain,
     "remove": _remove,
-}  # fmt: skip
-
+}

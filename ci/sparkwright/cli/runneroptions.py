@@ -24,19 +24,68 @@ REVIEWED = frozenset(("plan", "setup"))
 
 def options(verb: argparse.ArgumentParser) -> None:
     """Add the action and its options."""
-    verb.add_argument("action", choices=tuple(ACTIONS), help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()))
-    verb.add_argument("--repository", default="", metavar="OWNER/NAME", help="plan, setup: whose jobs run here")
-    verb.add_argument("--name", default="", metavar="NAME", help="plan, setup: of this machine (default: its host name)")
     verb.add_argument(
-        "--labels", default="", metavar="LABEL,…", help="plan, setup: of ci/runner.yaml (default: all that are true of this machine)"
+        "action",
+        choices=tuple(ACTIONS),
+        help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()),
     )
-    verb.add_argument("--partner", default="", metavar="NAME=ADDRESS", help="plan, setup: the Spark that this one leases for two nodes")
-    verb.add_argument("--leader", default="", metavar="NAME", help="plan, setup, lease: the Spark that may lease this one")
-    verb.add_argument("--leader-key", type=Path, metavar="FILE", help="plan, setup: its public ssh key")
-    verb.add_argument("--sysroot", type=Path, default=Path("/"), metavar="DIR", help="the root of the machine (default: of this one)")
-    verb.add_argument("--config", default="/etc/sparkwright", metavar="DIR", help="where set-up wrote its settings")
-    verb.add_argument("--workflows", type=Path, metavar="DIR", help="check: look at these workflows, too")
-    verb.add_argument("--patience", type=float, default=2, metavar="MINUTES", help="drain, remove: wait for a job (default: 2)")
+    verb.add_argument(
+        "--repository", default="", metavar="OWNER/NAME", help="plan, setup: whose jobs run here"
+    )
+    verb.add_argument(
+        "--name",
+        default="",
+        metavar="NAME",
+        help="plan, setup: of this machine (default: its host name)",
+    )
+    verb.add_argument(
+        "--labels",
+        default="",
+        metavar="LABEL,…",
+        help="plan, setup: of ci/runner.yaml (default: all that are true of this machine)",
+    )
+    verb.add_argument(
+        "--partner",
+        default="",
+        metavar="NAME=ADDRESS",
+        help="plan, setup: the Spark that this one leases for two nodes",
+    )
+    verb.add_argument(
+        "--leader",
+        default="",
+        metavar="NAME",
+        help="plan, setup, lease: the Spark that may lease this one",
+    )
+    verb.add_argument(
+        "--leader-key", type=Path, metavar="FILE", help="plan, setup: its public ssh key"
+    )
+    verb.add_argument(
+        "--sysroot",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="the root of the machine (default: of this one)",
+    )
+    verb.add_argument(
+        "--config",
+        default="/etc/sparkwright",
+        metavar="DIR",
+        help="where set-up wrote its settings",
+    )
+    verb.add_argument(
+        "--workflows", type=Path, metavar="DIR", help="check: look at these workflows, too"
+    )
+    verb.add_argument(
+        "--patience",
+        type=float,
+        default=2,
+        metavar="MINUTES",
+        help="drain, remove: wait for a job (default: 2)",
+    )
     verb.add_argument("--end", action="store_true", help="drain: take jobs again")
-    verb.add_argument("--dry-run", action="store_true", help="setup, remove: print what would be done, and change nothing")
+    verb.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="setup, remove: print what would be done, and change nothing",
+    )
     verb.add_argument("--yes", action="store_true", help="setup, remove: change this machine")

@@ -1,4 +1,7 @@
-"""``sparkwright serve``: a model served by an installed set, exactly as its recipe says, watched from the first line of the log on."""
+"""
+``sparkwright serve``: a model served by an installed set, exactly as its recipe says, watched from
+the first line of the log on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,16 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import Outside
 from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.operate.serving import cluster, held, ports, resolve, room, shown, together, variables
+from sparkwright.operate.serving import (
+    cluster,
+    held,
+    ports,
+    resolve,
+    room,
+    shown,
+    together,
+    variables,
+)
 from sparkwright.operate.serving import place as places
 from sparkwright.operate.serving import run as running
 from sparkwright.operate.serving.asked import Asked
@@ -24,7 +36,10 @@ from sparkwright.operate.serving.wish import Where, Wish
 
 
 def run(session: Outside, arguments: argparse.Namespace) -> int:
-    """Serve until somebody asks to stop; with ``--dry-run`` say what would run, with ``--table`` what a container may be told."""
+    """
+    Serve until somebody asks to stop; with ``--dry-run`` say what would run, with ``--table`` what
+    a container may be told.
+    """
     if arguments.table:
         console.result(variables.table().rstrip("\n"))
         console.document({"variables": variables.TABLE})
@@ -39,7 +54,8 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
 
 def wished(arguments: argparse.Namespace) -> Wish:
     """
-    Return what the command line asks for, above what the environment does where that is to be asked.
+    Return what the command line asks for, above what the environment does where that is to be
+    asked.
 
     Raises:
         UsageError: The command line contradicts itself. variable-refused: See `variables.told`.
@@ -47,17 +63,31 @@ def wished(arguments: argparse.Namespace) -> Wish:
     below = variables.told(os.environ) if arguments.environment else Wish()
     role = "worker" if arguments.ray_worker is not None else "head" if arguments.ray_head else ""
     said: dict[str, Any] = {
-        "recipe": arguments.recipe, "model": arguments.model, "revision": arguments.revision, "host": arguments.host,
-        "port": arguments.port, "name": arguments.name, "floor": arguments.floor, "download": arguments.download or None, "role": role,
-        "head": arguments.ray_worker, "nodes": arguments.nodes, "address": arguments.node_address, "ray_port": arguments.ray_port,
+        "recipe": arguments.recipe,
+        "model": arguments.model,
+        "revision": arguments.revision,
+        "host": arguments.host,
+        "port": arguments.port,
+        "name": arguments.name,
+        "floor": arguments.floor,
+        "download": arguments.download or None,
+        "role": role,
+        "head": arguments.ray_worker,
+        "nodes": arguments.nodes,
+        "address": arguments.node_address,
+        "ray_port": arguments.ray_port,
         "patience": arguments.patience,
-    }  # fmt: skip
+    }
     above = {name: value for name, value in said.items() if value is not None and value != ""}
     wish = replace(below, **above)
-    wish = replace(wish, flags=(*below.flags, *arguments.flag), variables=dict(map(pair, arguments.variable)))
+    wish = replace(
+        wish, flags=(*below.flags, *arguments.flag), variables=dict(map(pair, arguments.variable))
+    )
     if role == "worker" and not wish.head:
         raise UsageError(
-            "usage", "A worker needs the address of the head.", todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment."
+            "usage",
+            "A worker needs the address of the head.",
+            todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment.",
         )
     if not arguments.environment:
         _unheard(wish)
@@ -65,16 +95,25 @@ def wished(arguments: argparse.Namespace) -> Wish:
 
 
 def _unheard(wish: Wish) -> None:
-    """Say which variables of the caller look as if they were for the server, and do not reach it."""
-    lost = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in wish.variables)
+    """
+    Say which variables of the caller look as if they were for the server, and do not reach it.
+    """
+    lost = sorted(
+        name for name in os.environ if name.startswith("VLLM_") and name not in wish.variables
+    )
     if lost:
-        console.warn(f"{', '.join(lost)} of this shell does not reach the server; say --variable NAME=VALUE, or --environment for all")
+        console.warn(
+            f"{', '.join(lost)} of this shell does not reach the server; say --variable "
+            f"NAME=VALUE, or --environment for all"
+        )
 
 
 def python(arguments: argparse.Namespace) -> Path:
     """Return the Python of the environment that is meant."""
     if arguments.python is not None and arguments.into is not None:
-        raise UsageError("usage", "--python and --into name two environments.", todo="Give one of them.")
+        raise UsageError(
+            "usage", "--python and --into name two environments.", todo="Give one of them."
+        )
     found: Path = arguments.python or environments.chosen(arguments.into) / "bin" / "python"
     return found
 
@@ -100,13 +139,29 @@ def _serve(session: Outside, wish: Wish, where: Where, asked: Asked, *, dry: boo
 def _follow(session: Outside, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
     place = places.ask(where.python)
     recipe = recipes.load(where.root, wish.recipe) if wish.recipe else None
-    free = wish.floor if wish.floor is not None else recipe.plan.floor if recipe else resolve.floor(wish)
+    free = (
+        wish.floor
+        if wish.floor is not None
+        else recipe.plan.floor
+        if recipe
+        else resolve.floor(wish)
+    )
     floor = round(free * resolve.GIB)
     log = (where.log or running.log_path(session.store, "ray-worker")).absolute()
-    console.document({"head": wish.head, "vllm": place.vllm, "ray": place.ray, "python": str(place.python), "log": str(log)})
+    console.document(
+        {
+            "head": wish.head,
+            "vllm": place.vllm,
+            "ray": place.ray,
+            "python": str(place.python),
+            "log": str(log),
+        }
+    )
     if dry:
         cluster.required(place)
         cluster.parts(wish.head)
         return 0
     with held.held() as lock:
-        return together.follow(place, wish, floor, lock, asked, log, wish.patience or resolve.PATIENCE)
+        return together.follow(
+            place, wish, floor, lock, asked, log, wish.patience or resolve.PATIENCE
+        )

@@ -1,4 +1,7 @@
-"""``sparkwright uninstall``: what `install` put into an environment leaves it again, and nothing else does."""
+"""
+``sparkwright uninstall``: what `install` put into an environment leaves it again, and nothing else
+does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from sparkwright.release.client import back
 def run(session: Outside, arguments: argparse.Namespace) -> int:
     """Remove the set of the environment ``--into``, its caches and its records."""
     gone = back.uninstall(session, environments.chosen(arguments.into))
-    rows = [[what, environments.few(names)] for what, names in (("removed", gone.removed), ("kept", gone.kept)) if names]
+    rows = [
+        [what, environments.few(names)]
+        for what, names in (("removed", gone.removed), ("kept", gone.kept))
+        if names
+    ]
     console.table(f"{gone.name} is uninstalled", ["", "packages"], rows, result=True)
     console.document({"uninstalled": gone})
     return 0

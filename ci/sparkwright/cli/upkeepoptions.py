@@ -1,4 +1,6 @@
-"""Options of the verbs that keep a stack up to date: pick, bisect, drift, rebase, export and bump."""
+"""
+Options of the verbs that keep a stack up to date: pick, bisect, drift, rebase, export and bump.
+"""
 
 from __future__ import annotations
 
@@ -123,9 +125,13 @@ def _bisect(verb: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="with --run: ask again what an earlier search asked"
     )
     verb.add_argument(
-        "--run", nargs=argparse.REMAINDER, default=[], metavar="COMMAND",
-        help="search by the exit status of this command and its arguments, which come last: 0 good, 125 no answer, else bad",
-    )  # fmt: skip
+        "--run",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="COMMAND",
+        help="search by the exit status of this command and its arguments, which come last: 0 "
+        "good, 125 no answer, else bad",
+    )
 
 
 def _drift(verb: argparse.ArgumentParser) -> None:

@@ -1,4 +1,7 @@
-"""``sparkwright verify RECIPE``: measure what others published on this machine, and say whether it holds here."""
+"""
+``sparkwright verify RECIPE``: measure what others published on this machine, and say whether it
+holds here.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,44 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     result = answer.result()
     terminal.show(result)
     found = claims.held(recipe, result, answer.policy.claim)
-    rows = [[one.cell, one.metric, one.published, one.measured, one.agreement, one.source] for one in found]
-    console.table(f"{recipe.name}: what others published", ["cell", "metric", "published", "here", "", "source"], rows, result=True)
+    rows = [
+        [one.cell, one.metric, one.published, one.measured, one.agreement, one.source]
+        for one in found
+    ]
+    console.table(
+        f"{recipe.name}: what others published",
+        ["cell", "metric", "published", "here", "", "source"],
+        rows,
+        result=True,
+    )
     path = measuring.keep(session, result)
-    console.document({"result": msgspec.to_builtins(result), "claims": msgspec.to_builtins(found), "file": str(path)})
+    console.document(
+        {
+            "result": msgspec.to_builtins(result),
+            "claims": msgspec.to_builtins(found),
+            "file": str(path),
+        }
+    )
     if result.state == "invalid":
-        raise GateError("measurement-invalid", f"{recipe.name} was not measured to the end.", details=[result.says])
+        raise GateError(
+            "measurement-invalid",
+            f"{recipe.name} was not measured to the end.",
+            details=[result.says],
+        )
     if not found:
         raise GateError(
-            "gate-not-run", f"Nobody published a figure of {recipe.name} that could be held against this.", details=[f"result: {path}"]
+            "gate-not-run",
+            f"Nobody published a figure of {recipe.name} that could be held against this.",
+            details=[f"result: {path}"],
         )
-    for agreement, words, reference in (("slower", "not reached here", "gate-failed"), ("open", "undecided here", "gate-inconclusive")):
+    for agreement, words, reference in (
+        ("slower", "not reached here", "gate-failed"),
+        ("open", "undecided here", "gate-inconclusive"),
+    ):
         if worse := [f"{one.cell}: {one.says}" for one in found if one.agreement == agreement]:
-            raise GateError(reference, f"{len(worse)} of {len(found)} published figures are {words}.", details=worse)
+            raise GateError(
+                reference,
+                f"{len(worse)} of {len(found)} published figures are {words}.",
+                details=worse,
+            )
     return 0

@@ -11,4 +11,6 @@ from sparkwright.release.publish import changes
 
 def run(session: Session, arguments: argparse.Namespace) -> int:
     """Stop offering a release, with the reason; its files stay."""
-    return publishing.show(changes.yank(publishing.publisher(session, arguments), arguments.release, arguments.reason))
+    return publishing.show(
+        changes.yank(publishing.publisher(session, arguments), arguments.release, arguments.reason)
+    )

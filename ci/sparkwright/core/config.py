@@ -1,4 +1,7 @@
-"""The user's configuration: ``config.yaml`` in the platform's folder, or the file that ``SPARKWRIGHT_CONFIG`` names."""
+"""
+The user's configuration: ``config.yaml`` in the platform's folder, or the file that
+``SPARKWRIGHT_CONFIG`` names.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tool: ``auto`` takes ccache where it is installed, ``ccache`` fails without it.
-        remote: Address of a cache that machines share (``redis://…``, ``http://…``, ``s3://bucket/prefix?endpoint=…&region=…``),
+        remote: Address of a cache that machines share (``redis://…``, ``http://…``,
+            ``s3://bucket/prefix?endpoint=…&region=…``),
             without secrets.
         size: The most that the local cache may hold, as ccache spells it.
     """
@@ -59,7 +63,8 @@ def config() -> Config:
 
 def mirror_map(options: list[str]) -> dict[str, str]:
     """
-    Return the mirrors of the user's configuration and of the ``--mirror URL=REPLACEMENT`` *options*, which come first.
+    Return the mirrors of the user's configuration and of the ``--mirror URL=REPLACEMENT``
+    *options*, which come first.
 
     Raises:
         usage: An option has no ``=`` or an empty side.

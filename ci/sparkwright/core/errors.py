@@ -222,7 +222,8 @@ class PythonError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "environment-unusable": Advice(
-            "The folder is no Python environment that this user may change, or it holds other releases of what is to be installed.",
+            "The folder is no Python environment that this user may change, or it holds other "
+            "releases of what is to be installed.",
             "Name a virtual environment of your own with --into, such as `uv venv` makes.",
         ),
     }
@@ -233,15 +234,18 @@ class WheelError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "wheel-invalid": Advice(
-            "The wheel is damaged or is not what its name says; its RECORD and its members disagree.",
+            "The wheel is damaged or is not what its name says; its RECORD and its members "
+            "disagree.",
             "Remove it and fetch or build it again.",
         ),
         "wheel-mismatch": Advice(
-            "What the wheel says of itself inside (METADATA, WHEEL, RECORD, its SBOM) is not what its file name or its bytes say.",
+            "What the wheel says of itself inside (METADATA, WHEEL, RECORD, its SBOM) is not "
+            "what its file name or its bytes say.",
             "Build it again; do not rename wheels or edit them by hand.",
         ),
         "wheel-unsafe": Advice(
-            "The archive holds a name that leaves its folder, twice the same name, a link, or more than it admits to.",
+            "The archive holds a name that leaves its folder, twice the same name, a link, or "
+            "more than it admits to.",
             "Do not install it by other means. Report it to whoever made it.",
         ),
     }

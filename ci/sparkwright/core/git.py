@@ -31,13 +31,15 @@ _KEPT = frozenset(
 )
 
 _CONFIG = {
-    "core.attributesFile": os.devnull,  # `*.py diff=python`, say, would change the headings of hunks
+    # `*.py diff=python`, say, would change the headings of hunks
+    "core.attributesFile": os.devnull,
     "core.autocrlf": "false",  # bytes are what the lock names
     "core.fsync": "all",  # a tree that a record names must survive a power cut
     "core.untrackedCache": "false",
     "gc.auto": "0",  # trees have no commit that would keep them from collection
     "protocol.ext.allow": "never",  # an ext:: url runs a command
-    "transfer.fsckObjects": "false",  # historic commits of the upstreams fail it; ids are compared instead
+    # historic commits of the upstreams fail it; ids are compared instead
+    "transfer.fsckObjects": "false",
     "advice.detachedHead": "false",
     "init.defaultBranch": "main",
     # A host that accepts the connection and says nothing.
@@ -59,10 +61,25 @@ REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 #: they may outlive a killed run. All others
 #: die with it, or they would write under the lock of the next one. That costs a fork of the whole
 #: process in place of a spawn.
-_HARMLESS = frozenset({
-    "apply", "cat-file", "diff-tree", "for-each-ref", "hash-object", "log", "ls-files", "ls-tree", "merge-base", "patch-id", "range-diff",
-    "rev-list", "rev-parse", "update-index", "write-tree",
-})  # fmt: skip
+_HARMLESS = frozenset(
+    {
+        "apply",
+        "cat-file",
+        "diff-tree",
+        "for-each-ref",
+        "hash-object",
+        "log",
+        "ls-files",
+        "ls-tree",
+        "merge-base",
+        "patch-id",
+        "range-diff",
+        "rev-list",
+        "rev-parse",
+        "update-index",
+        "write-tree",
+    }
+)
 
 #: Phase, how many are done, and of how many.
 OnProgress = Callable[[str, int, int], None]
@@ -136,9 +153,15 @@ def run(
                 status, out = child.proc.wait(), b""
             else:
                 status, out, err = layer.execute(
-                    command, istream=source, env=environment, with_extended_output=True, with_exceptions=False,
-                    stdout_as_string=False, strip_newline_in_stdout=False, kill_after_timeout=timeout,
-                )  # fmt: skip
+                    command,
+                    istream=source,
+                    env=environment,
+                    with_extended_output=True,
+                    with_exceptions=False,
+                    stdout_as_string=False,
+                    strip_newline_in_stdout=False,
+                    kill_after_timeout=timeout,
+                )
         except Exception as error:
             if isinstance(error, FileNotFoundError) or type(error).__name__ == "GitCommandNotFound":
                 raise CommandError("tool-missing", "git is not installed.") from error

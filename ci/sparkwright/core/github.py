@@ -214,10 +214,15 @@ class GitHub:
         # Before the merge, merge_commit_sha is a trial merge of GitHub's own.
         merge = (pull.merge_commit_sha or "") if pull.merged else ""
         return PullRequest(
-            number, self.shown(pull.title, 300), pull.user.login if pull.user else "ghost",
-            "merged" if pull.merged else pull.state, pull.head.sha, pull.base.ref, merge,
+            number,
+            self.shown(pull.title, 300),
+            pull.user.login if pull.user else "ghost",
+            "merged" if pull.merged else pull.state,
+            pull.head.sha,
+            pull.base.ref,
+            merge,
             pull.updated_at[:10],
-        )  # fmt: skip
+        )
 
     def send(self, method: str, path: str, what: str, record: object = None) -> Reply:
         """
@@ -236,12 +241,17 @@ class GitHub:
         """
         try:
             reply = http.request(
-                method, f"{self.address}{path}", token=self._token, headers=_HEADERS,
+                method,
+                f"{self.address}{path}",
+                token=self._token,
+                headers=_HEADERS,
                 seconds=self.patience,
-                data=None if record is None else msgspec.json.encode(record), busy=limited,
-                longest_wait=self.longest_wait, attempts=1 if method == "POST" else http.ATTEMPTS,
+                data=None if record is None else msgspec.json.encode(record),
+                busy=limited,
+                longest_wait=self.longest_wait,
+                attempts=1 if method == "POST" else http.ATTEMPTS,
                 redirects="same-host" if method == "GET" else "none",
-            )  # fmt: skip
+            )
         except HttpFailure as failure:
             details = [self.shown(str(failure), 300)]
             raise GitHubError(

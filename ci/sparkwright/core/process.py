@@ -102,8 +102,22 @@ def clean_environment(**extra: str) -> dict[str, str]:
     Args:
         extra: Variables to set; an empty value removes the variable.
     """
-    unwanted = ("PYTHONPATH", "PYTHONHOME", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CPATH", "NVCC_PREPEND_FLAGS",
-                "NVCC_APPEND_FLAGS", "TORCH_CUDA_ARCH_LIST", "CMAKE_ARGS", "CUDAARCHS", "MAKEFLAGS", "CMAKE_PREFIX_PATH")  # fmt: skip
+    unwanted = (
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "CFLAGS",
+        "CXXFLAGS",
+        "CUDAFLAGS",
+        "LDFLAGS",
+        "CPATH",
+        "NVCC_PREPEND_FLAGS",
+        "NVCC_APPEND_FLAGS",
+        "TORCH_CUDA_ARCH_LIST",
+        "CMAKE_ARGS",
+        "CUDAARCHS",
+        "MAKEFLAGS",
+        "CMAKE_PREFIX_PATH",
+    )
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment |= {"LC_ALL": "C.UTF-8", **extra}
     return {name: value for name, value in environment.items() if value}
@@ -146,9 +160,15 @@ def run(
         sink.flush()
         try:
             child = subprocess.Popen(
-                leashed(arguments, by=end_by, path=variables.get("PATH")), cwd=cwd, env=variables, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            )  # fmt: skip
+                leashed(arguments, by=end_by, path=variables.get("PATH")),
+                cwd=cwd,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
         except FileNotFoundError as error:
             raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
         assert child.stdout is not None
@@ -199,9 +219,15 @@ def output(
         # An interruption that comes while the program is being started leaves nobody who could end
         # it but the kernel.
         done = subprocess.run(
-            leashed(arguments, by=signal.SIGKILL, path=variables.get("PATH")), env=variables, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
-        )  # fmt: skip
+            leashed(arguments, by=signal.SIGKILL, path=variables.get("PATH")),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
     except subprocess.TimeoutExpired as error:

@@ -45,11 +45,14 @@ class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C w
         names: set[str] = set()
         for name, _ in node.value:
             problem = (
-                "merge keys are not allowed" if name.tag == "tag:yaml.org,2002:merge"
-                else "a key must be a plain value" if not isinstance(name, yaml.ScalarNode)
-                else f"key {name.value!r} appears twice" if name.value in names
+                "merge keys are not allowed"
+                if name.tag == "tag:yaml.org,2002:merge"
+                else "a key must be a plain value"
+                if not isinstance(name, yaml.ScalarNode)
+                else f"key {name.value!r} appears twice"
+                if name.value in names
                 else ""
-            )  # fmt: skip
+            )
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
             names.add(name.value)

@@ -1,8 +1,9 @@
 """
 What the demo's stack needs beside the upstreams: a package index, on a loopback address.
 
-The index offers the official wheel of mini vLLM as its release would have it: the libraries inside are compiled from the
-unpatched tree for 12.0f, which is what a release makes for every card of the family.
+The index offers the official wheel of mini vLLM as its release would have it: the libraries inside
+are compiled from the unpatched tree for 12.0f, which is what a release makes for every card of the
+family.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ LIBRARIES = {
 #: The library that an external project would have made; a graft leaves it as it is.
 EXTERNAL = "_big_C"
 
-#: Stripped, because nvcc leaves names with its process id in the symbol table; without them the wheel is the same each time.
+#: Stripped, because nvcc leaves names with its process id in the symbol table; without them the
+#: wheel is the same each time.
 FLAGS = (
     "-shared",
     "-O3",
@@ -57,7 +59,15 @@ def tag(machine: str = "") -> str:
 
 
 def write_base_wheel(
-    folder: Path, tree: Path, headers: Path, *, nvcc: Path, env: Mapping[str, str], scratch: Path, machine: str = "", compiler: str = ""
+    folder: Path,
+    tree: Path,
+    headers: Path,
+    *,
+    nvcc: Path,
+    env: Mapping[str, str],
+    scratch: Path,
+    machine: str = "",
+    compiler: str = "",
 ) -> Path:
     """
     Compile the libraries of mini vLLM and write its official wheel to *folder*.
@@ -73,27 +83,59 @@ def write_base_wheel(
     Raises:
         compile-failed: nvcc refused a source.
     """
-    sources = {library: sorted(path for pattern in patterns for path in tree.glob(pattern)) for library, patterns in LIBRARIES.items()}
+    sources = {
+        library: sorted(path for pattern in patterns for path in tree.glob(pattern))
+        for library, patterns in LIBRARIES.items()
+    }
     sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
-    includes = [f"-I{path}" for path in (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")]
+    includes = [
+        f"-I{path}"
+        for path in (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
+    ]
     scratch.mkdir(parents=True, exist_ok=True)
 
     def build(library: str) -> Path:
         made = scratch / f"{library}.abi3.so"
-        command: list[str | Path] = [nvcc, *FLAGS, *([f"-ccbin={compiler}"] if compiler else ()), *includes, "-o", made, *sources[library]]
-        process.run(command, log=scratch / f"{library}.log", env=env, failure=partial(BuildError, "compile-failed"))
+        command: list[str | Path] = [
+            nvcc,
+            *FLAGS,
+            *([f"-ccbin={compiler}"] if compiler else ()),
+            *includes,
+            "-o",
+            made,
+            *sources[library],
+        ]
+        process.run(
+            command,
+            log=scratch / f"{library}.log",
+            env=env,
+            failure=partial(BuildError, "compile-failed"),
+        )
         return made
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         libraries = list(pool.map(build, sources))
-    members = {f"{PACKAGE}/{path.relative_to(tree / PACKAGE)}": path.read_bytes() for path in sorted((tree / PACKAGE).rglob("*.py"))}
+    members = {
+        f"{PACKAGE}/{path.relative_to(tree / PACKAGE)}": path.read_bytes()
+        for path in sorted((tree / PACKAGE).rglob("*.py"))
+    }
     members |= {f"{PACKAGE}/{library.name}": library.read_bytes() for library in libraries}
     info = f"{PACKAGE}-{VERSION}.dist-info"
-    described = {"Metadata-Version": "2.4", "Name": NAME, "Version": VERSION, "Requires-Python": ">=3.9", "License-File": "LICENSE"}
+    described = {
+        "Metadata-Version": "2.4",
+        "Name": NAME,
+        "Version": VERSION,
+        "Requires-Python": ">=3.9",
+        "License-File": "LICENSE",
+    }
     members |= {
-        f"{info}/METADATA": "".join(f"{field}: {value}\n" for field, value in described.items()).encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: false\nTag: {tag(machine)}\n".encode(),
-        f"{info}/entry_points.txt": f"[console_scripts]\n{NAME} = {PACKAGE}.__main__:main\n".encode(),
+        f"{info}/METADATA": "".join(
+            f"{field}: {value}\n" for field, value in described.items()
+        ).encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: "
+        f"false\nTag: {tag(machine)}\n".encode(),
+        f"{info}/entry_points.txt": f"[console_scripts]\n{NAME} = "
+        f"{PACKAGE}.__main__:main\n".encode(),
         f"{info}/licenses/LICENSE": (tree / "LICENSE").read_bytes(),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,12 +160,18 @@ def _unpadded(data: bytes) -> str:
 
 
 def write_index(root: Path, wheel: Path) -> None:
-    """Write a simple index (PEP 503) that offers *wheel*, which lies below *root*, and nothing else."""
+    """
+    Write a simple index (PEP 503) that offers *wheel*, which lies below *root*, and nothing else.
+    """
     page = root / "simple" / NAME / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     place = f"../../{wheel.relative_to(root)}#sha256={digest.sha256_file(wheel)}"
-    page.write_text(f'<!DOCTYPE html>\n<html><body><a href="{place}">{wheel.name}</a></body></html>\n', "utf-8")
-    (root / "simple" / "index.html").write_text(f'<!DOCTYPE html>\n<html><body><a href="{NAME}/">{NAME}</a></body></html>\n', "utf-8")
+    page.write_text(
+        f'<!DOCTYPE html>\n<html><body><a href="{place}">{wheel.name}</a></body></html>\n', "utf-8"
+    )
+    (root / "simple" / "index.html").write_text(
+        f'<!DOCTYPE html>\n<html><body><a href="{NAME}/">{NAME}</a></body></html>\n', "utf-8"
+    )
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -133,8 +181,12 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serve the files of *folder* on a free loopback port while the block runs, and yield the address."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
+    """
+    Serve the files of *folder* on a free loopback port while the block runs, and yield the address.
+    """
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

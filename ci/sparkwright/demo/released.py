@@ -1,7 +1,8 @@
 """
 The demo's second half: gate, publish, install as a user would, and serve from what was installed.
 
-The index lies in a folder and is served on loopback; the installer reads it over HTTP, and has nothing of the publisher but the public key.
+The index lies in a folder and is served on loopback; the installer reads it over HTTP, and has
+nothing of the publisher but the public key.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner
 from sparkwright.release.signing.trust import Trust
 
-#: Where the index says that it is served; nobody answers there, so that the demo leans on nothing but what it serves itself.
+#: Where the index says that it is served; nobody answers there, so that the demo leans on nothing
+#: but what it serves itself.
 URL = "https://releases.example/"
 
 
@@ -44,12 +46,18 @@ def place(session: Session) -> Path:
 def write_policy(session: Session) -> None:
     """State the Python of this machine in the release policy: a matched set holds for one."""
     path = session.project.root / "ci" / "release.yaml"
-    path.write_text(path.read_text("utf-8").replace("PYTHON", f"{sys.version_info[0]}.{sys.version_info[1]}"), "utf-8")
+    path.write_text(
+        path.read_text("utf-8").replace("PYTHON", f"{sys.version_info[0]}.{sys.version_info[1]}"),
+        "utf-8",
+    )
 
 
 def wheels(session: Session) -> tuple[Path, ...]:
     """Return the wheels in ``dist``, beside which verdicts lie."""
-    return tuple(session.output / pipeline.path_of(session, pipeline.build(session, fork)).name for fork in session.forks)
+    return tuple(
+        session.output / pipeline.path_of(session, pipeline.build(session, fork)).name
+        for fork in session.forks
+    )
 
 
 def gated(session: Session) -> str:
@@ -59,13 +67,20 @@ def gated(session: Session) -> str:
         inputs = Inputs(wheel=path)
         with Ready(session, inputs, lambda one: audit.audited(session, one), facts) as ready:
             made = ladder.climb(
-                [ready.rung(name) for name in ("G0", "G2")], stack=session.project.stack, wheel=wheel_reader.subject(path),
+                [ready.rung(name) for name in ("G0", "G2")],
+                stack=session.project.stack,
+                wheel=wheel_reader.subject(path),
                 device_code=ready.device_code, host=facts,
             )  # fmt: skip
         gate.keep(session, made)
         said.append(made.verdicts[0].state)
     if set(said) != {"pass"}:
-        raise CommandError("command-failed", "G0 does not pass for every wheel of the demo.", details=said, todo="Please report this.")
+        raise CommandError(
+            "command-failed",
+            "G0 does not pass for every wheel of the demo.",
+            details=said,
+            todo="Please report this.",
+        )
     return f"G0 passes for {len(said)} wheels; G2 is {made.verdicts[1].state} without a GB10"
 
 
@@ -76,14 +91,22 @@ def publish(session: Session, channel: Channel | None) -> Published:
         keys.make(secret)
     signer = KeySigner.load(secret)
     policy = policies.load(session.project.root)
-    who = Publisher(session, place(session) / "releases", signer, Trust((signer.public,), said="the demo"), policy)
+    who = Publisher(
+        session,
+        place(session) / "releases",
+        signer,
+        Trust((signer.public,), said="the demo"),
+        policy,
+    )
     return sequence.publish(who, Asked(wheels(session), channel, url=URL, reason="the demo"))
 
 
 def published(session: Session) -> str:
     """Publish as a candidate, and say what is missing."""
     done = publish(session, "candidate")
-    missing = sorted({f"{one.rung} {one.state}" for lacks in done.missing.values() for one in lacks})
+    missing = sorted(
+        {f"{one.rung} {one.state}" for lacks in done.missing.values() for one in lacks}
+    )
     return f"{done.release} with {len(done.sent)} files, labelled: {', '.join(missing)}"
 
 
@@ -92,26 +115,49 @@ def installed(session: Session, tools: Toolchain) -> str:
     from uv import find_uv_bin
 
     folder, log = place(session) / "user", session.store.folder("logs") / "install.log"
-    env = process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(place(session) / "uv"))
-    process.run([find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder], log=log, env=env)
+    env = process.clean_environment(
+        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(place(session) / "uv")
+    )
+    process.run(
+        [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder],
+        log=log,
+        env=env,
+    )
     with base.serve(place(session) / "releases") as address:
-        wish = Wish(index=f"{address}/", keys=(place(session) / "release.key.pub",), signed_for=URL, channel="candidate")
-        # The demo's indexes have one address and new keys each time, which a machine that remembers would rightly refuse.
+        wish = Wish(
+            index=f"{address}/",
+            keys=(place(session) / "release.key.pub",),
+            signed_for=URL,
+            channel="candidate",
+        )
+        # The demo's indexes have one address and new keys each time, which a machine that remembers
+        # would rightly refuse.
         outside = Outside(session.store, state=place(session) / "state")
         first, again = (install.install(outside, folder, wish) for _ in range(2))
     if (first.state, again.state) != ("installed", "there already"):
-        raise CommandError("command-failed", "The demo's installation is not what it should be.", details=[first.state, again.state])
+        raise CommandError(
+            "command-failed",
+            "The demo's installation is not what it should be.",
+            details=[first.state, again.state],
+        )
     return f"{len(first.came)} packages, verified; again: {again.state}"
 
 
 def served(session: Session) -> str:
-    """Serve the toy through the installed wheel, and hold its words against those that its weights stand for."""
+    """
+    Serve the toy through the installed wheel, and hold its words against those that its weights
+    stand for.
+    """
     model = toy.write(place(session) / "toy")
     log = session.store.folder("logs") / "toy.log"
     with toy.serving([place(session) / "user" / "bin" / "mini-vllm"], model, log) as url:
         said = {toy.ask(url, toy.PROMPT, stream=stream) for stream in (False, True)}
     if said != {toy.expected(model, toy.PROMPT)}:
-        raise CommandError("command-failed", "The installed wheel serves other words than the weights stand for.", details=sorted(said))
+        raise CommandError(
+            "command-failed",
+            "The installed wheel serves other words than the weights stand for.",
+            details=sorted(said),
+        )
     return f"{toy.PROMPT!r} → {said.pop()[:40]!r}…"
 
 
@@ -125,5 +171,8 @@ def removed(session: Session) -> str:
         if error.reference != "nothing-installed":
             raise
         return f"{len(gone.removed)} packages removed"
-    raise CommandError("command-failed", "An environment with nothing installed has something to go back to.", todo="Please report this.")
-
+    raise CommandError(
+        "command-failed",
+        "An environment with nothing installed has something to go back to.",
+        todo="Please report this.",
+    )

@@ -1,9 +1,10 @@
 """
 The model-shaped toy that the demo serves through the installed wheel, and what it must answer.
 
-Two layers of NVFP4 weights have learnt one text by heart: which word follows a word, and which follows the word before it. The expected
-answer is computed here from the file alone, with tables of E2M1 and E4M3 of its own, and without a line of the package under test.
-Only if scales, codes and the choice of the largest scale are right do the words come out right; a wrong one repeats itself.
+Two layers of NVFP4 weights have learnt one text by heart: which word follows a word, and which
+follows the word before it. The expected answer is computed here from the file alone, with tables of
+E2M1 and E4M3 of its own, and without a line of the package under test. Only if scales, codes and
+the choice of the largest scale are right do the words come out right; a wrong one repeats itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.forks.errors import SourceError
 
-TEXT = "a wheel is only as good as its proof . so every patch says why it exists , each kernel shows what it does and the reader decides ."
+TEXT = (
+    "a wheel is only as good as its proof . so every patch says why it exists , each kernel "
+    "shows what it does and the reader decides ."
+)
 PROMPT, ANSWER = "A wheel", TEXT.removeprefix("a wheel ")
 END, UNKNOWN = "<end>", "<unknown>"
 
@@ -44,17 +48,40 @@ def write(folder: Path) -> Path:
     """Write the model to *folder*, and return it; the same bytes each time."""
     words = [*dict.fromkeys(re.findall(r"\S+", TEXT)), END, UNKNOWN]
     learnt = [words.index(word) for word in [*TEXT.split(), END]]
-    tensors = {"bias": ("F32", [len(words)], struct.pack(f"<{len(words)}f", _HEAD_START, *[0.0] * (len(words) - 1)))}
+    tensors = {
+        "bias": (
+            "F32",
+            [len(words)],
+            struct.pack(f"<{len(words)}f", _HEAD_START, *[0.0] * (len(words) - 1)),
+        )
+    }
     for layer, scale in enumerate(_GLOBAL):
         pairs = set(zip(learnt, learnt[layer + 1 :], strict=False))
-        rows = [_row([(_LEARNT if (row, to) in pairs else _OTHER)[layer] for to in range(len(words))]) for row in range(len(words))]
+        rows = [
+            _row([(_LEARNT if (row, to) in pairs else _OTHER)[layer] for to in range(len(words))])
+            for row in range(len(words))
+        ]
         blocks = len(rows[0][1])
         tensors |= {
-            f"layers.{layer}.weight": ("U8", [len(words), blocks * _BLOCK // 2], b"".join(codes for codes, _ in rows)),
-            f"layers.{layer}.weight_scale": ("F8_E4M3", [len(words), blocks], b"".join(scales for _, scales in rows)),
+            f"layers.{layer}.weight": (
+                "U8",
+                [len(words), blocks * _BLOCK // 2],
+                b"".join(codes for codes, _ in rows),
+            ),
+            f"layers.{layer}.weight_scale": (
+                "F8_E4M3",
+                [len(words), blocks],
+                b"".join(scales for _, scales in rows),
+            ),
             f"layers.{layer}.weight_scale_2": ("F32", [1], struct.pack("<f", scale)),
         }
-    config = {"model_type": "mini", "layers": len(_GLOBAL), "words": words, "end": END, "unknown": UNKNOWN}
+    config = {
+        "model_type": "mini",
+        "layers": len(_GLOBAL),
+        "words": words,
+        "end": END,
+        "unknown": UNKNOWN,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
     (folder / "model.safetensors").write_bytes(_file(tensors))
@@ -62,15 +89,25 @@ def write(folder: Path) -> Path:
 
 
 def _row(values: Sequence[float]) -> tuple[bytes, bytes]:
-    """Return *values* as packed codes and scales, a block of sixteen at a time; each value must be one that they can hold."""
+    """
+    Return *values* as packed codes and scales, a block of sixteen at a time; each value must be one
+    that they can hold.
+    """
     padded = [*values, *[0.0] * (-len(values) % _BLOCK)]
     codes, scales = bytearray(), bytearray()
     for start in range(0, len(padded), _BLOCK):
         block = padded[start : start + _BLOCK]
-        # The lowest power of two with which the largest is not above 6; E4M3 has it without mantissa.
-        power = next(power for power in range(-6, 9) if max(map(abs, block)) <= _E2M1[-1] * 2.0**power)
-        numbers = [_E2M1.index(abs(value) / 2.0**power) | (8 if value < 0 else 0) for value in block]
-        codes += bytes(low | high << 4 for low, high in zip(numbers[::2], numbers[1::2], strict=True))
+        # The lowest power of two with which the largest is not above 6; E4M3 has it without
+        # mantissa.
+        power = next(
+            power for power in range(-6, 9) if max(map(abs, block)) <= _E2M1[-1] * 2.0**power
+        )
+        numbers = [
+            _E2M1.index(abs(value) / 2.0**power) | (8 if value < 0 else 0) for value in block
+        ]
+        codes += bytes(
+            low | high << 4 for low, high in zip(numbers[::2], numbers[1::2], strict=True)
+        )
         scales.append(power + 7 << 3)
     return bytes(codes), bytes(scales)
 
@@ -79,7 +116,11 @@ def _file(tensors: Mapping[str, tuple[str, list[int], bytes]]) -> bytes:
     """Return *tensors* (type, shape, bytes) as a safetensors file."""
     header, body = {}, b""
     for name, (kind, shape, data) in tensors.items():
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        header[name] = {
+            "dtype": kind,
+            "shape": shape,
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
         body += data
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -87,7 +128,10 @@ def _file(tensors: Mapping[str, tuple[str, list[int], bytes]]) -> bytes:
 
 
 def expected(folder: Path, prompt: str, most: int = 64) -> str:
-    """Return what the model in *folder* writes after *prompt*: at most so many words, the one with the highest score each time."""
+    """
+    Return what the model in *folder* writes after *prompt*: at most so many words, the one with the
+    highest score each time.
+    """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     data = (folder / "model.safetensors").read_bytes()
     (length,) = struct.unpack_from("<Q", data)
@@ -95,16 +139,27 @@ def expected(folder: Path, prompt: str, most: int = 64) -> str:
     words: list[str] = config["words"]
     raw = {name: body[slice(*one["data_offsets"])] for name, one in header.items()}
     bias = struct.unpack(f"<{len(words)}f", raw["bias"])
-    scales = [struct.unpack("<f", raw[f"layers.{layer}.weight_scale_2"])[0] for layer in range(config["layers"])]
-    tables = [_table(raw[f"layers.{layer}.weight"], raw[f"layers.{layer}.weight_scale"], len(words)) for layer in range(len(scales))]
+    scales = [
+        struct.unpack("<f", raw[f"layers.{layer}.weight_scale_2"])[0]
+        for layer in range(config["layers"])
+    ]
+    tables = [
+        _table(raw[f"layers.{layer}.weight"], raw[f"layers.{layer}.weight_scale"], len(words))
+        for layer in range(len(scales))
+    ]
     written = [
-        words.index(word) if word in words else words.index(config["unknown"]) for word in re.findall(r"\w+|[^\w\s]", prompt.lower())
+        words.index(word) if word in words else words.index(config["unknown"])
+        for word in re.findall(r"\w+|[^\w\s]", prompt.lower())
     ]
     answer: list[str] = []
     while len(answer) < most:
         near = written[::-1]
         scores = [
-            bias[to] + sum(table[one][to] * scale / max(scales) for table, one, scale in zip(tables, near, scales, strict=False))
+            bias[to]
+            + sum(
+                table[one][to] * scale / max(scales)
+                for table, one, scale in zip(tables, near, scales, strict=False)
+            )
             for to in range(len(words))
         ]
         best = scores.index(max(scores))
@@ -118,7 +173,10 @@ def expected(folder: Path, prompt: str, most: int = 64) -> str:
 def _table(codes: bytes, scales: bytes, count: int) -> list[list[float]]:
     """Return the numbers that NVFP4 blocks stand for: a row for each of *count* words."""
     nibbles = [nibble for byte in codes for nibble in (byte & 15, byte >> 4)]
-    values = [(-1 if nibble & 8 else 1) * _E2M1[nibble & 7] * _e4m3(scales[place // _BLOCK]) for place, nibble in enumerate(nibbles)]
+    values = [
+        (-1 if nibble & 8 else 1) * _E2M1[nibble & 7] * _e4m3(scales[place // _BLOCK])
+        for place, nibble in enumerate(nibbles)
+    ]
     width = len(values) // count
     return [values[start : start + width] for start in range(0, len(values), width)]
 
@@ -143,16 +201,23 @@ def ask(url: str, prompt: str, most: int = 64, *, stream: bool = False) -> str:
         reply = requests.post(f"{url}/v1/completions", json=question, timeout=(5, _SECONDS))
         reply.raise_for_status()
         lines = reply.text.splitlines() if stream else [f"data: {reply.text}"]
-        pieces = [json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
+        pieces = [
+            json.loads(line[6:])
+            for line in lines
+            if line.startswith("data: ") and line != "data: [DONE]"
+        ]
         return "".join(choice["text"] for piece in pieces for choice in piece["choices"]).strip()
     except (requests.RequestException, ValueError, LookupError, TypeError) as error:
-        raise SourceError("source-unreachable", f"The toy's server gave no completion: {error}") from error
+        raise SourceError(
+            "source-unreachable", f"The toy's server gave no completion: {error}"
+        ) from error
 
 
 @contextlib.contextmanager
 def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[str]:
     """
-    Serve the model in *folder* with the installed *program* (``bin/mini-vllm``) while the block runs, and yield the address.
+    Serve the model in *folder* with the installed *program* (``bin/mini-vllm``) while the block
+    runs, and yield the address.
 
     Args:
         log: Where it writes its complaints.
@@ -162,20 +227,30 @@ def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[
     """
     command = process.leashed([*program, "serve", folder, "--port", "0"])
     with log.open("wb") as sink:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sink, env=process.clean_environment())
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            env=process.clean_environment(),
+        )
         try:
             yield _address(child, log)
             child.send_signal(signal.SIGTERM)
             status = child.wait(_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise CommandError("command-failed", f"The toy's server did not end within {_SECONDS} s of SIGTERM.") from error
+            raise CommandError(
+                "command-failed", f"The toy's server did not end within {_SECONDS} s of SIGTERM."
+            ) from error
         finally:
             child.kill()
             child.wait()
             if child.stdout:
                 child.stdout.close()
     if status:
-        raise CommandError("command-failed", f"The toy's server ended with status {status}.", details=_tail(log))
+        raise CommandError(
+            "command-failed", f"The toy's server ended with status {status}.", details=_tail(log)
+        )
 
 
 def _address(child: subprocess.Popen[bytes], log: Path) -> str:
@@ -184,14 +259,20 @@ def _address(child: subprocess.Popen[bytes], log: Path) -> str:
     line = _line(child.stdout, time.monotonic() + _SECONDS)
     found = re.search(r"http://[0-9.]+:[0-9]+", line)
     if found is None:
-        raise CommandError("command-failed", "The toy's server did not come up.", details=[line, *_tail(log)])
+        raise CommandError(
+            "command-failed", "The toy's server did not come up.", details=[line, *_tail(log)]
+        )
     return found[0]
 
 
 def _line(stream: IO[Any], deadline: float) -> str:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        return stream.readline().decode("utf-8", "replace") if selector.select(max(0.0, deadline - time.monotonic())) else ""
+        return (
+            stream.readline().decode("utf-8", "replace")
+            if selector.select(max(0.0, deadline - time.monotonic()))
+            else ""
+        )
 
 
 def _tail(log: Path) -> list[str]:

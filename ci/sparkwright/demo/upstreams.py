@@ -1,9 +1,10 @@
 """
 The demo's upstreams: three small git repositories, made from the files beside this module.
 
-Names, dates and content are fixed, so the commit ids are the same on every machine. The history of ``vllm`` goes on after its
-tag, with the shapes that upkeep meets: a commit that touches a file that the series patches, a renamed file, and a pull request
-of two commits that reaches ``main`` as one. Its tree holds a file with CRLF line ends and a binary one.
+Names, dates and content are fixed, so the commit ids are the same on every machine. The history of
+``vllm`` goes on after its tag, with the shapes that upkeep meets: a commit that touches a file that
+the series patches, a renamed file, and a pull request of two commits that reaches ``main`` as one.
+Its tree holds a file with CRLF line ends and a binary one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ PULL_REQUEST = "refs/pull/7/head"
 
 #: Files that do not survive in a source tree whose line ends people and tools normalise.
 EXTRA: dict[str, dict[str, bytes]] = {
-    "vllm": {"docs/windows.txt": b"Not supported.\r\nUse Linux.\r\n", "docs/logo.bin": bytes(range(256)) * 4},
+    "vllm": {
+        "docs/windows.txt": b"Not supported.\r\nUse Linux.\r\n",
+        "docs/logo.bin": bytes(range(256)) * 4,
+    },
 }
 
 _MAINTAINER = "Upstream Maintainer <maintainer@upstream.example>"
@@ -103,7 +107,9 @@ def files(fork: str) -> dict[str, bytes]:
     """Return the tree of the tag of *fork*: path → bytes, in order."""
     root = SOURCES / fork
     # Whatever imports the shipped Python files leaves its byte code beside them.
-    paths = [path for path in root.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    paths = [
+        path for path in root.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    ]
     found = {str(path.relative_to(root)): path.read_bytes() for path in paths}
     return dict(sorted({**found, **EXTRA.get(fork, {})}.items()))
 
@@ -111,14 +117,31 @@ def files(fork: str) -> dict[str, bytes]:
 def _write_one(fork: str, path: Path) -> Upstream:
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    git.run(["init", "--quiet", "--bare", "--template=", "--initial-branch=main", "--object-format=sha1", "."], cwd=path)
+    git.run(
+        [
+            "init",
+            "--quiet",
+            "--bare",
+            "--template=",
+            "--initial-branch=main",
+            "--object-format=sha1",
+            ".",
+        ],
+        cwd=path,
+    )
     tag = TAGS[fork]
     commits = [_Commit("refs/heads/main", None, f"Release {tag.removeprefix('v')}\n", files(fork))]
     if fork == "vllm":
         commits += _later_commits(commits[0].files)
     git.run(["fast-import", "--quiet", "--done"], cwd=path, stdin=b"".join(_stream(commits, tag)))
-    listed = git.run(["for-each-ref", "--format=%(refname) %(objectname)"], cwd=path)[1].decode().splitlines()
-    named = git.run(["rev-parse", f"{tag}^{{commit}}", f"{tag}^{{tree}}"], cwd=path)[1].decode().split()
+    listed = (
+        git.run(["for-each-ref", "--format=%(refname) %(objectname)"], cwd=path)[1]
+        .decode()
+        .splitlines()
+    )
+    named = (
+        git.run(["rev-parse", f"{tag}^{{commit}}", f"{tag}^{{tree}}"], cwd=path)[1].decode().split()
+    )
     refs = dict(line.split(" ", 1) for line in listed)
     return Upstream(f"{HOST}{fork}.git", path, tag, named[0], named[1], refs)
 
@@ -132,8 +155,10 @@ def _later_commits(tagged: Mapping[str, bytes]) -> list[_Commit]:
     second = _edited({**tagged, **first}, _Edit(envs, '"1024"', '"2048"'), limits)
     return [
         _Commit(
-            "refs/heads/main", 0, "Keep the largest scale above zero\n\nA layer of zeros would divide by it.\n",
-            _edited(tagged, _Edit(scales, "return max(self.values)", "return max(*self.values, 2.0**-126)")),
+            "refs/heads/main", 0, "Keep the largest scale above zero\n\nA layer of zeros would "
+                "divide by it.\n",
+            _edited(tagged, _Edit(scales, "return max(self.values)", "return max(*self.values, "
+                "2.0**-126)")),
         ),
         _Commit(
             "refs/heads/main", 1, "Name the top-k unit for what it computes\n",
@@ -142,8 +167,10 @@ def _later_commits(tagged: Mapping[str, bytes]) -> list[_Commit]:
             renames=(("csrc/moe/topk.cu", "csrc/moe/topk_one.cu"),),
         ),
         _Commit(PULL_REQUEST, 0, "Limit the tokens of a batch\n", first, author=_CONTRIBUTOR),
-        _Commit(PULL_REQUEST, 3, "Double the limit, and write it down\n", second, author=_CONTRIBUTOR),
-        _Commit("refs/heads/main", 2, "Limit the tokens of a batch (#7)\n", {**first, **second}, author=_CONTRIBUTOR),
+        _Commit(PULL_REQUEST, 3, "Double the limit, and write it "
+            "down\n", second, author=_CONTRIBUTOR),
+        _Commit("refs/heads/main", 2, "Limit the tokens of a batch "
+            "(#7)\n", {**first, **second}, author=_CONTRIBUTOR),
     ]  # fmt: skip
 
 
@@ -152,13 +179,18 @@ def _edited(before: Mapping[str, bytes], *edits: _Edit) -> dict[str, bytes]:
     Return the files that *edits* change, whole.
 
     Raises:
-        file-invalid: A text to replace does not occur exactly once: the shipped file was changed without its history.
+        file-invalid: A text to replace does not occur exactly once: the shipped file was changed
+            without its history.
     """
     after: dict[str, bytes] = {}
     for edit in edits:
         text = after.get(edit.path, before.get(edit.path, b"")).decode()
         if edit.old and text.count(edit.old) != 1:
-            raise FileError("file-invalid", f"The demo's {edit.path} holds {edit.old!r} {text.count(edit.old)} times instead of once.")
+            raise FileError(
+                "file-invalid",
+                f"The demo's {edit.path} holds {edit.old!r} {text.count(edit.old)} times instead "
+                f"of once.",
+            )
         after[edit.path] = (text.replace(edit.old, edit.new) if edit.old else edit.new).encode()
     return after
 
@@ -167,7 +199,10 @@ def _stream(commits: Iterable[_Commit], tag: str) -> Iterable[bytes]:
     """Yield the input of git fast-import."""
     for number, commit in enumerate(commits):
         when = f"{_EPOCH + number * 3600} +0000"
-        yield f"commit {commit.ref}\nmark :{number + 1}\nauthor {commit.author} {when}\ncommitter {_MAINTAINER} {when}\n".encode()
+        yield (
+            f"commit {commit.ref}\nmark :{number + 1}\nauthor {commit.author} "
+            f"{when}\ncommitter {_MAINTAINER} {when}\n"
+        ).encode()
         yield _data(commit.message.encode())
         if commit.parent is not None:
             yield f"from :{commit.parent + 1}\n".encode()
@@ -176,7 +211,11 @@ def _stream(commits: Iterable[_Commit], tag: str) -> Iterable[bytes]:
         for path, content in commit.files.items():
             yield f"M {git.REGULAR} inline {path}\n".encode() + _data(content)
         yield b"\n"
-    yield f"tag {tag}\nfrom :1\ntagger {_MAINTAINER} {_EPOCH} +0000\n".encode() + _data(f"{tag}\n".encode()) + b"done\n"
+    yield (
+        f"tag {tag}\nfrom :1\ntagger {_MAINTAINER} {_EPOCH} +0000\n".encode()
+        + _data(f"{tag}\n".encode())
+        + b"done\n"
+    )
 
 
 def _data(content: bytes) -> bytes:

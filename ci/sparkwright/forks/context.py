@@ -22,7 +22,8 @@ class StandaloneContext:
     A run that needs no checkout (see `RunContext`).
 
     Attributes:
-        state: Folder of the records of known indexes; None for the user's own (`release.manifest.seen`).
+        state: Folder of the records of known indexes; None for the user's own
+            (`release.manifest.seen`).
     """
 
     store: Store
@@ -48,12 +49,12 @@ class RunContext:
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.
         without: Names of arch rules to leave out, to see what they do.
-        targets: CMake targets to compile in place of those of the stack; ``all`` stands for every one.
-        output: Where finished wheels go.
-        target: The machine that wheels are made for; empty for this one.
-        cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles every unit.
-        unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for the default.
-        silent: Hosts that did not answer in this run, and are not waited for again.
+        targets: CMake targets to compile in place of those of the stack; ``all`` stands for every
+            one. output: Where finished wheels go. target: The machine that wheels are made for;
+            empty for this one. cached: Take units from the compiler cache; a rebuild that is
+            compared with a wheel compiles every unit. unit_timeout: Seconds after which a compiler
+            that uses no CPU hangs; 0 for the default. silent: Hosts that did not answer in this
+            run, and are not waited for again.
     """
 
     project: Project
@@ -99,7 +100,10 @@ class RunContext:
         return self.machine != platform.machine()
 
     def named(self, name: str) -> str:
-        """Return *name* of a record or folder, with the machine where that is another than this one: the two must not be mixed."""
+        """
+        Return *name* of a record or folder, with the machine where that is another than this one:
+        the two must not be mixed.
+        """
         return f"{name}-{self.machine}" if self.cross else name
 
     def mirrored(self, url: str) -> str:

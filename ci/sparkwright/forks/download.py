@@ -1,4 +1,6 @@
-"""Downloads that resume, are verified before they count, and keep what arrived when they break off."""
+"""
+Downloads that resume, are verified before they count, and keep what arrived when they break off.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ def path_of(store: Store, sha256: str, filename: str) -> Path:
     return store.root / "downloads" / sha256 / filename
 
 
-def obtain(store: Store, project: str, filename: str, sha256: str, *, offline: bool = False) -> Path:
+def obtain(
+    store: Store, project: str, filename: str, sha256: str, *, offline: bool = False
+) -> Path:
     """
-    Return the path of *filename* of *project* with the given *sha256*, downloading it when the store has none.
+    Return the path of *filename* of *project* with the given *sha256*, downloading it when the
+    store has none.
 
     Raises:
         offline: It is not in the store and *offline* is set.
@@ -79,4 +84,6 @@ def _resume(url: str, partial: Path) -> None:
     except HttpFailure as failure:
         present = partial.stat().st_size if partial.exists() else 0
         details = [str(failure), f"kept: {present} bytes in {partial}"]
-        raise SourceError("source-unreachable", f"{name} cannot be downloaded.", details=details) from failure
+        raise SourceError(
+            "source-unreachable", f"{name} cannot be downloaded.", details=details
+        ) from failure

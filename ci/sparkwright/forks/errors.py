@@ -13,11 +13,14 @@ class SourceError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "declaration-unsafe": Advice(
-            "A file of the tree names a source in a way that no project needs: an option or a program as its address, or two at once.",
-            "Do not fetch it by other means. Look at the file, and at who changed it, with the upstream project.",
+            "A file of the tree names a source in a way that no project needs: an option or a "
+            "program as its address, or two at once.",
+            "Do not fetch it by other means. Look at the file, and at who changed it, with the "
+            "upstream project.",
         ),
         "mirror-damaged": Advice(
-            "A file of the upstream's copy in the cache directory was lost or changed: a disk with faults, or somebody's clearing up.",
+            "A file of the upstream's copy in the cache directory was lost or changed: a disk "
+            "with faults, or somebody's clearing up.",
             "Remove the mirror's folder; the next run fetches it again.",
         ),
         "not-provided": Advice(
@@ -30,20 +33,27 @@ class SourceError(SparkwrightError):
             exit_code=5,
         ),
         "source-mismatch": Advice(
-            "The bytes that arrived are not the bytes that the lock names: a replaced release, a broken mirror, or tampering.",
-            "Do not build from it. Compare both values with the upstream project; change the lock only by `sparkwright lock`.",
+            "The bytes that arrived are not the bytes that the lock names: a replaced release, a "
+            "broken mirror, or tampering.",
+            "Do not build from it. Compare both values with the upstream project; change the "
+            "lock only by `sparkwright lock`.",
         ),
         "source-unlocked": Advice(
-            "The build would download something whose bytes the lock does not pin, or another state of it than the lock names.",
-            "Run `sparkwright lock`; what the build does not reach goes under `ignored` in stack.yaml, with the reason.",
+            "The build would download something whose bytes the lock does not pin, or another "
+            "state of it than the lock names.",
+            "Run `sparkwright lock`; what the build does not reach goes under `ignored` in "
+            "stack.yaml, with the reason.",
         ),
         "source-unreachable": Advice(
             "The network, the index or the mirror does not offer what the lock names.",
-            "Check the connection with `sparkwright doctor`, or give a mirror with --mirror URL=REPLACEMENT. What arrived so far is kept.",
+            "Check the connection with `sparkwright doctor`, or give a mirror with --mirror "
+            "URL=REPLACEMENT. What arrived so far is kept.",
             exit_code=5,
         ),
         "source-unresolved": Advice(
-            "The lock holds no full commit for this source, because the host could not be reached when it was written.",
-            "Run `sparkwright lock` where the upstream host is reachable, or build from another kind of source with --source.",
+            "The lock holds no full commit for this source, because the host could not be "
+            "reached when it was written.",
+            "Run `sparkwright lock` where the upstream host is reachable, or build from another "
+            "kind of source with --source.",
         ),
     }

@@ -1,7 +1,8 @@
 """
 The lock: ``forks/<stack>/lock.yaml``, machine-written, reviewed in git.
 
-It names every source by hash. What could not be resolved when it was written says so (`UNRESOLVED`) instead of guessing.
+It names every source by hash. What could not be resolved when it was written says so (`UNRESOLVED`)
+instead of guessing.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: The project's name on the index.
-        tree: Git tree id of its content (of *folder* inside it where that is set); empty for the base of a graft.
+        tree: Git tree id of its content (of *folder* inside it where that is set); empty for the
+            base of a graft.
     """
 
     name: str
@@ -79,14 +81,18 @@ class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True):
     A source that the fork's tree names and its build would download.
 
     Attributes:
-        kind: ``submodule``, whose path is its name in the lock, or ``fetchcontent``, read from the trace of a configure.
+        kind: ``submodule``, whose path is its name in the lock, or ``fetchcontent``, read from the
+            trace of a configure.
     """
 
     kind: Literal["submodule", "fetchcontent"] = "fetchcontent"
 
 
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The locked sources of a fork, by kind, the bases of its graft, by machine, and the sources that it vendors, by name."""
+    """
+    The locked sources of a fork, by kind, the bases of its graft, by machine, and the sources that
+    it vendors, by name.
+    """
 
     git: GitLock | None = None
     sdist: FileLock | None = None
@@ -98,12 +104,18 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def whole(self) -> bool:
         """Does the lock name the git source beyond doubt, submodules and all?"""
         submodules = (entry for entry in self.vendored.values() if entry.kind == "submodule")
-        return self.git is not None and self.git.resolved and all(entry.resolved for entry in submodules)
+        return (
+            self.git is not None
+            and self.git.resolved
+            and all(entry.resolved for entry in submodules)
+        )
 
     @property
     def fetched(self) -> dict[str, VendoredLock]:
         """The sources that FetchContent would download, by the name that CMake gives them."""
-        return {name: entry for name, entry in self.vendored.items() if entry.kind == "fetchcontent"}
+        return {
+            name: entry for name, entry in self.vendored.items() if entry.kind == "fetchcontent"
+        }
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,7 +136,8 @@ def read(project: Project) -> Lock:
     Return the lock of *project*.
 
     Raises:
-        file-invalid: It is missing, damaged, or belongs to another stack or to another list of forks.
+        file-invalid: It is missing, damaged, or belongs to another stack or to another list of
+            forks.
     """
     lock = strict_yaml.load(project.lock_file, Lock)
     if lock.stack != project.stack or set(lock.forks) != set(project.spec.forks):
@@ -141,12 +154,18 @@ def read(project: Project) -> Lock:
 
 
 def render(lock: Lock) -> str:
-    """Return the text of lock.yaml; unset fields are left out, so that a diff shows decisions only."""
+    """
+    Return the text of lock.yaml; unset fields are left out, so that a diff shows decisions only.
+    """
     data = msgspec.to_builtins(lock)
     for fork in data["forks"].values():
         for kind in [kind for kind, value in fork.items() if not value]:
             del fork[kind]
-        for entry in [*fork.values(), *fork.get("bases", {}).values(), *fork.get("vendored", {}).values()]:
+        for entry in [
+            *fork.values(),
+            *fork.get("bases", {}).values(),
+            *fork.get("vendored", {}).values(),
+        ]:
             for field in [field for field, value in entry.items() if value in ("", [], ())]:
                 del entry[field]
     return "# Written by `sparkwright lock`; review it, do not edit it.\n" + strict_yaml.dump(data)

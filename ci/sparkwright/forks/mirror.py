@@ -1,9 +1,10 @@
 """
 Mirrors: a bare copy of each upstream repository, in the store, shared by all stacks.
 
-A mirror holds commits and trees; file contents come only where something reads them, where the server allows that ("blobless").
-The object database of the store borrows from every mirror, so that a tree is addressed in the same way wherever it came from, and
-nothing but the methods here ever asks a host: a missing object is an error there, not a download.
+A mirror holds commits and trees; file contents come only where something reads them, where the
+server allows that ("blobless"). The object database of the store borrows from every mirror, so that
+a tree is addressed in the same way wherever it came from, and nothing but the methods here ever
+asks a host: a missing object is an error there, not a download.
 """
 
 from __future__ import annotations
@@ -26,15 +27,26 @@ from sparkwright.forks.errors import SourceError
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
 
-#: What makes a repository one whose missing files are no fault (git-clone(1), --filter). It is said on the command line, and not in the
-#: mirror: there, every command that meets a missing object would try to fetch it, again and again where the mirror is damaged.
-_BLOBLESS = ("-c", "remote.upstream.promisor=true", "-c", "remote.upstream.partialCloneFilter=blob:none")
+#: What makes a repository one whose missing files are no fault (git-clone(1), --filter). It is said
+#: on the command line, and not in the mirror: there, every command that meets a missing object
+#: would try to fetch it, again and again where the mirror is damaged.
+_BLOBLESS = (
+    "-c",
+    "remote.upstream.promisor=true",
+    "-c",
+    "remote.upstream.partialCloneFilter=blob:none",
+)
 
-#: Addresses whose transport notices by itself that the other end says nothing; for the others git waits without end.
+#: Addresses whose transport notices by itself that the other end says nothing; for the others git
+#: waits without end.
 _WATCHED = ("http://", "https://", "file://")
 
-#: What git says when it cannot read what it wrote. The other end of a ``file://`` says the same of its own files.
-_DAMAGED = re.compile(r"corrupt|inflate|does not match|bad (?:object|shallow|config)|[Mm]issing|unable to (?:read|resolve)|broken|invalid")
+#: What git says when it cannot read what it wrote. The other end of a ``file://`` says the same of
+#: its own files.
+_DAMAGED = re.compile(
+    r"corrupt|inflate|does not match|bad (?:object|shallow|config)|[Mm]issing|unable to "
+    r"(?:read|resolve)|broken|invalid"
+)
 
 #: Where the history of a branch or pull request is kept, by its name at the host.
 _FETCHED = "refs/fetched/"
@@ -50,14 +62,17 @@ class Mirror:
         address: Where the mirror map says that it is reached.
     """
 
-    def __init__(self, store: Store, objects: Objects, url: str, address: str, *, offline: bool = False) -> None:
+    def __init__(
+        self, store: Store, objects: Objects, url: str, address: str, *, offline: bool = False
+    ) -> None:
         self._store, self._objects, self._offline = store, objects, offline
         self.url, self.address = url, address
         self.path = store.root / "mirrors" / _folder(url)
 
     def ref(self, name: str) -> str | None:
         """
-        Return the commit that the tag, the branch, or the full ref *name* is at the host now, or None when there is none.
+        Return the commit that the tag, the branch, or the full ref *name* is at the host now, or
+        None when there is none.
 
         Raises:
             offline, source-unreachable: The host may not be asked, or does not answer.
@@ -73,7 +88,8 @@ class Mirror:
         Bring *commit* with its trees, but without its history and its files.
 
         Raises:
-            offline, source-unreachable: As `ref`; the latter, too, where the host does not have the commit.
+            offline, source-unreachable: As `ref`; the latter, too, where the host does not have the
+            commit.
         """
         if self._objects.has(f"{commit}^{{commit}}"):
             return
@@ -85,7 +101,8 @@ class Mirror:
 
     def history(self, name: str, *, newest: bool = False) -> str | None:
         """
-        Bring the whole history of the branch, tag or full ref *name*, and return its commit as the host had it then.
+        Bring the whole history of the branch, tag or full ref *name*, and return its commit as the
+        host had it then.
 
         Args:
             newest: Ask the host even when the store has some state of it.
@@ -106,10 +123,15 @@ class Mirror:
         return named
 
     def known(self, name: str) -> str | None:
-        """Return the commit of *name* as of the last `history`, without asking the host; None when there was none."""
+        """
+        Return the commit of *name* as of the last `history`, without asking the host; None when
+        there was none.
+        """
         if not (self.path / "HEAD").exists():
             return None
-        status, out, _ = self._git(["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], check=False)
+        status, out, _ = self._git(
+            ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], check=False
+        )
         return out.decode().strip() if status == 0 else None
 
     def files(self, ids: Collection[str]) -> None:
@@ -124,19 +146,25 @@ class Mirror:
         with self._held():
             if missing := self._objects.missing(ids):
                 wanted = "".join(f"{one}\n" for one in missing).encode()
-                self._fetch([], f"offer {len(missing)} files of its own commits", "--stdin", stdin=wanted)
+                self._fetch(
+                    [], f"offer {len(missing)} files of its own commits", "--stdin", stdin=wanted
+                )
 
     def tree(self, tree: str, without: Sequence[str] = ()) -> str:
         """
         Bring every file of *tree* and return the tree less the folders and files *without*.
 
         Raises:
-            offline, source-unreachable: As `commit`; the folders left out need not exist at the host.
-            mirror-damaged: A folder of the tree cannot be read.
+            offline, source-unreachable: As `commit`; the folders left out need not exist at the
+            host. mirror-damaged: A folder of the tree cannot be read.
         """
         try:
             reduced = self._objects.without_paths(tree, without) if without else tree
-            blobs = {blob for mode, blob in self._objects.paths(reduced).values() if mode != git.SUBMODULE}
+            blobs = {
+                blob
+                for mode, blob in self._objects.paths(reduced).values()
+                if mode != git.SUBMODULE
+            }
         except GitError as error:
             raise self._damaged(error.details) from error
         self.files(blobs)
@@ -147,7 +175,10 @@ class Mirror:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[bool]:
-        """Hold the mirror's lock, make the mirror when it is not there, clear up after a killed git; yield whether it has histories."""
+        """
+        Hold the mirror's lock, make the mirror when it is not there, clear up after a killed git;
+        yield whether it has histories.
+        """
         self._online(f"a part of {redact_credentials(self.url)}")
         with self._store.lock(f"mirror-{self.path.name}"):
             if self.path.is_file():
@@ -156,19 +187,41 @@ class Mirror:
                 with self._store.building(self.path) as folder:
                     git.run(["init", "-q", "--bare", "."], cwd=folder)
                 self._objects.borrow(self.path.parent.glob("*.git"))
-            for left in (*self.path.glob("*.lock"), *self.path.glob("refs/**/*.lock"), *self.path.glob("objects/pack/*tmp*")):
+            for left in (
+                *self.path.glob("*.lock"),
+                *self.path.glob("refs/**/*.lock"),
+                *self.path.glob("objects/pack/*tmp*"),
+            ):
                 left.unlink(missing_ok=True)
             status, found, said = self._git(["for-each-ref", "--count=1", _FETCHED], check=False)
             if status:
                 raise self._damaged(said.splitlines()[:20])
             yield bool(found)
 
-    def _fetch(self, refs: Sequence[str], what: str, *options: str, stdin: bytes | None = None) -> None:
-        # The address is given each time: it follows the mirror map of the run, and no other git command may find it.
-        where = [*_BLOBLESS, "-c", f"remote.upstream.url={self.address}", "-c", "fetch.unpackLimit=1"]
+    def _fetch(
+        self, refs: Sequence[str], what: str, *options: str, stdin: bytes | None = None
+    ) -> None:
+        # The address is given each time: it follows the mirror map of the run, and no other git
+        # command may find it.
+        where = [
+            *_BLOBLESS,
+            "-c",
+            f"remote.upstream.url={self.address}",
+            "-c",
+            "fetch.unpackLimit=1",
+        ]
         if stdin is not None:
             where += ["-c", "fetch.negotiationAlgorithm=noop"]
-        words = ["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--filter=blob:none", *options, "upstream", *refs]
+        words = [
+            "fetch",
+            "--progress",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--filter=blob:none",
+            *options,
+            "upstream",
+            *refs,
+        ]
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")
         try:
@@ -185,10 +238,16 @@ class Mirror:
             raise self._unreachable(f"does not {what}", error) from error
 
     def _damage(self, error: GitError) -> Sequence[str]:
-        """Return what is wrong with the mirror itself, after a fetch that failed; looked for only where git's words suggest it."""
+        """
+        Return what is wrong with the mirror itself, after a fetch that failed; looked for only
+        where git's words suggest it.
+        """
         if not _DAMAGED.search("\n".join(error.details)):
             return ()
-        status, _, said = self._git([*_BLOBLESS, "fsck", "--connectivity-only", "--no-dangling", "--no-progress"], check=False)
+        status, _, said = self._git(
+            [*_BLOBLESS, "fsck", "--connectivity-only", "--no-dangling", "--no-progress"],
+            check=False,
+        )
         return said.splitlines()[:20] if status else ()
 
     def _online(self, what: str) -> None:
@@ -197,15 +256,24 @@ class Mirror:
 
     def _damaged(self, words: Sequence[str]) -> SourceError:
         what = f"The mirror of {redact_credentials(self.url)} is damaged."
-        return SourceError("mirror-damaged", what, details=words, todo=f"Remove {self.path}; the next run fetches it again.")
+        return SourceError(
+            "mirror-damaged",
+            what,
+            details=words,
+            todo=f"Remove {self.path}; the next run fetches it again.",
+        )
 
     def _unreachable(self, what: str, error: GitError) -> SourceError:
         details = [redact_credentials(line) for line in error.details]
-        return SourceError("source-unreachable", f"{redact_credentials(self.address)} {what}.", details=details)
+        return SourceError(
+            "source-unreachable", f"{redact_credentials(self.address)} {what}.", details=details
+        )
 
 
 def _folder(url: str) -> str:
-    """Return the name of the mirror's folder: readable, and different for different repositories."""
+    """
+    Return the name of the mirror's folder: readable, and different for different repositories.
+    """
     address = url.removesuffix(".git").rsplit("://", maxsplit=1)[-1].rsplit("@", maxsplit=1)[-1]
     readable = re.sub(r"[^A-Za-z0-9.-]+", "+", address)[-80:].strip("+.")
     return f"{readable}-{sha256_bytes(url.encode())[:8]}.git"
@@ -215,8 +283,8 @@ def mirrored(mirrors: Mapping[str, str], url: str) -> str:
     """
     Return the address at which the repository *url* is reached.
 
-    The longest beginning of *url* that is in *mirrors* is replaced. GitHub's addresses are compared without regard to case, as
-    GitHub does. A local folder becomes a ``file://`` URL.
+    The longest beginning of *url* that is in *mirrors* is replaced. GitHub's addresses are compared
+    without regard to case, as GitHub does. A local folder becomes a ``file://`` URL.
     """
     for prefix in sorted(mirrors, key=len, reverse=True):
         if _comparable(url).startswith(_comparable(prefix)):

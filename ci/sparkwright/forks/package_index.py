@@ -1,8 +1,8 @@
 """
 The package index: which file it offers, and where.
 
-The index is the one that pip and uv of this user would ask, so that a lab's own mirror works without a word to us. Locks
-hold names and hashes, never addresses.
+The index is the one that pip and uv of this user would ask, so that a lab's own mirror works
+without a word to us. Locks hold names and hashes, never addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ LARGEST_PAGE = 64 << 20
 
 
 class IndexFile(msgspec.Struct, frozen=True):
-    """A file that the index offers; *sha256* and *day* (of its upload, UTC) are empty where the index states none."""
+    """
+    A file that the index offers; *sha256* and *day* (of its upload, UTC) are empty where the index
+    states none.
+    """
 
     name: str
     url: str
@@ -32,10 +35,16 @@ class IndexFile(msgspec.Struct, frozen=True):
 
 
 def index_url() -> str:
-    """Return the address of the simple index (PEP 503, PEP 691): from the environment, else PyPI's."""
+    """
+    Return the address of the simple index (PEP 503, PEP 691): from the environment, else PyPI's.
+    """
     for variable in VARIABLES:
         if value := os.environ.get(variable):
-            return value.split("=", 1)[1] if variable == "UV_DEFAULT_INDEX" and value.split("://", 1)[0].count("=") else value
+            return (
+                value.split("=", 1)[1]
+                if variable == "UV_DEFAULT_INDEX" and value.split("://", 1)[0].count("=")
+                else value
+            )
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     return str(PYPI_SIMPLE_ENDPOINT)
@@ -55,10 +64,17 @@ def files(project: str) -> tuple[IndexFile, ...]:
     url = f"{index_url().rstrip('/')}/{canonicalize_name(project)}/"
     try:
         reply = http.request(
-            "GET", url, headers={"Accept": ACCEPT_ANY}, redirects="any", netrc=True, limit=LARGEST_PAGE
+            "GET",
+            url,
+            headers={"Accept": ACCEPT_ANY},
+            redirects="any",
+            netrc=True,
+            limit=LARGEST_PAGE,
         )
         if reply.status in (404, 410):
-            raise SourceError("source-unreachable", f"The index at {index} has no project {project!r}.")
+            raise SourceError(
+                "source-unreachable", f"The index at {index} has no project {project!r}."
+            )
         if reply.status != 200:
             raise HttpFailure("status", f"answered {reply.status}", reply.status)
         if "json" in reply.headers.get("content-type", ""):
@@ -66,7 +82,14 @@ def files(project: str) -> tuple[IndexFile, ...]:
         else:
             page = ProjectPage.from_html(project, reply.body, reply.url)
     # A page of another form raises whatever the parser meets.
-    except (HttpFailure, UnsupportedRepoVersionError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (
+        HttpFailure,
+        UnsupportedRepoVersionError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+    ) as error:
         what = f"The index at {index} does not answer for {project!r}."
         details = [one_line(http.redact_credentials(str(error)), 300)]
         raise SourceError("source-unreachable", what, details=details) from None

@@ -21,8 +21,8 @@ def resolve(session: RunContext, earlier: Lock | None = None) -> Lock:
     """
     Return the lock of the stack as the upstreams stand now.
 
-    A source whose host does not answer stays as stack.yaml names it, or ``unresolved``, and a base wheel that the index
-    does not offer is left out (`unresolved` lists both).
+    A source whose host does not answer stays as stack.yaml names it, or ``unresolved``, and a base
+    wheel that the index does not offer is left out (`unresolved` lists both).
 
     Args:
         earlier: Names the sources that FetchContent downloads, which only a configure can tell
@@ -33,11 +33,16 @@ def resolve(session: RunContext, earlier: Lock | None = None) -> Lock:
     """
     spec, forks = session.project.spec, dict(earlier.forks) if earlier else {}
     with session.store.lock("objects"):
-        locked = {name: resolve_fork(session, name, fork, forks.get(name)) for name, fork in spec.forks.items()}
+        locked = {
+            name: resolve_fork(session, name, fork, forks.get(name))
+            for name, fork in spec.forks.items()
+        }
     return Lock(1, spec.stack, locked)
 
 
-def resolve_fork(session: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None) -> ForkLock:
+def resolve_fork(
+    session: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None
+) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
         specs = fork.sources
@@ -45,25 +50,40 @@ def resolve_fork(session: RunContext, name: str, fork: ForkSpec, earlier: ForkLo
             git=_git(session, specs.git) if specs.git else None,
             sdist=_file(session, specs.sdist) if specs.sdist else None,
             wheel=_file(session, specs.wheel) if specs.wheel else None,
-            bases={machine: base for machine, wheel in fork.bases.items() if (base := _base(session, wheel))},
+            bases={
+                machine: base
+                for machine, wheel in fork.bases.items()
+                if (base := _base(session, wheel))
+            },
         )
         sources = dict[str, VendoredLock]()
         if locked.git and locked.git.resolved:
             for module in submodules(session, locked.git.tree, locked.git.url):
                 if module.path not in fork.ignored:
-                    entry = VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule")
+                    entry = VendoredLock(
+                        module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"
+                    )
                     sources |= pin(session, fork, module.path, entry)
         for declared, entry in (earlier.fetched if earlier else {}).items():
-            below = [path.removeprefix(f"{declared}/") for path in earlier.vendored] if earlier and entry.resolved else None
+            below = (
+                [path.removeprefix(f"{declared}/") for path in earlier.vendored]
+                if earlier and entry.resolved
+                else None
+            )
             sources |= pin(session, fork, declared, entry, below)
         return msgspec.structs.replace(locked, vendored=dict(sorted(sources.items())))
 
 
 def pin(
-    session: RunContext, fork: ForkSpec, name: str, source: VendoredLock, modules: Collection[str] | None = None
+    session: RunContext,
+    fork: ForkSpec,
+    name: str,
+    source: VendoredLock,
+    modules: Collection[str] | None = None,
 ) -> dict[str, VendoredLock]:
     """
-    Return the lock of the vendored source *name*, and of the submodules below it, unresolved where a host does not answer.
+    Return the lock of the vendored source *name*, and of the submodules below it, unresolved where
+    a host does not answer.
 
     Args:
         source: Its kind, address and ref; commit and tree are asked for.
@@ -79,12 +99,20 @@ def pin(
     for module in submodules(session, git.tree, git.url) if git.resolved else ():
         path = f"{name}/{module.path}"
         if path not in fork.ignored and (modules is None or module.path in modules):
-            locked |= pin(session, fork, path, VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"))
+            locked |= pin(
+                session,
+                fork,
+                path,
+                VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"),
+            )
     return locked
 
 
 def submodules(session: RunContext, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
-    """Return the submodules of *tree*, a tree of the repository *url* whose files need not be in the store."""
+    """
+    Return the submodules of *tree*, a tree of the repository *url* whose files need not be in the
+    store.
+    """
     if not session.objects.submodules(tree):
         return ()
     paths = session.objects.paths(tree)
@@ -94,7 +122,11 @@ def submodules(session: RunContext, tree: str, url: str) -> tuple[vendored.Submo
 
 def unresolved(session: RunContext, made: Lock) -> list[str]:
     """Return, a line each, what *made* could not pin."""
-    lines = [f"{name}: {fork.git.ref} of {fork.git.url}" for name, fork in made.forks.items() if fork.git and not fork.git.resolved]
+    lines = [
+        f"{name}: {fork.git.ref} of {fork.git.url}"
+        for name, fork in made.forks.items()
+        if fork.git and not fork.git.resolved
+    ]
     lines += [
         f"{name}: {inner}, {one.ref} of {one.url}"
         for name, fork in made.forks.items()
@@ -129,9 +161,16 @@ def _git(session: RunContext, spec: GitSpec) -> GitLock:
         return unresolved
     try:
         # The mirror of a few commits need not have the tags; a full commit needs none.
-        commit = spec.commit if spec.ref == spec.commit else mirror.ref(spec.ref) or (spec.commit if len(spec.commit) == 40 else None)
+        commit = (
+            spec.commit
+            if spec.ref == spec.commit
+            else mirror.ref(spec.ref) or (spec.commit if len(spec.commit) == 40 else None)
+        )
         if commit is None or not commit.startswith(spec.commit):
-            console.warn(f"{spec.ref} of {address} is {commit or 'not there'}, not {spec.commit or 'a tag or branch'}: left unresolved")
+            console.warn(
+                f"{spec.ref} of {address} is {commit or 'not there'}, not "
+                f"{spec.commit or 'a tag or branch'}: left unresolved"
+            )
             return unresolved
         mirror.commit(commit)
     except SourceError as error:
@@ -150,13 +189,25 @@ def _file(session: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
     offers = [
-        file for file in package_index.files(spec.name) if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
+        file
+        for file in package_index.files(spec.name)
+        if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
     ]
     if not offers or not offers[0].sha256:
-        raise SourceError("source-unreachable", f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.")
+        raise SourceError(
+            "source-unreachable",
+            f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
+        )
     path = download.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
-    file = FileLock(spec.name, spec.version, offers[0].name, digest.sha256_file(path), path.stat().st_size, folder)
+    file = FileLock(
+        spec.name,
+        spec.version,
+        offers[0].name,
+        digest.sha256_file(path),
+        path.stat().st_size,
+        folder,
+    )
     is_base = isinstance(spec, WheelSpec) and not folder
     tree = "" if is_base else fetch.import_file(session, file)
     console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{f', tree {tree}' if tree else ''}")

@@ -26,9 +26,11 @@ class GitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str
     ref: str
-    #: The commit where it is known without asking the host: 40 hex digits, or the prefix that a release carries.
+    #: The commit where it is known without asking the host: 40 hex digits, or the prefix that a
+    #: release carries.
     commit: str = ""
-    #: Folders and files that no build reads (pictures, say); they are neither fetched nor part of the source.
+    #: Folders and files that no build reads (pictures, say); they are neither fetched nor part of
+    #: the source.
     without: tuple[str, ...] = ()
 
 
@@ -74,12 +76,14 @@ class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     One fork.
 
     Attributes:
-        build: How its tree becomes a wheel: ``headers`` packs include folders, ``backend`` runs the project's own build
+        build: How its tree becomes a wheel: ``headers`` packs include folders, ``backend`` runs the
+            project's own build
             backend, ``graft`` compiles libraries into the official wheel.
         bases: For a graft: the official wheel by machine (``x86_64``, ``aarch64``).
         needs: Forks whose source trees the build reads.
-        targets: For a graft: the CMake targets to compile, or ``all``; empty for ``core_targets`` of environment.yaml.
-        vendored: Remarks on sources that its tree names, by the name that CMake or ``.gitmodules`` gives them.
+        targets: For a graft: the CMake targets to compile, or ``all``; empty for ``core_targets``
+            of environment.yaml. vendored: Remarks on sources that its tree names, by the name that
+            CMake or ``.gitmodules`` gives them.
     """
 
     build: Literal["headers", "backend", "graft"]
@@ -125,7 +129,9 @@ class Project:
         if not self.stack_file.is_file():
             known = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
             raise SourceError(
-                "not-provided", f"There is no stack {stack!r} under {root / 'forks'}.", details=[f"stacks: {', '.join(known) or 'none'}"]
+                "not-provided",
+                f"There is no stack {stack!r} under {root / 'forks'}.",
+                details=[f"stacks: {', '.join(known) or 'none'}"],
             )
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
 
@@ -156,5 +162,7 @@ class Project:
             return self.spec.forks[name]
         except KeyError:
             raise SourceError(
-                "not-provided", f"Stack {self.stack} has no fork {name!r}.", details=[f"forks: {', '.join(self.spec.forks)}"]
+                "not-provided",
+                f"Stack {self.stack} has no fork {name!r}.",
+                details=[f"forks: {', '.join(self.spec.forks)}"],
             ) from None

@@ -13,13 +13,16 @@ from sparkwright.forks.errors import SourceError
 
 FILE = ".gitmodules"
 
-#: git runs a program named before two colons (gitremote-helpers(7)); a leading dash is an option of git's.
+#: git runs a program named before two colons (gitremote-helpers(7)); a leading dash is an option of
+#: git's.
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
 _LONGEST = 2048
 
 
 class Submodule(msgspec.Struct, frozen=True):
-    """A submodule of a tree; *url* is empty where ``.gitmodules`` does not state an absolute one."""
+    """
+    A submodule of a tree; *url* is empty where ``.gitmodules`` does not state an absolute one.
+    """
 
     path: str
     url: str
@@ -31,9 +34,15 @@ def require_safe(text: str, origin: str) -> str:
     Return *text*, an address or a ref that *origin* names.
 
     Raises:
-        declaration-unsafe: git could take it for an option or a program, or a terminal for a control sequence.
+        declaration-unsafe: git could take it for an option or a program, or a terminal for a
+            control sequence.
     """
-    if text.startswith("-") or _HELPER.match(text) or len(text) > _LONGEST or not text.isprintable():
+    if (
+        text.startswith("-")
+        or _HELPER.match(text)
+        or len(text) > _LONGEST
+        or not text.isprintable()
+    ):
         raise SourceError(
             "declaration-unsafe",
             f"{origin} names a source by an address that may run a command.",
@@ -47,10 +56,12 @@ def submodules(objects: Objects, tree: str, base: str) -> tuple[Submodule, ...]:
     Return the submodules of *tree*, whose ``.gitmodules`` is in the object database.
 
     Args:
-        base: Address of the tree's own repository, from which relative addresses start; may be empty.
+        base: Address of the tree's own repository, from which relative addresses start; may be
+            empty.
 
     Raises:
-        declaration-unsafe: git cannot read the file, it contradicts itself, or an address in it is unsafe.
+        declaration-unsafe: git cannot read the file, it contradicts itself, or an address in it is
+            unsafe.
     """
     links = objects.submodules(tree)
     urls = _urls(objects, tree) if links and objects.blob(tree, FILE) is not None else {}
@@ -78,7 +89,9 @@ def _urls(objects: Objects, tree: str) -> dict[str, str]:
         if relevant and sections.setdefault(section, {}).setdefault(field, value) != value:
             raise _contradiction(f"{key} twice")
     pairs = [
-        (fields["path"].rstrip("/"), fields.get("url", "")) for fields in sections.values() if "path" in fields
+        (fields["path"].rstrip("/"), fields.get("url", ""))
+        for fields in sections.values()
+        if "path" in fields
     ]
     if len(urls := dict(pairs)) != len(pairs):
         raise _contradiction("two addresses for one path")
@@ -92,7 +105,8 @@ def _contradiction(what: str) -> SourceError:
 
 def absolute(address: str, base: str) -> str:
     """
-    Return the absolute form of a submodule's *address* (git-submodule(1), add); empty where *base* does not allow one.
+    Return the absolute form of a submodule's *address* (git-submodule(1), add); empty where *base*
+    does not allow one.
 
     Raises:
         declaration-unsafe: It leaves the host of *base*, or is unsafe.
@@ -105,6 +119,8 @@ def absolute(address: str, base: str) -> str:
         return ""
     if address.split("/").count("..") > parts.path.strip("/").count("/") + 1:
         raise SourceError(
-            "declaration-unsafe", f"{FILE} has an address that leaves its host.", details=[f"{address!r}"]
+            "declaration-unsafe",
+            f"{FILE} has an address that leaves its host.",
+            details=[f"{address!r}"],
         )
     return parts._replace(path=posixpath.normpath(posixpath.join(parts.path, address))).geturl()

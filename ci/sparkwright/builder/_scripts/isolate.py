@@ -1,13 +1,15 @@
 """
 Run one build program without a network, in folders whose paths are the same on every machine.
 
-`sparkwright.builder.environment.sandbox` starts it as the first process of new namespaces. It uses the standard library
-only. Its first argument is a JSON object, the rest of the command line is the program:
+`sparkwright.builder.environment.sandbox` starts it as the first process of new namespaces. It uses
+the standard library only. Its first argument is a JSON object, the rest of the command line is the
+program:
 
 - ``binds``: folder → its path for the program, below ``inside``.
 - ``inside``: an existing folder of every system, over which an empty one is mounted.
 - ``loopback``: the network is a new one, whose loopback device has to be switched on.
-- ``witness``: the file to which every request to a host is written, one per line; a file with ``.missing`` behind that
+- ``witness``: the file to which every request to a host is written, one per line; a file with
+``.missing`` behind that
   name means that the program is not installed.
 """
 
@@ -43,7 +45,9 @@ def mount(source: str, target: str, kind: str, flags: int) -> None:
 def bind_folders(inside: str, binds: Mapping[str, str]) -> None:
     """Mount every folder of *binds* at its path below *inside*."""
     # Opened before the empty folder hides those below it.
-    opened = {target: os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder, target in binds.items()}
+    opened = {
+        target: os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder, target in binds.items()
+    }
     mount("tmpfs", inside, "tmpfs", 0)
     for target, folder in opened.items():
         pathlib.Path(target).mkdir(parents=True)
@@ -52,7 +56,10 @@ def bind_folders(inside: str, binds: Mapping[str, str]) -> None:
 
 
 def switch_on_loopback() -> None:
-    """Bring up ``lo``, which a new network has switched off: the proxy listens there, and so do test servers of programs."""
+    """
+    Bring up ``lo``, which a new network has switched off: the proxy listens there, and so do test
+    servers of programs.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         flags = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)[0]
@@ -60,7 +67,9 @@ def switch_on_loopback() -> None:
 
 
 def refusing_proxy(path: str) -> int:
-    """Start a proxy that refuses every request and writes it to the file *path*; return its port."""
+    """
+    Start a proxy that refuses every request and writes it to the file *path*; return its port.
+    """
     lock = threading.Lock()
 
     class Refusal(http.server.BaseHTTPRequestHandler):

@@ -1,8 +1,9 @@
 """
 CMake text, read as commands and edited in place.
 
-The text is parsed by tree-sitter's CMake grammar, because an arch list in a comment, in a string or in another branch looks the
-same to a regular expression. An edit replaces a range of bytes; every byte outside of it stays as it was.
+The text is parsed by tree-sitter's CMake grammar, because an arch list in a comment, in a string or
+in another branch looks the same to a regular expression. An edit replaces a range of bytes; every
+byte outside of it stays as it was.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
 Quoting = Literal["quoted", "unquoted", "bracket"]
 #: What opens a scope, by the grammar's name of the command that carries its arguments.
 _OPENERS = {
-    "if_command": "if", "elseif_command": "elseif", "else_command": "else", "foreach_command": "foreach", "while_command": "while",
-    "function_command": "function", "macro_command": "macro", "block_command": "block",
-}  # fmt: skip
-_PARTS = frozenset(("elseif", "else", "endif", "endforeach", "endwhile", "endfunction", "endmacro", "endblock"))
+    "if_command": "if",
+    "elseif_command": "elseif",
+    "else_command": "else",
+    "foreach_command": "foreach",
+    "while_command": "while",
+    "function_command": "function",
+    "macro_command": "macro",
+    "block_command": "block",
+}
+_PARTS = frozenset(
+    ("elseif", "else", "endif", "endforeach", "endwhile", "endfunction", "endmacro", "endblock")
+)
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -48,7 +57,8 @@ class Scope(msgspec.Struct, frozen=True):
     An enclosing branch or body.
 
     Attributes:
-        text: The arguments of the command that opens it, with single spaces between them and their parentheses (``else``
+        text: The arguments of the command that opens it, with single spaces between them and their
+            parentheses (``else``
             has none).
     """
 
@@ -94,7 +104,8 @@ def _parser() -> Parser:
 
 def parse(text: bytes, origin: str) -> tuple[Command, ...]:
     """
-    Return the commands of *text* in document order; those that open a scope (``if``, ``foreach``, …) are among them.
+    Return the commands of *text* in document order; those that open a scope (``if``, ``foreach``,
+    …) are among them.
 
     Raises:
         rule-mismatch: The text is not well-formed CMake; the message names *origin* and the line.
@@ -118,7 +129,10 @@ def parse(text: bytes, origin: str) -> tuple[Command, ...]:
 
 
 def _children(node: Node, scopes: tuple[Scope, ...]) -> list[tuple[Node, tuple[Scope, ...]]]:
-    """Pair each child with its scopes; a command that opens a branch lies outside of the branch itself."""
+    """
+    Pair each child with its scopes; a command that opens a branch lies outside of the branch
+    itself.
+    """
     inner, result = scopes, []
     for child in node.children:
         if child.type in _OPENERS:
@@ -133,7 +147,12 @@ def _children(node: Node, scopes: tuple[Scope, ...]) -> list[tuple[Node, tuple[S
 def _command(node: Node, scopes: tuple[Scope, ...]) -> Command:
     name = node.children[0]
     lists = [child for child in node.children if child.type == "argument_list"]
-    nodes = (child.children[0] for found in lists for child in found.children if child.type == "argument" and child.children)
+    nodes = (
+        child.children[0]
+        for found in lists
+        for child in found.children
+        if child.type == "argument" and child.children
+    )
     arguments = tuple(_argument(child) for child in nodes)
     return Command(_text(name).lower(), node.start_point[0] + 1, arguments, scopes)
 
@@ -159,7 +178,9 @@ def _argument(node: Node) -> Argument:
         return Argument(raw[1:-1], node.start_byte + 1, node.end_byte - 1, "quoted")
     if node.type == "bracket_argument":
         fence = raw.index("[", 1) + 1
-        return Argument(raw[fence:-fence], node.start_byte + fence, node.end_byte - fence, "bracket")
+        return Argument(
+            raw[fence:-fence], node.start_byte + fence, node.end_byte - fence, "bracket"
+        )
     return Argument(raw, node.start_byte, node.end_byte, "unquoted")
 
 
@@ -169,10 +190,15 @@ def _text(node: Node) -> str:
 
 
 def _fault(root: Node) -> Node:
-    """Return the first node that the parser could not make sense of; for a missing bracket, the command that lacks it."""
+    """
+    Return the first node that the parser could not make sense of; for a missing bracket, the
+    command that lacks it.
+    """
     node = root
     while node.type != "ERROR":
-        inner = next((child for child in node.children if child.has_error or child.is_missing), None)
+        inner = next(
+            (child for child in node.children if child.has_error or child.is_missing), None
+        )
         if inner is None or inner.is_missing:
             break
         node = inner
@@ -181,21 +207,28 @@ def _fault(root: Node) -> Node:
 
 def _malformed(origin: str, node: Node) -> FileError:
     line = node.start_point[0] + 1
-    sample = (_text(node).strip().splitlines() or ["a closing bracket, quote or end command is missing"])[0][:100]
+    sample = (
+        _text(node).strip().splitlines() or ["a closing bracket, quote or end command is missing"]
+    )[0][:100]
     return FileError(
         "rule-mismatch",
         f"{origin} is not well-formed CMake at line {line}.",
         details=[f"{origin}:{line}: {sample}"],
-        todo="Compare the file with upstream's. If CMake itself accepts it, the grammar (tree-sitter-cmake) does not know the construct.",
+        todo="Compare the file with upstream's. If CMake itself accepts it, the grammar "
+        "(tree-sitter-cmake) does not know the construct.",
     )
 
 
 def apply(text: bytes, edits: Iterable[Edit]) -> bytes:
-    """Return *text* with *edits* applied, in whatever order they are given; they must not overlap."""
+    """
+    Return *text* with *edits* applied, in whatever order they are given; they must not overlap.
+    """
     ordered = sorted(edits, key=lambda edit: edit.start)
     pieces, position = [], 0
     for edit in ordered:
-        assert position <= edit.start <= edit.end <= len(text), "edits overlap or lie outside of the text"
+        assert position <= edit.start <= edit.end <= len(text), (
+            "edits overlap or lie outside of the text"
+        )
         pieces += [text[position : edit.start], edit.text.encode("utf-8", "surrogateescape")]
         position = edit.end
     return b"".join((*pieces, text[position:]))

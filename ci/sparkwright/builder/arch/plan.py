@@ -1,8 +1,9 @@
 """
-The plan: for every CUDA unit, whether CMake will compile it for the arch that the stack is for, known before anything is compiled.
+The plan: for every CUDA unit, whether CMake will compile it for the arch that the stack is for,
+known before anything is compiled.
 
-Only what CMake gives each compiler counts (DESIGN §7.3). A unit at another arch either is listed as kept, with a reason and with exactly
-the arch it has, or it fails the plan.
+Only what CMake gives each compiler counts (DESIGN §7.3). A unit at another arch either is listed as
+kept, with a reason and with exactly the arch it has, or it fails the plan.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from sparkwright.builder.configure import Configured, Unit
 from sparkwright.builder.errors import BuildError
 from sparkwright.core.console import console
 
-#: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign: another generation's · none: left to nvcc.
+#: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign:
+#: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
 VERDICTS: tuple[Verdict, ...] = ("native", "kept", "folded", "foreign", "none")
 
 
 class PlannedUnit(msgspec.Struct, frozen=True):
-    """A CUDA unit with its verdict; *reason* says why a unit is kept, *cause* why one fails, *object* what it is compiled to."""
+    """
+    A CUDA unit with its verdict; *reason* says why a unit is kept, *cause* why one fails, *object*
+    what it is compiled to.
+    """
 
     target: str
     source: str
@@ -69,7 +74,13 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def examine(
-    configured: Configured, *, arch: str, rules: ArchRules, fork: str, read: Callable[[str], bytes], sites: Sequence[Site] = ()
+    configured: Configured,
+    *,
+    arch: str,
+    rules: ArchRules,
+    fork: str,
+    read: Callable[[str], bytes],
+    sites: Sequence[Site] = (),
 ) -> Plan:
     """
     Give every CUDA unit of *configured* its verdict, whatever that is.
@@ -77,7 +88,8 @@ def examine(
     Args:
         rules: All of the stack's, applied or not.
         read: Returns the bytes of a file of the source tree that was configured.
-        sites: What the rules changed in that tree; a rule without a site there counts as not applied.
+        sites: What the rules changed in that tree; a rule without a site there counts as not
+            applied.
     """
     applied = {site.rule for site in sites}
     pending = [rule for rule in rules.rules if rule.fork == fork and rule.name not in applied]
@@ -87,11 +99,15 @@ def examine(
     units = tuple(_plan(unit, arch, kept, causes) for unit in cuda)
     counts = Counter(unit.verdict for unit in units)
     return Plan(
-        fork=fork, arch=arch, gencode=_target(arch),
-        counts={verdict: counts[verdict] for verdict in VERDICTS}, units=units,
-        stale=tuple(line for entry in kept for line in _stale(entry, units)), sites=tuple(sites),
+        fork=fork,
+        arch=arch,
+        gencode=_target(arch),
+        counts={verdict: counts[verdict] for verdict in VERDICTS},
+        units=units,
+        stale=tuple(line for entry in kept for line in _stale(entry, units)),
+        sites=tuple(sites),
         dropped=tuple(entry for entry in rules.dropped if entry.fork == fork),
-    )  # fmt: skip
+    )
 
 
 def gone(plan: Plan, before: Plan) -> list[PlannedUnit]:
@@ -108,16 +124,23 @@ def check(plan: Plan, before: Plan | None = None) -> None:
         before: The plan of the same tree without the rules.
 
     Raises:
-        arch-mismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true, or a unit is gone without a reason.
+        arch-mismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true,
+            or a unit is gone without a reason.
     """
     total = len(plan.units)
     if plan.failing:
-        what = f"{len(plan.failing)} of {total} CUDA units of {plan.fork} would not be compiled for {plan.arch} ({plan.gencode})."
+        what = (
+            f"{len(plan.failing)} of {total} CUDA units of {plan.fork} would not be compiled "
+            f"for {plan.arch} ({plan.gencode})."
+        )
         raise BuildError("arch-mismatch", what, details=[*_explain(plan), *plan.stale])
     if plan.stale:
         todo = "Correct the entries under `kept` in archs.yaml: what they say is no longer so."
         raise BuildError(
-            "arch-mismatch", f"{len(plan.stale)} entries under kept are not true for {plan.fork}.", details=plan.stale, todo=todo
+            "arch-mismatch",
+            f"{len(plan.stale)} entries under kept are not true for {plan.fork}.",
+            details=plan.stale,
+            todo=todo,
         )
     _check_gone(plan, gone(plan, before) if before else [])
 
@@ -125,14 +148,28 @@ def check(plan: Plan, before: Plan | None = None) -> None:
 def _check_gone(plan: Plan, lost: Sequence[PlannedUnit]) -> None:
     silent = [f"{unit.source} ({unit.code})" for unit in lost if not _dropped(plan, unit)]
     if silent:
-        todo = "Find the rule that empties their list; mend it, or list them under `dropped` in archs.yaml with the reason."
-        what = f"{_units(len(silent))} of {plan.fork} would no longer be compiled, and nothing says why."
+        todo = (
+            "Find the rule that empties their list; mend it, or list them under `dropped` in "
+            "archs.yaml with the reason."
+        )
+        what = (
+            f"{_units(len(silent))} of {plan.fork} would no longer be compiled, and nothing "
+            f"says why."
+        )
         raise BuildError("arch-mismatch", what, details=silent, todo=todo)
-    compiled = [f"{entry.unit} is compiled" for entry in plan.dropped for unit in plan.units if entry.covers(unit.source)]
+    compiled = [
+        f"{entry.unit} is compiled"
+        for entry in plan.dropped
+        for unit in plan.units
+        if entry.covers(unit.source)
+    ]
     if compiled:
         todo = "Correct the entries under `dropped` in archs.yaml: what they say is no longer so."
         raise BuildError(
-            "arch-mismatch", f"{len(compiled)} entries under dropped are not true for {plan.fork}.", details=compiled, todo=todo
+            "arch-mismatch",
+            f"{len(compiled)} entries under dropped are not true for {plan.fork}.",
+            details=compiled,
+            todo=todo,
         )
 
 
@@ -141,7 +178,13 @@ def _dropped(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def judge(
-    configured: Configured, *, arch: str, rules: ArchRules, fork: str, read: Callable[[str], bytes], sites: Sequence[Site] = ()
+    configured: Configured,
+    *,
+    arch: str,
+    rules: ArchRules,
+    fork: str,
+    read: Callable[[str], bytes],
+    sites: Sequence[Site] = (),
 ) -> Plan:
     """Return the plan as `examine` does, or raise as `check` does."""
     plan = examine(configured, arch=arch, rules=rules, fork=fork, read=read, sites=sites)
@@ -151,7 +194,8 @@ def judge(
 
 def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> None:
     """
-    Print how many units are compiled for what, and each unit that is kept or gone; those that fail are named by the error of `check`.
+    Print how many units are compiled for what, and each unit that is kept or gone; those that fail
+    are named by the error of `check`.
 
     Args:
         before: The plan of the same tree without the rules.
@@ -159,17 +203,32 @@ def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> Non
     """
     earlier = {(unit.target, unit.source): unit.code for unit in before.units} if before else {}
     groups = Counter[tuple[str, str, str]](
-        (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict) for unit in plan.units
+        (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict)
+        for unit in plan.units
     )
-    # A rule can also empty a list, and the unit is gone: that is an effect to see, not a difference to guess.
+    # A rule can also empty a list, and the unit is gone: that is an effect to see, not a difference
+    # to guess.
     lost = gone(plan, before) if before else []
     groups.update((unit.code, "(not compiled)", "dropped") for unit in lost)
-    rows = [(old, new, verdict, str(count)) for (old, new, verdict), count in sorted(groups.items(), key=lambda item: (-item[1], item[0]))]
+    rows = [
+        (old, new, verdict, str(count))
+        for (old, new, verdict), count in sorted(
+            groups.items(), key=lambda item: (-item[1], item[0])
+        )
+    ]
     skip = 0 if before else 1
     columns = ["before the rules", "after", "verdict", ">units"][skip:]
-    console.table(f"{plan.fork}: CUDA units for {plan.arch}", columns, [row[skip:] for row in rows], result=result)
+    console.table(
+        f"{plan.fork}: CUDA units for {plan.arch}",
+        columns,
+        [row[skip:] for row in rows],
+        result=result,
+    )
     kept = [(unit.source, unit.code, unit.reason) for unit in plan.units if unit.verdict == "kept"]
-    kept += [(unit.source, "(not compiled)", _dropped(plan, unit) or "nobody wrote it down") for unit in lost]
+    kept += [
+        (unit.source, "(not compiled)", _dropped(plan, unit) or "nobody wrote it down")
+        for unit in lost
+    ]
     if kept:
         console.table("", ["not native", "gencode", "reason"], kept, result=result)
 
@@ -185,22 +244,42 @@ def _plan(unit: Unit, arch: str, kept: list[Kept], causes: Causes) -> PlannedUni
     reason = ""
     if entry:
         if _runs(unit.gencode, entry.gencode, arch):
-            return PlannedUnit(unit.target, unit.source, unit.gencode, "kept", entry.reason, object=unit.object)
-        reason = f"listed as kept at {entry.gencode} with PTX that a {arch} can compile, which is not what CMake gives it"
-    return PlannedUnit(unit.target, unit.source, unit.gencode, _verdict(unit.gencode, arch), reason, causes.of(unit), unit.object)
+            return PlannedUnit(
+                unit.target, unit.source, unit.gencode, "kept", entry.reason, object=unit.object
+            )
+        reason = (
+            f"listed as kept at {entry.gencode} with PTX that a {arch} can compile, which "
+            f"is not what CMake gives it"
+        )
+    return PlannedUnit(
+        unit.target,
+        unit.source,
+        unit.gencode,
+        _verdict(unit.gencode, arch),
+        reason,
+        causes.of(unit),
+        unit.object,
+    )
 
 
 def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
-    """Say whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same generation, or PTX without a suffix."""
+    """
+    Say whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same
+    generation, or PTX without a suffix.
+    """
     if not gencode or any(entry.split(":")[0] != virtual for entry in gencode):
         return False
-    return generation(virtual) == generation(arch) or (virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode)
+    return generation(virtual) == generation(arch) or (
+        virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode
+    )
 
 
 def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
     if not gencode:
         return "none"
-    return "folded" if any(generation(entry) == generation(arch) for entry in gencode) else "foreign"
+    return (
+        "folded" if any(generation(entry) == generation(arch) for entry in gencode) else "foreign"
+    )
 
 
 def _stale(entry: Kept, units: Sequence[PlannedUnit]) -> Iterator[str]:
@@ -209,20 +288,29 @@ def _stale(entry: Kept, units: Sequence[PlannedUnit]) -> Iterator[str]:
         yield f"kept: {entry.unit} matches no CUDA unit"
     for unit in covered:
         if unit.verdict == "native":
-            yield f"kept: {unit.source} is listed at {entry.gencode}, but CMake gives it {unit.code}"
+            yield (
+                f"kept: {unit.source} is listed at {entry.gencode}, but CMake gives it {unit.code}"
+            )
 
 
 def _explain(plan: Plan) -> Iterator[str]:
     """Yield the failing units, by what decided them and by their gencode."""
-    ordered = sorted(plan.failing, key=lambda unit: (unit.cause, unit.code, unit.reason, unit.source))
+    ordered = sorted(
+        plan.failing, key=lambda unit: (unit.cause, unit.code, unit.reason, unit.source)
+    )
     for cause, group in groupby(ordered, key=lambda unit: unit.cause):
         units = list(group)
         if cause:
             name = cause.variable or "a list without a name"
             holds = f' = "{cause.value}"' if cause.value else ""
-            yield f"{name}{holds}{f' ({cause.place})' if cause.place else ''} decides for {_units(len(units))}: {cause.why}."
+            yield (
+                f"{name}{holds}{f' ({cause.place})' if cause.place else ''} decides for "
+                f"{_units(len(units))}: {cause.why}."
+            )
             yield f"  to mend it, {cause.remedy}"
-        for (code, verdict, reason), same in groupby(units, key=lambda unit: (unit.code, unit.verdict, unit.reason)):
+        for (code, verdict, reason), same in groupby(
+            units, key=lambda unit: (unit.code, unit.verdict, unit.reason)
+        ):
             listed = list(same)
             yield f"  {verdict}, {code}: {_units(len(listed))}{f'; {reason}' if reason else ''}"
             yield from (f"    {unit.source}" for unit in listed)

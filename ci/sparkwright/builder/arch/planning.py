@@ -1,5 +1,6 @@
 """
-The plan verb's work: configure for real, before and after the rules, and keep the judgement under its key.
+The plan verb's work: configure for real, before and after the rules, and keep the judgement under
+its key.
 
 Configuring takes seconds, compiling the better part of an hour; a folded arch is found out here.
 """
@@ -33,7 +34,9 @@ class Planned(msgspec.Struct, frozen=True):
     before: Plan
 
 
-def planned(session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False) -> Planned:
+def planned(
+    session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False
+) -> Planned:
     """
     Return the plan of *source*, made when the store has none; it is not checked yet (`plan.check`).
 
@@ -57,14 +60,20 @@ def planned(session: Session, tools: Toolchain, source: SourceTree, *, configure
 
 
 def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
-    """Configure *source* and return its plan, and that of the same tree without the rules; callers hold the workspace's lock."""
+    """
+    Configure *source* and return its plan, and that of the same tree without the rules; callers
+    hold the workspace's lock.
+    """
     after = _examine(session, tools, source)
     bare = msgspec.structs.replace(source, tree=source.patched, sites=())
     return after, _examine(session, tools, bare, "before") if source.sites else after
 
 
 def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str, object]:
-    needs = {need: source_tree.make(session, need).tree for need in session.project.fork(source.fork).needs}
+    needs = {
+        need: source_tree.make(session, need).tree
+        for need in session.project.fork(source.fork).needs
+    }
     settings, fork = toolchain.settings(session, source.fork), session.project.fork(source.fork)
     return {
         "form": FORM,
@@ -85,12 +94,17 @@ def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: st
     settings, rules = toolchain.settings(session, source.fork), source_tree.all_rules(session)
     workspace = Workspace(session, tools, settings, source.fork, variant)
     if not settings.needs_vendored:
-        # A build without the vendored sources has none of their units, and no use for what is said of them.
+        # A build without the vendored sources has none of their units, and no use for what is said
+        # of them.
         rules = rules.without_units(f"<build>/{DEPS}/")
     with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
         configured = workspace.configure(ninja.install_launcher(workspace.folder))
     return plan.examine(
-        configured, arch=session.project.spec.arch, rules=rules, fork=source.fork,
-        read=lambda path: (workspace.source / path).read_bytes(), sites=source.sites,
-    )  # fmt: skip
+        configured,
+        arch=session.project.spec.arch,
+        rules=rules,
+        fork=source.fork,
+        read=lambda path: (workspace.source / path).read_bytes(),
+        sites=source.sites,
+    )

@@ -1,8 +1,10 @@
 """
-Arch rules: how the arch lists in a fork's CMake are changed, and which units stay at another arch, as reviewed data.
+Arch rules: how the arch lists in a fork's CMake are changed, and which units stay at another arch,
+as reviewed data.
 
-A rule names one argument of one command in one branch, and the value that it expects there. It appends to that list and does nothing
-else; when it finds another number of places, upstream has moved, and the rewrite stops (DESIGN §7.2).
+A rule names one argument of one command in one branch, and the value that it expects there. It
+appends to that list and does nothing else; when it finds another number of places, upstream has
+moved, and the rewrite stops (DESIGN §7.2).
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         argument: Index of the argument that holds the list, from 0.
         expect: The list as upstream wrote it.
         append: The elements that are added to it.
-        under: Texts that must each occur in a condition around the command (of an if chain, in the branch that the command is in).
-        sites: How many places the rule must find.
-        drop_when: What has to happen upstream for the rule to go.
+        under: Texts that must each occur in a condition around the command (of an if chain, in the
+            branch that the command is in). sites: How many places the rule must find. drop_when:
+            What has to happen upstream for the rule to go.
     """
 
     name: str
@@ -60,8 +62,9 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Units that stay at another arch, because somebody looked and found that they should.
 
     Attributes:
-        unit: Path inside the source tree; ``*`` and ``?`` match as in a shell, ``*`` also across folders.
-        gencode: The virtual arch that every gencode of the unit has, such as ``compute_89``.
+        unit: Path inside the source tree; ``*`` and ``?`` match as in a shell, ``*`` also across
+            folders. gencode: The virtual arch that every gencode of the unit has, such as
+            ``compute_89``.
     """
 
     fork: str
@@ -75,7 +78,8 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    Units that are not compiled although upstream compiles them for this request, because a rule empties their list.
+    Units that are not compiled although upstream compiles them for this request, because a rule
+    empties their list.
 
     Attributes:
         unit: As in `Kept`.
@@ -112,8 +116,12 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def without(self, *names: str) -> ArchRules:
-        """Return the rules less those *names*: what upstream would give, or what one rule is good for."""
-        return msgspec.structs.replace(self, rules=tuple(rule for rule in self.rules if rule.name not in names))
+        """
+        Return the rules less those *names*: what upstream would give, or what one rule is good for.
+        """
+        return msgspec.structs.replace(
+            self, rules=tuple(rule for rule in self.rules if rule.name not in names)
+        )
 
     def without_units(self, prefix: str) -> ArchRules:
         """Return the rules less the exceptions for units whose path begins with *prefix*."""
@@ -149,19 +157,24 @@ def load(path: Path) -> ArchRules:
     rules = strict_yaml.load(path, ArchRules)
     names = [*(rule.name for rule in rules.rules), *(guard.name for guard in rules.guards)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise FileError("file-invalid", f"{path} has two rules of one name; guards count, too.", details=twice)
+        raise FileError(
+            "file-invalid", f"{path} has two rules of one name; guards count, too.", details=twice
+        )
     return rules
 
 
 def rewrite(files: Callable[[str], bytes], rules: ArchRules, fork: str) -> Rewritten:
     """
-    Apply the rules of *fork*; every rule reads the text as upstream wrote it, so their order does not matter.
+    Apply the rules of *fork*; every rule reads the text as upstream wrote it, so their order does
+    not matter.
 
     Args:
-        files: Returns the bytes of a file of the source tree by its path; raises FileNotFoundError or KeyError where there is none.
+        files: Returns the bytes of a file of the source tree by its path; raises FileNotFoundError
+            or KeyError where there is none.
 
     Raises:
-        rule-mismatch: A rule finds another number of sites than it expects, or has no effect, or a file is missing or malformed.
+        rule-mismatch: A rule finds another number of sites than it expects, or has no effect, or a
+            file is missing or malformed.
     """
     mine = [rule for rule in rules.rules if rule.fork == fork]
     changed: dict[str, bytes] = {}
@@ -174,7 +187,9 @@ def rewrite(files: Callable[[str], bytes], rules: ArchRules, fork: str) -> Rewri
             for command, place in _matches(rule, commands):
                 if place.start in edits:
                     raise FileError(
-                        "rule-mismatch", f"Rule {rule.name} changes a list that another rule changes.", details=[f"{file}:{command.line}"]
+                        "rule-mismatch",
+                        f"Rule {rule.name} changes a list that another rule changes.",
+                        details=[f"{file}:{command.line}"],
                     )
                 after = ";".join((*([place.text] if place.text else []), *rule.append))
                 edits[place.start] = Edit(place.start, place.end, after)
@@ -187,26 +202,39 @@ def _read(files: Callable[[str], bytes], file: str, rule: str) -> bytes:
     try:
         return files(file)
     except (FileNotFoundError, KeyError) as error:
-        raise FileError("rule-mismatch", f"Rule {rule} is for {file}, which the source tree does not have.", details=[file]) from error
+        raise FileError(
+            "rule-mismatch",
+            f"Rule {rule} is for {file}, which the source tree does not have.",
+            details=[file],
+        ) from error
 
 
 def _matches(rule: Rule, commands: tuple[Command, ...]) -> list[tuple[Command, Argument]]:
     """Return the commands that *rule* is for, each with the argument that it changes."""
     near = [command for command in commands if _named(rule, command)]
-    found = [command for command in near if command.arguments[rule.argument].text == rule.expect and _under(rule, command)]
+    found = [
+        command
+        for command in near
+        if command.arguments[rule.argument].text == rule.expect and _under(rule, command)
+    ]
     done = [command for command in found or near if _under(rule, command) and _holds(rule, command)]
     if done:
         raise FileError(
             "rule-mismatch",
-            f"Rule {rule.name} has no effect: the list at {rule.file}:{done[0].line} holds {', '.join(rule.append)} already.",
-            details=[f"{rule.file}:{command.line}: {command.arguments[rule.argument].text}" for command in done],
+            f"Rule {rule.name} has no effect: the list at {rule.file}:{done[0].line} holds "
+            f"{', '.join(rule.append)} already.",
+            details=[
+                f"{rule.file}:{command.line}: {command.arguments[rule.argument].text}"
+                for command in done
+            ],
             todo=f"Upstream may have done what the rule does. It may go when: {rule.drop_when}",
         )
     if len(found) != rule.sites:
         raise FileError(
             "rule-mismatch",
             f"Rule {rule.name} matches {len(found)} places in {rule.file} instead of {rule.sites}.",
-            details=[_explain(rule, command) for command in near] or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
+            details=[_explain(rule, command) for command in near]
+            or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
         )
     return [(command, command.arguments[rule.argument]) for command in found]
 
@@ -229,5 +257,7 @@ def _explain(rule: Rule, command: Command) -> str:
     faults = [] if value == rule.expect else [f"holds {value!r}, the rule expects {rule.expect!r}"]
     if not _under(rule, command):
         branch = command.scopes[-1] if command.scopes else None
-        faults.append(f"lies in the branch {branch.kind}({branch.text})" if branch else "lies in no branch")
+        faults.append(
+            f"lies in the branch {branch.kind}({branch.text})" if branch else "lies in no branch"
+        )
     return f"{rule.file}:{command.line}: {'; '.join(faults) or 'matches'}"

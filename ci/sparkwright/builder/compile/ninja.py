@@ -144,7 +144,10 @@ class BuildFolder:
     ) -> None:
         self._name, self.path, self._program = name, work / "build", ninja
         self._sandbox, self._log, self.cached = sandbox, log, cache is not None
-        self._inside, self._source = sandbox.sandbox_path(self.path), f"{sandbox.sandbox_path(work / 'src')}/"
+        self._inside, self._source = (
+            sandbox.sandbox_path(self.path),
+            f"{sandbox.sandbox_path(work / 'src')}/",
+        )
         self._launch = work / "launch"
         self._calls = self._launch / "calls.jsonl"
         self._env = {
@@ -208,7 +211,10 @@ class BuildFolder:
             _require_memory(edges, todo, limits)
             order = ninja_file.order(list(todo.values()), limits.cores, limits.megabytes)
             self._write_schedule(costs, order.heavy)
-        title = f"compile {self._name}: {len(todo)} units, {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
+        title = (
+            f"compile {self._name}: {len(todo)} units, {order.jobs} at once, "
+            f"{limits.megabytes / 1000:.0f} GB"
+        )
         with (
             room_guard(self.path),
             self.recording(costs, limits) as (calls, variables),

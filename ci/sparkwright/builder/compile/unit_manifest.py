@@ -1,8 +1,9 @@
 """
-The unit manifest: for each translation unit its object, its target, its architectures, and the digests of its device code.
+The unit manifest: for each translation unit its object, its target, its architectures, and the
+digests of its device code.
 
-The linker copies the fatbins of the objects into the library as they are, so that a cubin in a wheel
-leads back to its source by its sha256. The manifest is part of the wheel's build record.
+The linker copies the fatbins of the objects into the library as they are, so that a cubin in a
+wheel leads back to its source by its sha256. The manifest is part of the wheel's build record.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class CompiledUnit(msgspec.Struct, frozen=True):
         source: Relative to the source tree; a generated one begins with ``<build>/``.
         target: The CMake target.
         object: Relative to the build folder.
-        library: The member of the wheel that its target is; empty for an object or static library, which
+        library: The member of the wheel that its target is; empty for an object or static library,
+            which
             is linked into others.
         gencode: As in the plan: sorted entries ``virtual:real``.
-        code: Arch and sha256 of each cubin (``sm_121f``) and PTX text (``compute_80``) in its object,
+        code: Arch and sha256 of each cubin (``sm_121f``) and PTX text (``compute_80``) in its
+            object,
             sorted; empty for relocatable device code, which the device linker changes.
     """
 
@@ -50,7 +53,9 @@ class CompiledUnit(msgspec.Struct, frozen=True):
         return f"{self.source} (target {self.target})"
 
 
-def record(build: Path, units: Iterable[PlannedUnit], libraries: Mapping[str, str]) -> tuple[CompiledUnit, ...]:
+def record(
+    build: Path, units: Iterable[PlannedUnit], libraries: Mapping[str, str]
+) -> tuple[CompiledUnit, ...]:
     """
     Return the manifest of the planned *units*, which have been compiled in the folder *build*.
 
@@ -62,11 +67,15 @@ def record(build: Path, units: Iterable[PlannedUnit], libraries: Mapping[str, st
     """
     return tuple(
         CompiledUnit(
-            unit.source, unit.target, unit.object, libraries.get(unit.target, ""), unit.gencode,
+            unit.source,
+            unit.target,
+            unit.object,
+            libraries.get(unit.target, ""),
+            unit.gencode,
             _code(build / unit.object),
         )
         for unit in sorted(units, key=lambda unit: (unit.target, unit.source))
-    )  # fmt: skip
+    )
 
 
 def _code(path: Path) -> tuple[tuple[str, str], ...]:

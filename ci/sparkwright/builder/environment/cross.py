@@ -1,9 +1,11 @@
 """
 The machine that wheels are made for, which may be another than this one.
 
-Programs that run (cmake, ninja, nvcc, ptxas, Python) are this machine's, as always. What is compiled and linked against is the other
-machine's: headers and libraries of its wheels, which the same ``pylock.toml`` names by hash, unpacked and never run. Together they
-are a CUDA toolkit as NVIDIA lays one out, so that nvcc and CMake find everything where they look for it anyway.
+Programs that run (cmake, ninja, nvcc, ptxas, Python) are this machine's, as always. What is
+compiled and linked against is the other
+machine's: headers and libraries of its wheels, which the same ``pylock.toml`` names by hash,
+    unpacked and never run. Together they are a CUDA toolkit as NVIDIA lays one out, so that nvcc
+    and CMake find everything where they look for it anyway.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.forks.archive import MOST_BYTES, zip_file
 from sparkwright.forks.context import Session
 
-#: What is compiled and linked against; the other wheels of the lock hold programs and Python packages, which this machine runs.
+#: What is compiled and linked against; the other wheels of the lock hold programs and Python
+#: packages, which this machine runs.
 LINKED = ("torch", "nvidia-")
 #: Folders of the toolkit that hold programs: this machine's take their place.
 PROGRAMS = ("bin", "nvvm")
 
-#: Paths are relative to the file, because a build sees its folders under other names (`sparkwright.builder.environment.sandbox`).
+#: Paths are relative to the file, because a build sees its folders under other names
+#: (`sparkwright.builder.environment.sandbox`).
 _TOOLCHAIN = """\
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR {machine})
@@ -55,7 +59,8 @@ class Target(msgspec.Struct, frozen=True):
         machine: ``x86_64`` or ``aarch64``.
         root: Where that lies.
         cuda: The CUDA toolkit: programs for this machine, headers and libraries for that one.
-        triple: What the names of the cross compiler begin with; empty where the machine is this one.
+        triple: What the names of the cross compiler begin with; empty where the machine is this
+            one.
     """
 
     key: str
@@ -69,23 +74,34 @@ class Target(msgspec.Struct, frozen=True):
         return bool(self.triple)
 
     def defines(self) -> dict[str, str]:
-        """Return the CMake cache entries that make the target's libraries; none where this machine's own are made."""
+        """
+        Return the CMake cache entries that make the target's libraries; none where this machine's
+        own are made.
+        """
         if not self.cross:
             return {}
         entries = {"CMAKE_TOOLCHAIN_FILE": str(self.root / "toolchain.cmake")}
         if (self.root / "torch").exists():
-            # The Python that CMake asks is this machine's and names its own torch, of the same version; a set folder comes before that.
+            # The Python that CMake asks is this machine's and names its own torch, of the same
+            # version; a set folder comes before that.
             entries["Torch_DIR"] = str(self.root / "torch" / "share" / "cmake" / "Torch")
         if (self.root / "python").exists():
             entries["Python_INCLUDE_DIR"] = str(self.root / "python")
         return entries
 
     def environment(self, tools: Toolchain) -> dict[str, str]:
-        """Return the variables in which configure and compile for the target differ from those of *tools*."""
+        """
+        Return the variables in which configure and compile for the target differ from those of
+        *tools*.
+        """
         if not self.cross:
             return {}
         path = os.pathsep.join([str(self.cuda / "bin"), tools.environment()["PATH"]])
-        return {"PATH": path, "CUDA_HOME": str(self.cuda), "CUDACXX": str(self.cuda / "bin" / "nvcc")}
+        return {
+            "PATH": path,
+            "CUDA_HOME": str(self.cuda),
+            "CUDACXX": str(self.cuda / "bin" / "nvcc"),
+        }
 
 
 def triple(machine: str) -> str:
@@ -99,7 +115,10 @@ def package(machine: str) -> str:
 
 
 def compiler(session: Session) -> str:
-    """Return version and target of the C++ compiler that makes the session's libraries, as `toolchain.host_compiler` does."""
+    """
+    Return version and target of the C++ compiler that makes the session's libraries, as
+    `toolchain.host_compiler` does.
+    """
     return toolchain.host_compiler(driver(session))
 
 
@@ -130,43 +149,69 @@ def of(session: Session, tools: Toolchain) -> Target:
 
 
 def key(session: Session, tools: Toolchain) -> str:
-    """Return the address of what the session's libraries are compiled and linked against; raise as `of`, less what downloads raise."""
+    """
+    Return the address of what the session's libraries are compiled and linked against; raise as
+    `of`, less what downloads raise.
+    """
     if not session.cross:
         return tools.key
     parts = {
-        "tools": tools.key, "wheels": _linked_wheels(session), "compiler": _require(session), "python": python_headers.key(),
-        "machine": session.machine, "toolchain": _TOOLCHAIN, "additions": toolchain.ADDITIONS,
-    }  # fmt: skip
+        "tools": tools.key,
+        "wheels": _linked_wheels(session),
+        "compiler": _require(session),
+        "python": python_headers.key(),
+        "machine": session.machine,
+        "toolchain": _TOOLCHAIN,
+        "additions": toolchain.ADDITIONS,
+    }
     return digest.key("target", parts)
 
 
 def _linked_wheels(session: Session) -> tuple[tuple[str, str, str], ...]:
-    return tuple(wheel for wheel in pylock.wheels(session.project, session.machine) if wheel[0].startswith(LINKED))
+    return tuple(
+        wheel
+        for wheel in pylock.wheels(session.project, session.machine)
+        if wheel[0].startswith(LINKED)
+    )
 
 
 def _require(session: Session) -> str:
     if found := compiler(session):
         return found
-    what = f"{triple(session.machine)}-g++ is not installed; it compiles for {session.machine} on this machine."
-    raise CommandError("tool-missing", what, todo=f"sudo apt-get install {package(session.machine)}")
+    what = (
+        f"{triple(session.machine)}-g++ is not installed; it compiles for {session.machine} "
+        f"on this machine."
+    )
+    raise CommandError(
+        "tool-missing", what, todo=f"sudo apt-get install {package(session.machine)}"
+    )
 
 
 def _make(session: Session, tools: Toolchain, target: Target) -> None:
     wheels = _linked_wheels(session)
     with console.step(f"{target.machine}: {len(wheels)} locked wheels"):
         files = toolchain.download(session, wheels)
-        with session.store.building(target.root) as root, console.progress("unpack", len(files)) as line:
+        with (
+            session.store.building(target.root) as root,
+            console.progress("unpack", len(files)) as line,
+        ):
             cuda = root / target.cuda.relative_to(target.root)
             for done, path in enumerate(files, start=1):
-                unpack(path, root, skip=tuple(f"{cuda.relative_to(root)}/{name}/" for name in PROGRAMS))
+                unpack(
+                    path, root, skip=tuple(f"{cuda.relative_to(root)}/{name}/" for name in PROGRAMS)
+                )
                 line.update(done, path.name)
             for name in PROGRAMS:
                 shutil.copytree(tools.cuda / name, cuda / name, copy_function=_linked)
             log = session.store.folder("logs") / f"target-{target.machine}.log"
             toolchain.complete_cuda(cuda, log, f"{target.triple}-gcc")
-            (root / "toolchain.cmake").write_text(_TOOLCHAIN.format(machine=target.machine, triple=target.triple))
+            (root / "toolchain.cmake").write_text(
+                _TOOLCHAIN.format(machine=target.machine, triple=target.triple)
+            )
             if toolchain.python_header().exists():
-                python_headers.copy_headers(root / "python", f"{target.triple}-gcc", target.machine, log)
+                python_headers.copy_headers(
+                    root / "python", f"{target.triple}-gcc", target.machine, log
+                )
 
 
 def unpack(wheel: Path, folder: Path, *, skip: tuple[str, ...] = ()) -> None:
@@ -178,13 +223,21 @@ def unpack(wheel: Path, folder: Path, *, skip: tuple[str, ...] = ()) -> None:
         archive-unsafe: A member would leave the folder.
     """
     with zip_file(wheel) as source:
-        found = {name: info for name, info in members(source, wheel.name).items() if not name.startswith(skip)}
+        found = {
+            name: info
+            for name, info in members(source, wheel.name).items()
+            if not name.startswith(skip)
+        }
         if (declared := sum(info.file_size for info in found.values())) > MOST_BYTES:
-            raise WheelError("wheel-invalid", f"{wheel.name} would unpack to {declared} bytes, more than {MOST_BYTES}.")
+            raise WheelError(
+                "wheel-invalid",
+                f"{wheel.name} would unpack to {declared} bytes, more than {MOST_BYTES}.",
+            )
         for name, info in found.items():
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            # A link would be written as a file that holds its target: nothing here follows what an archive says.
+            # A link would be written as a file that holds its target: nothing here follows what an
+            # archive says.
             with source.open(info) as data, place.open("wb") as sink:
                 shutil.copyfileobj(data, sink, 1 << 20)
 

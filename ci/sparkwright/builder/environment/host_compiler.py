@@ -13,7 +13,8 @@ from sparkwright.core.errors import CommandError
 #: The words in which projects refuse a compiler: vLLM, PyTorch, CUTLASS, oneDNN, CMake itself.
 _REFUSED = re.compile(
     r"(?P<compiler>GCC|gcc|G\+\+|g\+\+|GNU|Clang|clang|compiler)\b[^.;\n]{0,60}?"
-    r"(?:>=|at least|requires?|(?:newer|later|higher) than|minimum(?: version)?(?: is)?)\s*(?:version\s*)?(?P<version>\d+(?:\.\d+)*)"
+    r"(?:>=|at least|requires?|(?:newer|later|higher) than|minimum(?: version)?(?: "
+    r"is)?)\s*(?:version\s*)?(?P<version>\d+(?:\.\d+)*)"
 )
 _FOUND = re.compile(r"\b(?:found|got|have|is|version)\b\D{0,20}(\d+(?:\.\d+)+)")
 
@@ -24,9 +25,17 @@ def program() -> list[str]:
 
 
 def identity() -> str:
-    """Return version and target of that compiler, and of the one that ``CUDAHOSTCXX`` names; empty without one."""
-    commands = [program(), *([shlex.split(os.environ["CUDAHOSTCXX"])] if os.environ.get("CUDAHOSTCXX") else [])]
-    return " ".join(_asked(command, "-dumpfullversion", "-dumpmachine") for command in commands).strip()
+    """
+    Return version and target of that compiler, and of the one that ``CUDAHOSTCXX`` names; empty
+    without one.
+    """
+    commands = [
+        program(),
+        *([shlex.split(os.environ["CUDAHOSTCXX"])] if os.environ.get("CUDAHOSTCXX") else []),
+    ]
+    return " ".join(
+        _asked(command, "-dumpfullversion", "-dumpmachine") for command in commands
+    ).strip()
 
 
 def _asked(command: list[str], *options: str) -> str:
@@ -37,7 +46,9 @@ def _asked(command: list[str], *options: str) -> str:
 
 
 def explained(error: BuildError) -> BuildError:
-    """Return *error*, as `compiler-too-old` where CMake's own words say that this is what it is about."""
+    """
+    Return *error*, as `compiler-too-old` where CMake's own words say that this is what it is about.
+    """
     # CMake breaks its messages into lines.
     words = " ".join(" ".join(error.details).split())
     refused = _REFUSED.search(words)
@@ -47,11 +58,18 @@ def explained(error: BuildError) -> BuildError:
     here = found[1] if found else _asked(program(), "-dumpfullversion")
     if not _older(here, refused["version"]):
         return error
-    what = f"The sources need {refused['compiler']} {refused['version']} or newer; {' '.join(program())} is {here}."
+    what = (
+        f"The sources need {refused['compiler']} {refused['version']} or newer; "
+        f"{' '.join(program())} is {here}."
+    )
     sentence = re.search(rf"[^.]*{re.escape(refused[0])}.{{0,400}}", words)
     details = [*([sentence[0].strip()] if sentence else []), *error.details]
     return BuildError(
-        "compiler-too-old", what, details=details, todo=_todo(refused["version"]), data={"needed": refused["version"], "found": here}
+        "compiler-too-old",
+        what,
+        details=details,
+        todo=_todo(refused["version"]),
+        data={"needed": refused["version"], "found": here},
     )
 
 
@@ -67,7 +85,8 @@ def _older(here: str, needed: str) -> bool:
 def _todo(version: str) -> str:
     major = version.partition(".")[0]
     return (
-        f"Install a newer one beside it (sudo apt-get install g++-{major}, or a later one that your system has) and name it: "
+        f"Install a newer one beside it (sudo apt-get install g++-{major}, or a later one that "
+        f"your system has) and name it: "
         f"CC=gcc-{major} CXX=g++-{major} CUDAHOSTCXX=g++-{major} sparkwright build …. "
         "The default targets need none of the vendored sources: leave --targets out."
     )

@@ -50,13 +50,18 @@ def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
         chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
-            "file-invalid", f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.", details=[str(error)]
+            "file-invalid",
+            f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.",
+            details=[str(error)],
         ) from error
     return tuple(sorted(chosen))
 
 
 def _selection(machine: str) -> dict[str, Any]:
-    """Return what `Pylock.select` is to select for; nothing where it is to look at this machine itself."""
+    """
+    Return what `Pylock.select` is to select for; nothing where it is to look at this machine
+    itself.
+    """
     from packaging.markers import default_environment
 
     if machine == platform.machine():
@@ -67,7 +72,9 @@ def _selection(machine: str) -> dict[str, Any]:
 
 def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:
     if not hasattr(wheel, "path") or not wheel.path or not wheel.path.endswith(".whl"):
-        raise FileError("file-invalid", f"pylock.toml has no wheel of {package.name} for this machine.")
+        raise FileError(
+            "file-invalid", f"pylock.toml has no wheel of {package.name} for this machine."
+        )
     return str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]
 
 
@@ -82,20 +89,47 @@ def lock(session: Session) -> str:
 
 
 def resolve(session: Session, source: Path, *options_more: str) -> str:
-    """Return the lock of the requirements in the file *source*, as `lock` does; *options_more* go to the resolver."""
+    """
+    Return the lock of the requirements in the file *source*, as `lock` does; *options_more* go to
+    the resolver.
+    """
     from uv import find_uv_bin
 
-    options = ["--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml", "--no-header", "--no-annotate"]
-    command = [find_uv_bin(), "pip", "compile", *options, "--default-index", package_index.index_url(), *options_more, str(source)]
+    options = [
+        "--quiet",
+        "--universal",
+        "--python-version",
+        "3.11",
+        "--format",
+        "pylock.toml",
+        "--no-header",
+        "--no-annotate",
+    ]
+    command = [
+        find_uv_bin(),
+        "pip",
+        "compile",
+        *options,
+        "--default-index",
+        package_index.index_url(),
+        *options_more,
+        str(source),
+    ]
     env = process.clean_environment(
-        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"), UV_NO_CONFIG="1", UV_FIND_LINKS="", UV_INDEX_URL="", UV_DEFAULT_INDEX=""
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
+        UV_NO_CONFIG="1",
+        UV_FIND_LINKS="",
+        UV_INDEX_URL="",
+        UV_DEFAULT_INDEX="",
     )
     try:
         resolved = tomllib.loads(process.output(command, env=env))
     except CommandError as error:
         if error.reference != "command-failed":
             raise
-        raise SourceError("source-unreachable", f"{source} cannot be resolved.", details=error.details) from error
+        raise SourceError(
+            "source-unreachable", f"{source} cannot be resolved.", details=error.details
+        ) from error
     return "".join(_render(resolved))
 
 
@@ -109,7 +143,11 @@ def _render(resolved: dict[str, Any]) -> Iterator[str]:
             if _usable(wheel["url"])
         )
         if not wheels:
-            raise SourceError("not-provided", f"{package['name']} {package['version']} has no wheel for Linux on {' or '.join(MACHINES)}.")
+            raise SourceError(
+                "not-provided",
+                f"{package['name']} {package['version']} has no wheel for Linux on "
+                f"{' or '.join(MACHINES)}.",
+            )
         yield f'\n[[packages]]\nname = "{package["name"]}"\nversion = "{package["version"]}"\n'
         if marker := package.get("marker"):
             yield f"marker = {_toml_string(marker)}\n"
@@ -130,6 +168,9 @@ def _usable(url: str) -> bool:
     _, _, _, tags = parse_wheel_filename(url.rpartition("/")[2].partition("#")[0])
     return any(
         (tag.platform == "any" or ("manylinux" in tag.platform and tag.platform.endswith(MACHINES)))
-        and (tag.abi in PYTHONS and (tag.interpreter in PYTHONS or tag.interpreter.startswith(("py3", "py2", "cp3"))))
+        and (
+            tag.abi in PYTHONS
+            and (tag.interpreter in PYTHONS or tag.interpreter.startswith(("py3", "py2", "cp3")))
+        )
         for tag in tags
     )

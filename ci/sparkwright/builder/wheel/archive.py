@@ -1,8 +1,9 @@
 """
 Wheels, written so that equal content gives equal bytes.
 
-A wheel is made from files, or from another wheel by replacing members and bringing in a local version label. Members that
-stay are copied as they lie, compressed, so that a graft onto a 330 MB wheel takes seconds.
+A wheel is made from files, or from another wheel by replacing members and bringing in a local
+version label. Members that stay are copied as they lie, compressed, so that a graft onto a 330 MB
+wheel takes seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from sparkwright.forks.archive import safe_path, zip_file
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-#: The earliest time that a zip can hold; times carry no meaning in a wheel (reproducible-builds.org).
+#: The earliest time that a zip can hold; times carry no meaning in a wheel
+#: (reproducible-builds.org).
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 #: Fixed part of a local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
@@ -40,7 +42,8 @@ MOST_MEMBERS = 100_000
 MOST_BYTES = 4 * 1024**3
 #: All members together, as the disk of a build machine would have to hold them.
 MOST_BYTES_TOTAL = 24 * 1024**3
-#: Above these sizes a member, or a wheel, that is `MOST_RATIO` times its compressed size is refused.
+#: Above these sizes a member, or a wheel, that is `MOST_RATIO` times its compressed size is
+#: refused.
 RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: RECORD and METADATA are read into memory.
 MOST_BYTES_TEXT = 64 * 1024**2
@@ -75,13 +78,18 @@ class WheelName(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, filename: str, version: str = "") -> WheelName:
-        """Return the parts of *filename*, with another *version* where one is given; raise `wheel-invalid` where it is no wheel's name."""
+        """
+        Return the parts of *filename*, with another *version* where one is given; raise
+        `wheel-invalid` where it is no wheel's name.
+        """
         from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
         try:
             parse_wheel_filename(filename)
         except InvalidWheelFilename as error:
-            raise WheelError("wheel-invalid", f"{filename} is not the name of a wheel.", details=[str(error)]) from error
+            raise WheelError(
+                "wheel-invalid", f"{filename} is not the name of a wheel.", details=[str(error)]
+            ) from error
         parts = filename.removesuffix(".whl").split("-")
         return cls(parts[0], version or parts[1], "-".join(parts[-3:]))
 
@@ -91,7 +99,8 @@ def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
     Return the files of *wheel* by name, from what its directory states; nothing is unpacked.
 
     Raises:
-        wheel-invalid: A member appears twice, shares bytes with another, is compressed in an unusual
+        wheel-invalid: A member appears twice, shares bytes with another, is compressed in an
+            unusual
             way, or is larger than in any wheel.
         archive-unsafe: A name leaves its folder, or it is a link.
     """
@@ -107,14 +116,18 @@ def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
             what = f"{origin} has a symbolic link, which no wheel may have."
             raise FileError("archive-unsafe", what, details=details)
         if name in files:
-            raise WheelError("wheel-invalid", f"{origin} holds the same member twice.", details=details)
+            raise WheelError(
+                "wheel-invalid", f"{origin} holds the same member twice.", details=details
+            )
         if info.compress_type not in _COMPRESSIONS:
             what = f"{origin} is packed in a way that not every installer knows."
             raise WheelError("wheel-invalid", what, details=details)
         total += info.file_size
         inflated = _inflated(info.file_size, info.compress_size, RATIO_FROM)
         if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL or inflated:
-            raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
+            raise WheelError(
+                "wheel-invalid", f"{origin} is larger than any wheel.", details=details
+            )
         if not info.is_dir():
             files[name] = info
     # Members that share bytes let a small file hold a large content many times.
@@ -123,7 +136,9 @@ def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
     for info, end in zip(ordered, ends, strict=True):
         if info.header_offset + _LOCAL_HEADER.size + info.compress_size > end:
             details = [f"member: {info.filename!r}"]
-            raise WheelError("wheel-invalid", f"{origin} holds members that overlap.", details=details)
+            raise WheelError(
+                "wheel-invalid", f"{origin} holds members that overlap.", details=details
+            )
     if _inflated(total, wheel.start_dir, RATIO_TOTAL_FROM):
         details = [f"bytes of all members: {total}"]
         raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
@@ -162,7 +177,9 @@ class WheelWriter:
         self._zip.writestr(info, data)
         self._account(name, hashlib.sha256(data).digest(), len(data))
 
-    def copy(self, source: IO[bytes], info: zipfile.ZipInfo, name: str, record: tuple[str, str]) -> None:
+    def copy(
+        self, source: IO[bytes], info: zipfile.ZipInfo, name: str, record: tuple[str, str]
+    ) -> None:
         """
         Copy a member from another zip as it lies there, under *name*.
 
@@ -176,7 +193,8 @@ class WheelWriter:
         fresh = zipfile.ZipInfo(name, EPOCH)
         fresh.compress_type, fresh.CRC = info.compress_type, info.CRC
         fresh.compress_size, fresh.file_size = info.compress_size, info.file_size
-        # The rest of the mode is the umask of whoever packed it, and nothing that an installer keeps.
+        # The rest of the mode is the umask of whoever packed it, and nothing that an installer
+        # keeps.
         fresh.external_attr = _mode(executable=bool(info.external_attr >> 16 & 0o111))
         target = self._zip.fp
         assert target is not None
@@ -190,7 +208,8 @@ class WheelWriter:
                 raise WheelError("wheel-invalid", f"{info.filename} is cut off inside its wheel.")
             target.write(chunk)
             left -= len(chunk)
-        # zipfile has no call for a member that is compressed already; these three are what its own `_open_to_write` keeps.
+        # zipfile has no call for a member that is compressed already; these three are what its own
+        # `_open_to_write` keeps.
         self._zip.filelist.append(fresh)
         self._zip.NameToInfo[name] = fresh
         self._zip.start_dir = target.tell()
@@ -198,7 +217,9 @@ class WheelWriter:
         self._record.append((name, *record))
 
     def _account(self, name: str, digest: bytes, count: int) -> None:
-        self._record.append((name, "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), str(count)))
+        self._record.append(
+            (name, "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), str(count))
+        )
 
     def close(self) -> None:
         """Write RECORD, last, and the zip's directory."""
@@ -216,7 +237,9 @@ def _mode(*, executable: bool) -> int:
     return (0o100755 if executable else 0o100644) << 16
 
 
-def write(path: Path, name: WheelName, files: Mapping[str, bytes], metadata: str, *, pure: bool) -> None:
+def write(
+    path: Path, name: WheelName, files: Mapping[str, bytes], metadata: str, *, pure: bool
+) -> None:
     """Write a wheel of *files* with the given METADATA text."""
     wheel = WheelWriter(path, name)
     for member in sorted(files):
@@ -231,7 +254,9 @@ def wheel_text(tag: str, pure: bool) -> str:
     from packaging.tags import parse_tag
 
     tags = "".join(f"Tag: {one}\n" for one in sorted(str(one) for one in parse_tag(tag)))
-    return f"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: {str(pure).lower()}\n{tags}"
+    return (
+        f"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: {str(pure).lower()}\n{tags}"
+    )
 
 
 def records(wheel: zipfile.ZipFile, info: str, origin: str) -> dict[str, tuple[str, str]]:
@@ -245,7 +270,9 @@ def records(wheel: zipfile.ZipFile, info: str, origin: str) -> dict[str, tuple[s
         rows = list(csv.reader(io.StringIO(wheel.read(f"{info}/RECORD").decode())))
         return {name: (digest, count) for name, digest, count in rows}
     except (KeyError, ValueError, csv.Error) as error:
-        raise WheelError("wheel-invalid", f"{origin} has no readable RECORD.", details=[str(error)]) from error
+        raise WheelError(
+            "wheel-invalid", f"{origin} has no readable RECORD.", details=[str(error)]
+        ) from error
 
 
 def remake(
@@ -262,14 +289,16 @@ def remake(
     sbom: bytes = b"",
 ) -> Path:
     """
-    Write to *folder* the wheel *base* with another version, and with some members replaced, added or removed.
+    Write to *folder* the wheel *base* with another version, and with some members replaced, added
+    or removed.
 
     Args:
         version: The new version; METADATA, the names of its folders and *version_files* follow it.
         platform: The new platform tag, where it changes.
         requires: Requirements that change; see `requiring`.
-        build_record: JSON that says where every library came from; becomes ``sparkwright.json`` in the ``.dist-info``.
-        sbom: The bill of materials; becomes `SBOM` there. One that upstream's wheel has under another name stays.
+        build_record: JSON that says where every library came from; becomes ``sparkwright.json`` in
+            the ``.dist-info``. sbom: The bill of materials; becomes `SBOM` there. One that
+            upstream's wheel has under another name stays.
 
     Returns:
         The new wheel's path.
@@ -291,12 +320,17 @@ def remake(
             text = changed.get(name) or source.read(name)
             changed[name] = restate(text.decode(), old.version, version, name).encode()
         writer = WheelWriter(path, new)
-        for name in sorted({*found, *changed} - remove, key=lambda name: (name.startswith(old.info), name)):
+        for name in sorted(
+            {*found, *changed} - remove, key=lambda name: (name.startswith(old.info), name)
+        ):
             target = _renamed(name, old, new)
             if name == f"{old.info}/RECORD" or name.removeprefix(f"{old.info}/") in papers:
                 continue
             if name == f"{old.info}/METADATA":
-                writer.add(target, requiring(_metadata(source.read(name), old.version, version), requires or {}))
+                writer.add(
+                    target,
+                    requiring(_metadata(source.read(name), old.version, version), requires or {}),
+                )
             elif name == f"{old.info}/WHEEL":
                 pure = b"Root-Is-Purelib: true" in source.read(name)
                 writer.add(target, wheel_text(new.tag, pure).encode())
@@ -305,7 +339,9 @@ def remake(
             elif name in record and record[name][0]:
                 writer.copy(raw, found[name], target, record[name])
             else:
-                raise WheelError("wheel-invalid", f"{base.name} holds {name}, which its RECORD does not know.")
+                raise WheelError(
+                    "wheel-invalid", f"{base.name} holds {name}, which its RECORD does not know."
+                )
         for member, data in papers.items():
             writer.add(f"{new.info}/{member}", data)
         writer.close()
@@ -324,7 +360,10 @@ def _metadata(text: bytes, old: str, new: str) -> bytes:
     head, gap, body = text.partition(b"\n\n")
     if BytesParser().parsebytes(head).get_all("Version") != [old]:
         raise WheelError("wheel-invalid", f"METADATA does not state version {old} once.")
-    lines = [f"Version: {new}".encode() if line.startswith(b"Version:") else line for line in head.split(b"\n")]
+    lines = [
+        f"Version: {new}".encode() if line.startswith(b"Version:") else line
+        for line in head.split(b"\n")
+    ]
     return b"\n".join(lines) + gap + body
 
 
@@ -335,7 +374,8 @@ def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     What a line asks for is replaced; when it does so (its marker, which may name an extra) stays.
 
     Args:
-        requires: Normalised name → the requirement for the lines of that project, or nothing to remove them. A line keeps its extras
+        requires: Normalised name → the requirement for the lines of that project, or nothing to
+            remove them. A line keeps its extras
             where the requirement names none; a marker of the requirement is a further condition.
 
     Raises:
@@ -347,17 +387,30 @@ def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     head, gap, body = metadata.partition(b"\n\n")
     # A line that begins with a blank continues the one before it.
     fields = [_Field.of(line, requires) for line in re.split(rb"\n(?![ \t])", head)]
-    if idle := sorted(requires.keys() - {field.project for field in fields if field.after != field.before}):
-        asked = {project: [field.before.decode() for field in fields if field.project == project] for project in idle}
-        details = [f"{project}: {'; '.join(lines) or 'not required at all'}" for project, lines in asked.items()]
+    if idle := sorted(
+        requires.keys() - {field.project for field in fields if field.after != field.before}
+    ):
+        asked = {
+            project: [field.before.decode() for field in fields if field.project == project]
+            for project in idle
+        }
+        details = [
+            f"{project}: {'; '.join(lines) or 'not required at all'}"
+            for project, lines in asked.items()
+        ]
         raise BuildError(
-            "requirement-mismatch", f"What is said of {', '.join(idle)} changes no requirement of the official wheel.", details=details
+            "requirement-mismatch",
+            f"What is said of {', '.join(idle)} changes no requirement of the official wheel.",
+            details=details,
         )
     return b"\n".join(field.after for field in fields if field.after is not None) + gap + body
 
 
 class _Field(NamedTuple):
-    """A header field, and what takes its place, if anything; *project* is what it requires, if it does."""
+    """
+    A header field, and what takes its place, if anything; *project* is what it requires, if it
+    does.
+    """
 
     project: str
     before: bytes
@@ -375,7 +428,9 @@ class _Field(NamedTuple):
             found = Requirement(" ".join(text.decode().split()))
         except (InvalidRequirement, UnicodeDecodeError) as error:
             raise WheelError(
-                "wheel-invalid", "METADATA holds a requirement that cannot be read.", details=[repr(text), str(error)]
+                "wheel-invalid",
+                "METADATA holds a requirement that cannot be read.",
+                details=[repr(text), str(error)],
             ) from error
         project = canonicalize_name(found.name)
         if project not in requires:
@@ -383,14 +438,20 @@ class _Field(NamedTuple):
         if not requires[project]:
             return cls(project, line, None)
         wanted = _joined(found, Requirement(requires[project]))
-        return cls(project, line, line if wanted == found else b"%s: %s" % (name, str(wanted).encode()))
+        return cls(
+            project, line, line if wanted == found else b"%s: %s" % (name, str(wanted).encode())
+        )
 
 
 def _joined(found: Requirement, wanted: Requirement) -> Requirement:
-    """Return *wanted* on the conditions of *found*, and with its extras where it has none itself."""
+    """
+    Return *wanted* on the conditions of *found*, and with its extras where it has none itself.
+    """
     from packaging.markers import Marker
 
     wanted.extras = wanted.extras or found.extras
     if found.marker:
-        wanted.marker = Marker(f"({found.marker}) and ({wanted.marker})") if wanted.marker else found.marker
+        wanted.marker = (
+            Marker(f"({found.marker}) and ({wanted.marker})") if wanted.marker else found.marker
+        )
     return wanted

@@ -1,4 +1,7 @@
-"""Components of a CycloneDX document and their package URLs, in the few fields that a bill of materials of ours has."""
+"""
+Components of a CycloneDX document and their package URLs, in the few fields that a bill of
+materials of ours has.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,49 @@ _GITHUB = re.compile(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?")
 
 
 def component(
-    name: str, version: str = "", *, ref: str = "", kind: ComponentType | None = None, sha256: str = "",
-    facts: Mapping[str, str] | None = None, purl: PackageURL | None = None, url: str = "", description: str = "",
+    name: str,
+    version: str = "",
+    *,
+    ref: str = "",
+    kind: ComponentType | None = None,
+    sha256: str = "",
+    facts: Mapping[str, str] | None = None,
+    purl: PackageURL | None = None,
+    url: str = "",
+    description: str = "",
     scope: ComponentScope | None = None,
-) -> Component:  # fmt: skip
+) -> Component:
     """Return a component; *facts* become properties of ours."""
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+    from cyclonedx.model import (
+        ExternalReference,
+        ExternalReferenceType,
+        HashAlgorithm,
+        HashType,
+        Property,
+        XsUri,
+    )
     from cyclonedx.model.component import Component, ComponentType
 
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
-    links = [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(url))] if url.startswith(("https://", "http://")) else []
+    links = (
+        [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(url))]
+        if url.startswith(("https://", "http://"))
+        else []
+    )
     return Component(
-        name=name, version=version or None, type=kind or ComponentType.LIBRARY, bom_ref=ref or None, hashes=hashes, scope=scope,
-        properties=[Property(name=f"sparkwright:{key}", value=value) for key, value in (facts or {}).items()],
-        external_references=links, purl=purl, description=description or None,
-    )  # fmt: skip
+        name=name,
+        version=version or None,
+        type=kind or ComponentType.LIBRARY,
+        bom_ref=ref or None,
+        hashes=hashes,
+        scope=scope,
+        properties=[
+            Property(name=f"sparkwright:{key}", value=value) for key, value in (facts or {}).items()
+        ],
+        external_references=links,
+        purl=purl,
+        description=description or None,
+    )
 
 
 def index(name: str, version: str) -> PackageURL:

@@ -53,20 +53,38 @@ def version(session: Session, tree: str) -> str:
     text = session.objects.blob(tree, VERSION_HEADER) or b""
     found = {name.decode(): int(number) for name, number in _MACRO.findall(text)}
     if set(found) != {"MAJOR", "MINOR", "PATCH"}:
-        raise WheelError("wheel-invalid", f"{VERSION_HEADER} does not state a version.", details=[f"tree: {tree}"])
+        raise WheelError(
+            "wheel-invalid",
+            f"{VERSION_HEADER} does not state a version.",
+            details=[f"tree: {tree}"],
+        )
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
 
 
-def build(session: Session, tree: str, distribution: str, label: str, papers: Papers, folder: Path) -> Path:
-    """Write the wheel of *tree*, its version with the local *label*, with its *papers*, to *folder* and return its path."""
-    name = WheelName(distribution.replace("-", "_"), labelled(version(session, tree), label), "py3-none-any")
+def build(
+    session: Session, tree: str, distribution: str, label: str, papers: Papers, folder: Path
+) -> Path:
+    """
+    Write the wheel of *tree*, its version with the local *label*, with its *papers*, to *folder*
+    and return its path.
+    """
+    name = WheelName(
+        distribution.replace("-", "_"), labelled(version(session, tree), label), "py3-none-any"
+    )
     package = name.distribution
-    files: dict[str, bytes] = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
+    files: dict[str, bytes] = {
+        f"{package}/__init__.py": _MODULE.format(version=name.version).encode()
+    }
     for source in (*FOLDERS, LIBRARY):
         root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
         for path, data in session.objects.files(tree, source):
             files[f"{root}/{path.removeprefix(source + '/')}"] = data
-    files |= {f"{name.info}/{BUILD_RECORD}": papers.record, f"{name.info}/{SBOM}": papers.sbom(name)}
+    files |= {
+        f"{name.info}/{BUILD_RECORD}": papers.record,
+        f"{name.info}/{SBOM}": papers.sbom(name),
+    }
     made = folder / name.filename
-    archive.write(made, name, files, _METADATA.format(name=distribution, version=name.version), pure=True)
+    archive.write(
+        made, name, files, _METADATA.format(name=distribution, version=name.version), pure=True
+    )
     return made

@@ -1,11 +1,12 @@
 """
-The tables of an ELF file, read as hostile: every offset, count and name is bounded before it is used.
+The tables of an ELF file, read as hostile: every offset, count and name is bounded before it is
+used.
 
 pyelftools would read the same, but follows names, version chains and a section table of any stride
 without an end, so that a file of some megabytes keeps it busy for hours. Only what Linux loads and
-CUDA makes is read: 64 bits, little-endian. What a library asks of the loader is read by its segments,
-as the loader does, whatever its section table states. Numbers are those of the System V ABI, and for
-version needs of the Linux Standard Base.
+CUDA makes is read: 64 bits, little-endian. What a library asks of the loader is read by its
+segments, as the loader does, whatever its section table states. Numbers are those of the System V
+ABI, and for version needs of the Linux Standard Base.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types: no bytes in the file, dynamic symbols.
 NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
 _LOAD, _DYNAMIC = 1, 2
-#: Entries of the dynamic section: strings and their size, version needs and their number, names, paths.
+#: Entries of the dynamic section: strings and their size, version needs and their number, names,
+#: paths.
 _STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF
 _NEEDED, _SONAME, _PATHS = 1, 14, (15, 29)
 
@@ -101,11 +103,18 @@ class SharedObject(msgspec.Struct, frozen=True):
 
 
 class _Strings:
-    """The string table in *size* bytes from *offset*; the names read from it are bounded together."""
+    """
+    The string table in *size* bytes from *offset*; the names read from it are bounded together.
+    """
 
     def __init__(self, data: Buffer, offset: int, size: int, what: str) -> None:
         _check_bounds(data, offset, size, what)
-        self._data, self._offset, self._end, self._left = data, offset, offset + size, MOST_NAME_BYTES
+        self._data, self._offset, self._end, self._left = (
+            data,
+            offset,
+            offset + size,
+            MOST_NAME_BYTES,
+        )
 
     def name(self, offset: int) -> str:
         begin = self._offset + offset
@@ -137,13 +146,16 @@ def sections(data: Buffer) -> tuple[Section, ...]:
     Return the section table; empty without one.
 
     Raises:
-        ElfUnreadable: A section or a name lies outside the file, or the names are too long together.
+        ElfUnreadable: A section or a name lies outside the file, or the names are too long
+            together.
     """
     _, names, entries, _ = _header(data)
     if not entries:
         return ()
     if names >= len(entries):
-        raise ElfUnreadable(f"the names of its {len(entries)} sections should be in section {names}")
+        raise ElfUnreadable(
+            f"the names of its {len(entries)} sections should be in section {names}"
+        )
     begin, length = entries[names][4:6]
     strings = _Strings(data, begin, length, "the table of section names")
     listed = []
@@ -185,7 +197,9 @@ def shared_object(data: Buffer) -> SharedObject:
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
-        rpath=tuple(path for tag, value in entries if tag in _PATHS and (path := strings.name(value))),
+        rpath=tuple(
+            path for tag, value in entries if tag in _PATHS and (path := strings.name(value))
+        ),
         versions=versions,
         soname=next((strings.name(value) for tag, value in entries if tag == _SONAME), ""),
         fatbins=tuple((one.offset, one.size) for one in fatbins),
@@ -213,7 +227,9 @@ def _check_bounds(data: Buffer, offset: int, size: int, what: str) -> None:
 
 
 def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
-    """Return the machine, the section of the section names, the sections' and the segments' entries."""
+    """
+    Return the machine, the section of the section names, the sections' and the segments' entries.
+    """
     if len(data) < 64 or data[:4] != MAGIC:
         raise ElfUnreadable("it is shorter than a header, or does not begin like ELF")
     if data[4:6] != b"\x02\x01":
@@ -232,7 +248,9 @@ def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
     return machine, names, *tables
 
 
-def _entries(data: Buffer, what: str, form: struct.Struct, table: tuple[int, int, int], most: int) -> list[Any]:
+def _entries(
+    data: Buffer, what: str, form: struct.Struct, table: tuple[int, int, int], most: int
+) -> list[Any]:
     offset, size, count = table
     if count and size != form.size:
         raise ElfUnreadable(f"an entry of its {what} table has {size} bytes")
@@ -292,7 +310,9 @@ def _symbols(data: Buffer, listed: Sequence[Section]) -> Iterator[tuple[str, boo
         table = listed[section.link]
         strings = _Strings(data, table.offset, table.size, "the table of symbol names")
         whole = section.size // _SYMBOL.size * _SYMBOL.size
-        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(data[section.offset : section.offset + whole]):
+        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(
+            data[section.offset : section.offset + whole]
+        ):
             # Bound globally, weakly or uniquely, and defined in this file: what the loader gives to
             # others. A weak symbol that is not defined here may stay unresolved.
             if info >> 4 in ((1, 2, 10) if index else (1,)):

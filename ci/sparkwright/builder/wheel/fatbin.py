@@ -1,13 +1,15 @@
 """
-Fatbins, the containers in which nvcc puts the device code of a translation unit, read without NVIDIA's tools.
+Fatbins, the containers in which nvcc puts the device code of a translation unit, read without
+NVIDIA's tools.
 
 NVIDIA does not publish the format; this is what nvcc 13.0 writes and cuobjdump 13.5 reads alike
-(`tests/unit/test_audit_fatbin.py` compares the two). A section holds containers one after the other,
-with zeros between them: magic, version 1, size of the header, size of the rest. A container holds
-entries: kind (1 PTX, 2 cubin), version 0x0101, sizes, the arch as a number, flags, and the stored bytes,
-which may be compressed. The flags also tell ``sm_120a`` (bit 20) and ``sm_120f`` (bit 21) from
-``sm_120``, as the driver needs to know before it decompresses anything; the ptxas options in the cubin
-state the same a second time (`sparkwright.audit.device_code`).
+(`tests/unit/test_audit_fatbin.py` compares the two). A section holds containers one after the
+other, with zeros between them: magic, version 1, size of the header, size of the rest. A container
+holds
+entries: kind (1 PTX, 2 cubin), version 0x0101, sizes, the arch as a number, flags, and the stored
+    bytes, which may be compressed. The flags also tell ``sm_120a`` (bit 20) and ``sm_120f`` (bit
+    21) from ``sm_120``, as the driver needs to know before it decompresses anything; the ptxas
+    options in the cubin state the same a second time (`sparkwright.audit.device_code`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _VERSION, _ENTRY_VERSION = 1, 0x0101
 _KINDS: dict[int, Literal["ptx", "cubin"]] = {1: "ptx", 2: "cubin"}
 _LZ4, _ZSTD, _EXACT, _FAMILY = 0x2000, 0x8000, 1 << 20, 1 << 21
 
-#: The largest cubin of the official wheels has 17 MB; an entry that states more than this is refused.
+#: The largest cubin of the official wheels has 17 MB; an entry that states more than this is
+#: refused.
 MOST_BYTES = 512 * 1024**2
 #: Of one library: the wheels' have at most some hundreds.
 MOST_ENTRIES = 100_000
@@ -90,10 +93,16 @@ def _containers(data: Buffer, position: int, end: int) -> Iterator[tuple[int, in
             position += 8
             continue
         if magic != MAGIC or version != _VERSION:
-            what = f"a fatbin of version {version}" if magic == MAGIC else f"no fatbin begins with {magic:#010x}"
+            what = (
+                f"a fatbin of version {version}"
+                if magic == MAGIC
+                else f"no fatbin begins with {magic:#010x}"
+            )
             raise FatbinUnreadable(f"{what}, at offset {position}; supported is version {_VERSION}")
         if header < _CONTAINER.size or rest > end - position - header:
-            raise FatbinUnreadable(f"a fatbin at offset {position} ends beyond its section: {rest} bytes")
+            raise FatbinUnreadable(
+                f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
+            )
         position += header
         yield position, position + rest
         position += rest
@@ -103,18 +112,28 @@ def _entries(data: Buffer, position: int, end: int, container: int) -> Iterator[
     while position < end:
         if end - position < _ENTRY.size:
             raise FatbinUnreadable(f"an entry at offset {position} has no room for its header")
-        kind, version, header, size, packed, _, number, flags, whole = _ENTRY.unpack_from(data, position)
+        kind, version, header, size, packed, _, number, flags, whole = _ENTRY.unpack_from(
+            data, position
+        )
         if version != _ENTRY_VERSION or kind not in _KINDS:
             supported = f"supported is version {_ENTRY_VERSION:#06x}, and the kinds 1 and 2"
             what = f"an entry of version {version:#06x} and kind {kind}"
             raise FatbinUnreadable(f"{what}, at offset {position}; {supported}")
         if header < _ENTRY.size or size > end - position - header or packed > size:
-            raise FatbinUnreadable(f"an entry at offset {position} ends beyond its fatbin: {size} bytes")
+            raise FatbinUnreadable(
+                f"an entry at offset {position} ends beyond its fatbin: {size} bytes"
+            )
         arch = f"sm_{number}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}"
-        compression: Literal["", "lz4", "zstd"] = "lz4" if flags & _LZ4 else "zstd" if flags & _ZSTD else ""
+        compression: Literal["", "lz4", "zstd"] = (
+            "lz4" if flags & _LZ4 else "zstd" if flags & _ZSTD else ""
+        )
         stored, whole = (packed or size, whole) if compression else (size, size)
-        if compression and (whole > MOST_BYTES or (compression == "lz4" and whole > stored * _LZ4_RATIO)):
-            raise FatbinUnreadable(f"an entry at offset {position} states that it unpacks to {whole} bytes")
+        if compression and (
+            whole > MOST_BYTES or (compression == "lz4" and whole > stored * _LZ4_RATIO)
+        ):
+            raise FatbinUnreadable(
+                f"an entry at offset {position} states that it unpacks to {whole} bytes"
+            )
         yield Entry(_KINDS[kind], arch, position + header, stored, whole, compression, container)
         position += header + size
 
@@ -142,11 +161,15 @@ def _decompressed(packed: bytes, entry: Entry, wanted: int, *, whole: bool) -> b
             content = bytes(lz4.block.decompress(packed, uncompressed_size=entry.size))
             content = content[:wanted] if len(content) == entry.size else content
         else:
-            with zstandard.ZstdDecompressor(max_window_size=MOST_BYTES).stream_reader(packed) as stream:
+            with zstandard.ZstdDecompressor(max_window_size=MOST_BYTES).stream_reader(
+                packed
+            ) as stream:
                 # A byte more than the table states would show that the table is wrong.
                 content = stream.read(wanted + whole)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
-        raise FatbinUnreadable(f"the {entry.compression} data at offset {entry.offset}: {error}") from error
+        raise FatbinUnreadable(
+            f"the {entry.compression} data at offset {entry.offset}: {error}"
+        ) from error
     if len(content) != wanted:
         states = f"unpacks to {len(content)} bytes, the table says {entry.size}"
         raise FatbinUnreadable(f"the {entry.compression} data at offset {entry.offset} {states}")

@@ -1,7 +1,9 @@
 """
-A graft: the official wheel, with the libraries whose inputs we change compiled here, and the changed Python files in place.
+A graft: the official wheel, with the libraries whose inputs we change compiled here, and the
+changed Python files in place.
 
-The base must be the same release as the source: every Python file that both have is compared before anything is replaced.
+The base must be the same release as the source: every Python file that both have is compared before
+anything is replaced.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import Session
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
-#: Parts of glibc, which the platform tag promises as a whole; which of them are named depends on its version.
+#: Parts of glibc, which the platform tag promises as a whole; which of them are named depends on
+#: its version.
 _LIBC = re.compile(r"(lib(c|m|dl|rt|pthread)|ld-linux-[a-z0-9-]+)\.so\.\d+$")
-#: What a tag promises: its glibc, and the highest GLIBCXX and CXXABI (auditwheel 6.8.2, manylinux-policy.json; lowest tag of each).
+#: What a tag promises: its glibc, and the highest GLIBCXX and CXXABI (auditwheel 6.8.2,
+#: manylinux-policy.json; lowest tag of each).
 _PROMISED = (
     ((2, 17), (3, 4, 19), (1, 3, 7)),
     ((2, 24), (3, 4, 22), (1, 3, 10)),
@@ -62,7 +66,8 @@ class Transplant(msgspec.Struct, frozen=True):
 
 def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvironment) -> None:
     """
-    Check that *base* was built from the same source, before the series, and has the requirements that are to change.
+    Check that *base* was built from the same source, before the series, and has the requirements
+    that are to change.
 
     Raises:
         base-mismatch: A Python file that both have differs.
@@ -72,7 +77,11 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
     with zip_file(base) as wheel:
         found = archive.members(wheel, base.name)
         names = [name for name in found if name.endswith(".py") and name in tree]
-        differing = [name for name in names if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]]
+        differing = [
+            name
+            for name in names
+            if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]
+        ]
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
     if differing or not names:
         raise BuildError(
@@ -80,19 +89,24 @@ def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvi
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )
-    # `write` does this again, after the compiling; an entry without effect should not cost an hour first.
+    # `write` does this again, after the compiling; an entry without effect should not cost an hour
+    # first.
     archive.requiring(metadata, settings.requires)
     console.note(f"{base.name}: its {len(names)} Python files are those of the source")
 
 
 def _blob_id(data: bytes) -> str:
-    """Return the id that git gives to a file of these bytes; reading thousands of blobs one by one would take longer."""
+    """
+    Return the id that git gives to a file of these bytes; reading thousands of blobs one by one
+    would take longer.
+    """
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def members(base: Path, libraries: Iterable[Library], settings: ForkEnvironment) -> dict[str, str]:
     """
-    Return the members of the wheel *base* that the compiled *libraries* replace, each with its path in the build folder.
+    Return the members of the wheel *base* that the compiled *libraries* replace, each with its path
+    in the build folder.
 
     Raises:
         base-mismatch: The wheel has no member of a library's file name, or several.
@@ -117,7 +131,12 @@ def members(base: Path, libraries: Iterable[Library], settings: ForkEnvironment)
 
 
 def transplant(
-    session: Session, source: SourceTree, base: Path, build: Path, members: Mapping[str, str], settings: ForkEnvironment
+    session: Session,
+    source: SourceTree,
+    base: Path,
+    build: Path,
+    members: Mapping[str, str],
+    settings: ForkEnvironment,
 ) -> tuple[dict[str, bytes], Transplant]:
     """
     Return the members that change, with their bytes, and the account of it.
@@ -129,9 +148,15 @@ def transplant(
         compile-failed: The build folder lacks a library.
     """
     changes = [
-        change for change in session.objects.changes(source.source.tree, source.tree) if change.path.startswith(settings.package + "/")
+        change
+        for change in session.objects.changes(source.source.tree, source.tree)
+        if change.path.startswith(settings.package + "/")
     ]
-    replace = {change.path: session.objects.blob(source.tree, change.path) or b"" for change in changes if change.status != "D"}
+    replace = {
+        change.path: session.objects.blob(source.tree, change.path) or b""
+        for change in changes
+        if change.status != "D"
+    }
     libraries = {member: _library(build / path) for member, path in members.items()}
     with zip_file(base) as wheel:
         record = archive.records(wheel, WheelName.of(base.name).info, base.name)
@@ -139,7 +164,11 @@ def transplant(
         libraries={member: hashlib.sha256(data).hexdigest() for member, data in libraries.items()},
         replaced=tuple(sorted(replace)),
         removed=tuple(sorted(change.path for change in changes if change.status == "D")),
-        base={name: digest for name, (digest, _) in sorted(record.items()) if name.endswith(".so") and name not in libraries},
+        base={
+            name: digest
+            for name, (digest, _) in sorted(record.items())
+            if name.endswith(".so") and name not in libraries
+        },
         requires=settings.requires,
     )
 
@@ -148,14 +177,23 @@ def _library(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise BuildError("compile-failed", f"The build made no {path.name}.", details=[f"library: {path}"]) from error
+        raise BuildError(
+            "compile-failed", f"The build made no {path.name}.", details=[f"library: {path}"]
+        ) from error
 
 
 def write(
-    base: Path, folder: Path, label: str, changes: Mapping[str, bytes], done: Transplant, settings: ForkEnvironment, papers: Papers
+    base: Path,
+    folder: Path,
+    label: str,
+    changes: Mapping[str, bytes],
+    done: Transplant,
+    settings: ForkEnvironment,
+    papers: Papers,
 ) -> Path:
     """
-    Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled here want a newer system.
+    Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled
+    here want a newer system.
 
     Raises:
         target-mismatch: See `check`.
@@ -163,10 +201,17 @@ def write(
     check(base, changes, done)
     version = labelled(WheelName.of(base.name).version, label)
     return archive.remake(
-        base, folder, version=version, platform=platform_tag(base.name, [changes[name] for name in done.libraries]),
-        replace=changes, remove=frozenset(done.removed), version_files=settings.version_files, requires=done.requires,
-        build_record=papers.record, sbom=papers.sbom(WheelName.of(base.name, version)),
-    )  # fmt: skip
+        base,
+        folder,
+        version=version,
+        platform=platform_tag(base.name, [changes[name] for name in done.libraries]),
+        replace=changes,
+        remove=frozenset(done.removed),
+        version_files=settings.version_files,
+        requires=done.requires,
+        build_record=papers.record,
+        sbom=papers.sbom(WheelName.of(base.name, version)),
+    )
 
 
 def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
@@ -174,7 +219,8 @@ def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
     Check that the libraries compiled here can take the place of those of *base*.
 
     Raises:
-        target-mismatch: One is for another machine than the wheel, brings libraries with it that the base's of the same name does not, or
+        target-mismatch: One is for another machine than the wheel, brings libraries with it that
+            the base's of the same name does not, or
             searches folders of its own.
     """
     tag = WheelName.of(base.name).tag
@@ -183,19 +229,30 @@ def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
         for name in done.libraries:
             mine, theirs = elf.shared_object(changes[name]), elf.shared_object(wheel.read(name))
             if not tag.endswith(mine.machine):
-                faults.append(f"{name} is for {mine.machine}, the wheel for {tag.rpartition('-')[2]}")
-            elif more := [needed for needed in mine.needed if needed not in theirs.needed and not _LIBC.match(needed)]:
+                faults.append(
+                    f"{name} is for {mine.machine}, the wheel for {tag.rpartition('-')[2]}"
+                )
+            elif more := [
+                needed
+                for needed in mine.needed
+                if needed not in theirs.needed and not _LIBC.match(needed)
+            ]:
                 faults.append(f"{name} needs {', '.join(more)}, which the official one does not")
             faults += [f"{name} searches {folder}" for folder in mine.rpath]
     if faults:
-        raise BuildError("target-mismatch", f"What was compiled here cannot take its place in {base.name}.", details=faults)
+        raise BuildError(
+            "target-mismatch",
+            f"What was compiled here cannot take its place in {base.name}.",
+            details=faults,
+        )
 
 
 def platform_tag(base: str, libraries: list[bytes]) -> str:
     """
     Return the platform tag of a wheel on which *libraries* run, at least that of *base*.
 
-    A ``manylinux`` tag promises a glibc and a libstdc++; the lowest that promises what the libraries want is taken. Other tags stay.
+    A ``manylinux`` tag promises a glibc and a libstdc++; the lowest that promises what the
+    libraries want is taken. Other tags stay.
     """
     tag = WheelName.of(base).tag.rpartition("-")[2]
     match = _MANYLINUX.fullmatch(tag)
@@ -204,9 +261,15 @@ def platform_tag(base: str, libraries: list[bytes]) -> str:
     needed: tuple[int, ...] = (int(match[1]), int(match[2]))
     for versions in (elf.shared_object(library).versions for library in libraries):
         runtime = versions.get("GLIBCXX", (0,)), versions.get("CXXABI", (0,))
-        rows = [glibc for glibc, *promised in _PROMISED if runtime[0] <= promised[0] and runtime[1] <= promised[1]]
+        rows = [
+            glibc
+            for glibc, *promised in _PROMISED
+            if runtime[0] <= promised[0] and runtime[1] <= promised[1]
+        ]
         # What no tag promises yet is there at least on systems like the one that it was linked on.
-        needed = max(needed, versions.get("GLIBC", (0, 0)), rows[0] if rows else _linked_glibc(match[3]))
+        needed = max(
+            needed, versions.get("GLIBC", (0, 0)), rows[0] if rows else _linked_glibc(match[3])
+        )
     return f"manylinux_{needed[0]}_{needed[1]}_{match[3]}"
 
 

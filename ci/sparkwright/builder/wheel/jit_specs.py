@@ -1,12 +1,15 @@
 """
-Asks FlashInfer for modules: calls its own generators, which need no GPU, and writes what ninja compiles them with.
+Asks FlashInfer for modules: calls its own generators, which need no GPU, and writes what ninja
+compiles them with.
 
-`sparkwright.builder.wheel.flashinfer_aot` runs it with the locked Python. It runs alone, with the standard library, torch and
-FlashInfer's package. Its argument is a JSON file, and it writes the answer to another:
+`sparkwright.builder.wheel.flashinfer_aot` runs it with the locked Python. It runs alone, with the
+standard library, torch and FlashInfer's package. Its argument is a JSON file, and it writes the
+answer to another:
 
 - ``package``: the folder that holds ``flashinfer``.
 - ``build``: gets a folder per module, with its ninja file, and ``build.ninja`` over all of them.
-- ``calls``: generators by their dotted names, each with keyword arguments; ``torch.NAME`` stands for a data type, and a list for
+- ``calls``: generators by their dotted names, each with keyword arguments; ``torch.NAME`` stands
+for a data type, and a list for
   one module per element.
 - ``answer``: gets ``modules``, or ``unknown`` with ``near``, or ``refused`` with ``why``.
 """
@@ -24,7 +27,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-#: FlashInfer imports them to download kernels and to ask a GPU; neither is there while it is built, and the lock does not name them.
+#: FlashInfer imports them to download kernels and to ask a GPU; neither is there while it is built,
+#: and the lock does not name them.
 ABSENT = ("requests", "pynvml")
 
 
@@ -33,18 +37,30 @@ class Unknown(Exception):
 
 
 class Refused(Exception):
-    """The generator does not take these arguments, or makes something that nvcc does not compile."""
+    """
+    The generator does not take these arguments, or makes something that nvcc does not compile.
+    """
 
 
 def open_package(package: pathlib.Path, build: pathlib.Path) -> None:
-    """Make the generators importable, without FlashInfer's ``__init__``, which needs all that it runs with; they write to *build*."""
-    sys.modules |= {name: types.ModuleType(name) for name in ABSENT if importlib.util.find_spec(name) is None}
+    """
+    Make the generators importable, without FlashInfer's ``__init__``, which needs all that it runs
+    with; they write to *build*.
+    """
+    sys.modules |= {
+        name: types.ModuleType(name) for name in ABSENT if importlib.util.find_spec(name) is None
+    }
     bare = types.ModuleType("flashinfer")
     bare.__path__ = [str(package / "flashinfer")]
     sys.modules["flashinfer"] = bare
     env: Any = importlib.import_module("flashinfer.jit.env")
-    # As FlashInfer's own script for this does. Its default has the version in it, so that a new label would compile everything anew.
-    env.FLASHINFER_WORKSPACE_DIR, env.FLASHINFER_JIT_DIR, env.FLASHINFER_GEN_SRC_DIR = build, build, build / "generated"
+    # As FlashInfer's own script for this does. Its default has the version in it, so that a new
+    # label would compile everything anew.
+    env.FLASHINFER_WORKSPACE_DIR, env.FLASHINFER_JIT_DIR, env.FLASHINFER_GEN_SRC_DIR = (
+        build,
+        build,
+        build / "generated",
+    )
     env.FLASHINFER_GEN_SRC_DIR.mkdir(parents=True, exist_ok=True)
 
 
@@ -54,9 +70,15 @@ def generators(package: pathlib.Path) -> dict[str, str]:
     for path in sorted((package / "flashinfer").rglob("*.py")):
         text = path.read_text("utf-8")
         if re.search(r"^def _?gen_", text, re.MULTILINE):
-            module = ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__")
-            names = (node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
-            found |= {f"{module}.{name}": name for name in names if name.lstrip("_").startswith("gen_")}
+            module = ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
+            names = (
+                node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)
+            )
+            found |= {
+                f"{module}.{name}": name for name in names if name.lstrip("_").startswith("gen_")
+            }
     return found
 
 
@@ -88,7 +110,9 @@ def specs(call: str, arguments: dict[str, Any]) -> Iterator[Any]:
         for chosen in itertools.product(*(values(value) for value in arguments.values())):
             made = generator(**dict(zip(arguments, chosen, strict=True)))
             yield from made if isinstance(made, (list, tuple, types.GeneratorType)) else [made]
-    except Exception as error:  # whatever FlashInfer raises, it says why it will not make this module
+    except (
+        Exception
+    ) as error:  # whatever FlashInfer raises, it says why it will not make this module
         raise Refused(f"{type(error).__name__}: {error}") from error
 
 
@@ -99,10 +123,12 @@ def described(spec: Any, call: str) -> dict[str, Any]:
     spec.write_ninja()
     text = spec.ninja_path.read_text("utf-8")
     return {
-        "name": spec.name, "call": call, "ninja": str(spec.ninja_path),
+        "name": spec.name,
+        "call": call,
+        "ninja": str(spec.ninja_path),
         "units": re.findall(r"^build \S+: \w*compile (\S+)", text, re.MULTILINE),
         "codes": sorted(set(re.findall(r"-gencode=\S*code=(\S+)", text))),
-    }  # fmt: skip
+    }
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +138,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     modules: list[dict[str, Any]] = []
     for entry in question["calls"]:
         try:
-            modules += [described(spec, entry["call"]) for spec in specs(entry["call"], entry["arguments"])]
+            modules += [
+                described(spec, entry["call"]) for spec in specs(entry["call"], entry["arguments"])
+            ]
         except Unknown:
             return {"unknown": entry["call"], "near": near(entry["call"], package)}
         except Refused as error:

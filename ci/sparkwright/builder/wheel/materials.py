@@ -1,4 +1,7 @@
-"""What a wheel is made of beside the fork's own source, gathered from the lock for its bill of materials."""
+"""
+What a wheel is made of beside the fork's own source, gathered from the lock for its bill of
+materials.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,32 @@ from sparkwright.forks.lock import FileLock, VendoredLock
 
 
 def bill(
-    session: Session, source: SourceTree, *, base: FileLock | None = None, done: Transplant | None = None, **facts: str
-) -> Bill:  # fmt: skip
+    session: Session,
+    source: SourceTree,
+    *,
+    base: FileLock | None = None,
+    done: Transplant | None = None,
+    **facts: str,
+) -> Bill:
     """
     Return what the wheel made of *source* consists of.
 
     Args:
         base: The official wheel under a graft.
-        done: The account of its libraries; None for a wheel in which nothing was compiled, which is the same from every machine.
-        facts: What else is to be said of it, with ``_`` for ``-``.
+        done: The account of its libraries; None for a wheel in which nothing was compiled, which is
+            the same from every machine. facts: What else is to be said of it, with ``_`` for ``-``.
 
     Raises:
         file-invalid: pylock.toml cannot be read.
         What `sourcetree.make` raises, for the forks that the build reads.
     """
     project = session.project
-    told = {"stack": project.stack, "fork": source.fork, "built": project.fork(source.fork).build, "arch": project.spec.arch}
+    told = {
+        "stack": project.stack,
+        "fork": source.fork,
+        "built": project.fork(source.fork).build,
+        "arch": project.spec.arch,
+    }
     return Bill(
         source=source,
         needs=tuple(source_tree.make(session, need) for need in project.fork(source.fork).needs),
@@ -41,18 +54,20 @@ def bill(
         compiled=done.libraries if done else {},
         kept={name: _hex(recorded) for name, recorded in done.base.items()} if done else {},
         facts={
-            **told, **({"cuda": version_label.cuda(project)} if done else {}),
+            **told,
+            **({"cuda": version_label.cuda(project)} if done else {}),
             **{name.replace("_", "-"): value for name, value in facts.items() if value},
         },
-    )  # fmt: skip
+    )
 
 
 def vendored(session: Session, source: SourceTree) -> dict[str, VendoredLock]:
     """
     Return the vendored sources that the build of *source* takes, by name in the lock.
 
-    A build of targets beyond the core takes those that FetchContent asks for, and the sources below them. Submodules are part
-    of a git source; in an archive of the package index they are covered by its hash.
+    A build of targets beyond the core takes those that FetchContent asks for, and the sources below
+    them. Submodules are part of a git source; in an archive of the package index they are covered
+    by its hash.
     """
     sources = session.lock.forks[source.fork].vendored
     fetched = toolchain.settings(session, source.fork).needs_vendored
@@ -66,7 +81,11 @@ def vendored(session: Session, source: SourceTree) -> dict[str, VendoredLock]:
 
 def compilers(session: Session) -> tuple[Archive, ...]:
     """Return the CUDA compiler that pylock.toml locks for this machine."""
-    return tuple(Archive(*wheel) for wheel in pylock.wheels(session.project) if wheel[0] == version_label.NVCC)
+    return tuple(
+        Archive(*wheel)
+        for wheel in pylock.wheels(session.project)
+        if wheel[0] == version_label.NVCC
+    )
 
 
 def _hex(recorded: str) -> str:

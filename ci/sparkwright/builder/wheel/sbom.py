@@ -1,9 +1,11 @@
 """
-The bill of materials of a wheel of ours: CycloneDX 1.6 as JSON, in the wheel itself at ``.dist-info/sboms/`` (PEP 770).
+The bill of materials of a wheel of ours: CycloneDX 1.6 as JSON, in the wheel itself at
+``.dist-info/sboms/`` (PEP 770).
 
-Upstream's release, and the official wheel under a graft, are the ancestors of the wheel. A patch of CycloneDX has no field for a hash; so
-every patch is also a component of type *file* with its sha256, and ``pedigree.patches`` points at it by ``diff.url``. It holds no path,
-date or chance: its serial number follows from its content, and equal inputs give equal bytes.
+Upstream's release, and the official wheel under a graft, are the ancestors of the wheel. A patch of
+CycloneDX has no field for a hash; so every patch is also a component of type *file* with its
+sha256, and ``pedigree.patches`` points at it by ``diff.url``. It holds no path, date or chance: its
+serial number follows from its content, and equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ __all__ = ["SBOM", "Archive", "Bill", "Papers", "document"]
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """A file of the package index that went into the wheel, or that made it: project, file name and sha256."""
+    """
+    A file of the package index that went into the wheel, or that made it: project, file name and
+    sha256.
+    """
 
     project: str
     filename: str
@@ -46,8 +51,8 @@ class Bill(msgspec.Struct, frozen=True):
         bases: Wheels that files or libraries were taken from.
         vendored: Sources that the build took beside the fork's own, by name in the lock.
         tools: Compilers from the package index.
-        compiled, kept: Libraries made here, and those that came with a base: member → sha256 in hex.
-        facts: Further properties: name → value.
+        compiled, kept: Libraries made here, and those that came with a base: member → sha256 in
+        hex. facts: Further properties: name → value.
     """
 
     source: SourceTree | None = None
@@ -61,7 +66,10 @@ class Bill(msgspec.Struct, frozen=True):
 
 
 class Papers(NamedTuple):
-    """What travels in a wheel's ``.dist-info``: the bytes of its build record, and what its bill of materials is made of."""
+    """
+    What travels in a wheel's ``.dist-info``: the bytes of its build record, and what its bill of
+    materials is made of.
+    """
 
     record: bytes
     bill: Bill
@@ -79,15 +87,27 @@ def document(bill: Bill, name: WheelName) -> bytes:
     from packaging.utils import canonicalize_name
 
     project = canonicalize_name(name.distribution)
-    main = component(project, name.version, ref="wheel", facts=bill.facts, purl=index(project, name.version))
+    main = component(
+        project, name.version, ref="wheel", facts=bill.facts, purl=index(project, name.version)
+    )
     main.pedigree = _pedigree(bill, name)
     for origin, libraries in (("compiled", bill.compiled), ("base", bill.kept)):
         for member, sha256 in libraries.items():
             facts = {"library:origin": origin}
-            main.components.add(component(member, ref=f"library/{member}", kind=ComponentType.FILE, sha256=sha256, facts=facts))
+            main.components.add(
+                component(
+                    member,
+                    ref=f"library/{member}",
+                    kind=ComponentType.FILE,
+                    sha256=sha256,
+                    facts=facts,
+                )
+            )
     made = Bom()
     made.metadata.component = main
-    made.metadata.tools.components.add(component("sparkwright", __version__, kind=ComponentType.APPLICATION))
+    made.metadata.tools.components.add(
+        component("sparkwright", __version__, kind=ComponentType.APPLICATION)
+    )
     parts = list(_parts(bill))
     made.components.update(parts)
     made.register_dependency(main, parts)
@@ -98,7 +118,9 @@ def _settled(text: str) -> bytes:
     """Return the document *text* without day and chance: equal content, equal bytes."""
     made: dict[str, Any] = msgspec.json.decode(text)
     del made["metadata"]["timestamp"], made["serialNumber"]
-    made["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, digest.sha256_bytes(digest.canonical(made))).urn
+    made["serialNumber"] = uuid.uuid5(
+        uuid.NAMESPACE_OID, digest.sha256_bytes(digest.canonical(made))
+    ).urn
     return msgspec.json.format(digest.canonical(made)) + b"\n"
 
 
@@ -110,16 +132,32 @@ def _parts(bill: Bill) -> Iterator[Component]:
     for need in bill.needs:
         yield _upstream(need, "")
     for name, one in bill.vendored.items():
-        facts = {"ref": one.ref, "resolved": _yes(one.resolved), "commit": one.commit, "tree": one.tree, "without": ", ".join(one.without)}
+        facts = {
+            "ref": one.ref,
+            "resolved": _yes(one.resolved),
+            "commit": one.commit,
+            "tree": one.tree,
+            "without": ", ".join(one.without),
+        }
         told = {key: value for key, value in facts.items() if value not in ("", UNRESOLVED)}
         version = told.get("commit", one.ref)
-        yield component(name, version, ref=f"vendored/{name}", facts=told, purl=github(one.url, version), url=one.url)
+        yield component(
+            name,
+            version,
+            ref=f"vendored/{name}",
+            facts=told,
+            purl=github(one.url, version),
+            url=one.url,
+        )
     for tool in bill.tools:
         yield _archive(tool, f"tool/{tool.filename}", ComponentScope.EXCLUDED)
 
 
 def _pedigree(bill: Bill, name: WheelName) -> Pedigree:
-    """Return where the wheel comes from: upstream's source, the wheels under it, and the patches in their order."""
+    """
+    Return where the wheel comes from: upstream's source, the wheels under it, and the patches in
+    their order.
+    """
     from cyclonedx.model import XsUri
     from cyclonedx.model.component import Commit, Diff, Patch, PatchClassification, Pedigree
 
@@ -133,7 +171,9 @@ def _pedigree(bill: Bill, name: WheelName) -> Pedigree:
         made.commits.add(Commit(uid=source.pin, url=XsUri(source.origin.partition(" @ ")[0])))
     for step in bill.source.steps:
         kind = PatchClassification.CHERRY_PICK if step.pick else PatchClassification.UNOFFICIAL
-        made.patches.add(Patch(type=kind, diff=Diff(url=XsUri("#" + _patch_ref(source.fork, step)))))
+        made.patches.add(
+            Patch(type=kind, diff=Diff(url=XsUri("#" + _patch_ref(source.fork, step))))
+        )
     return made
 
 
@@ -141,19 +181,31 @@ def _upstream(made: SourceTree, version: str) -> Component:
     """
     Return the source of a fork as it was fetched.
 
-    Its *pin* is a commit, or the sha256 of a file of the package index; of a folder in a wheel that is the hash of more than the source.
+    Its *pin* is a commit, or the sha256 of a file of the package index; of a folder in a wheel that
+    is the hash of more than the source.
     """
     source = made.source
     git = source.kind == "git"
     url = source.origin.partition(" @ ")[0] if git else ""
     facts = {
-        "kind": source.kind, "origin": source.origin, "pin": source.pin, "resolved": _yes(source.resolved), "tree": source.tree,
-        "tree:patched": made.patched, "tree:built": made.tree, "sites": str(len(made.sites)),
-    }  # fmt: skip
+        "kind": source.kind,
+        "origin": source.origin,
+        "pin": source.pin,
+        "resolved": _yes(source.resolved),
+        "tree": source.tree,
+        "tree:patched": made.patched,
+        "tree:built": made.tree,
+        "sites": str(len(made.sites)),
+    }
     return component(
-        source.fork, version or (source.pin if git else ""), ref=f"source/{source.fork}", facts=facts, url=url,
-        sha256=source.pin if source.kind == "sdist" else "", purl=github(url, source.pin) if git else release(source.origin),
-    )  # fmt: skip
+        source.fork,
+        version or (source.pin if git else ""),
+        ref=f"source/{source.fork}",
+        facts=facts,
+        url=url,
+        sha256=source.pin if source.kind == "sdist" else "",
+        purl=github(url, source.pin) if git else release(source.origin),
+    )
 
 
 def _patch_ref(fork: str, step: AppliedPatch) -> str:
@@ -163,17 +215,35 @@ def _patch_ref(fork: str, step: AppliedPatch) -> str:
 def _patch(fork: str, order: int, step: AppliedPatch) -> Component:
     from cyclonedx.model.component import ComponentType
 
-    facts = {"patch:fork": fork, "patch:order": str(order), "patch:reason": step.reason, "patch:tree": step.tree}
+    facts = {
+        "patch:fork": fork,
+        "patch:order": str(order),
+        "patch:reason": step.reason,
+        "patch:tree": step.tree,
+    }
     facts |= {"patch:pick": str(step.pick)} if step.pick else {}
     return component(
-        step.name, ref=_patch_ref(fork, step), kind=ComponentType.FILE, sha256=step.sha256, facts=facts, description=step.subject
+        step.name,
+        ref=_patch_ref(fork, step),
+        kind=ComponentType.FILE,
+        sha256=step.sha256,
+        facts=facts,
+        description=step.subject,
     )
 
 
 def _archive(one: Archive, ref: str, scope: ComponentScope | None = None) -> Component:
     version = one.filename.split("-")[1] if one.filename.endswith(".whl") else ""
     purl = index(one.project, version)
-    return component(one.project, version, ref=ref, sha256=one.sha256, facts={"file": one.filename}, purl=purl, scope=scope)
+    return component(
+        one.project,
+        version,
+        ref=ref,
+        sha256=one.sha256,
+        facts={"file": one.filename},
+        purl=purl,
+        scope=scope,
+    )
 
 
 def _yes(value: bool) -> str:

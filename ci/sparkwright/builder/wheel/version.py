@@ -10,7 +10,9 @@ from sparkwright.core.errors import WheelError
 
 
 def labelled(version: str, label: str) -> str:
-    """Return *version* with the local version *label* (PEP 440), which replaces one that is there."""
+    """
+    Return *version* with the local version *label* (PEP 440), which replaces one that is there.
+    """
     from packaging.version import Version
 
     return str(Version(f"{Version(version).public}+{label}"))
@@ -18,17 +20,21 @@ def labelled(version: str, label: str) -> str:
 
 def restate(text: str, old: str, new: str, name: str) -> str:
     """
-    Return the Python file *text* with *new* wherever ``__version__`` or ``version`` is set to the string *old*.
+    Return the Python file *text* with *new* wherever ``__version__`` or ``version`` is set to the
+    string *old*.
 
     Raises:
-        wheel-invalid: No such assignment; a wheel whose program and metadata disagree on the version misleads both.
+        wheel-invalid: No such assignment; a wheel whose program and metadata disagree on the
+            version misleads both.
     """
     # Lines as Python's own parser counts them; str.splitlines would also split at a form feed.
     lines = [line.encode() for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)]
     try:
         sites = list(_sites(ast.parse(text), old))
     except SyntaxError as error:
-        raise WheelError("wheel-invalid", f"{name} is not a Python file.", details=[str(error)]) from error
+        raise WheelError(
+            "wheel-invalid", f"{name} is not a Python file.", details=[str(error)]
+        ) from error
     if not sites:
         raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
     for node in reversed(sites):
@@ -40,7 +46,11 @@ def restate(text: str, old: str, new: str, name: str) -> str:
 
 def _sites(module: ast.Module, old: str) -> Iterator[ast.Constant]:
     for node in module.body:
-        names = {target.id for target in node.targets if isinstance(target, ast.Name)} if isinstance(node, ast.Assign) else set()
+        names = (
+            {target.id for target in node.targets if isinstance(target, ast.Name)}
+            if isinstance(node, ast.Assign)
+            else set()
+        )
         if (
             names & {"__version__", "version"}
             and isinstance(node, ast.Assign)

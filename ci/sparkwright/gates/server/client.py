@@ -15,7 +15,16 @@ from typing import TypeVar
 import msgspec
 
 from sparkwright.gates.server import answers
-from sparkwright.gates.server.answers import Answer, Detokenized, Event, Models, Position, Refusal, Tokenized, Version
+from sparkwright.gates.server.answers import (
+    Answer,
+    Detokenized,
+    Event,
+    Models,
+    Position,
+    Refusal,
+    Tokenized,
+    Version,
+)
 from sparkwright.gates.server.completion import Asked, Gathering, positions
 from sparkwright.gates.server.wire import LARGEST, Address, Reply, ServerInvalid
 

@@ -16,7 +16,16 @@ from sparkwright.gates.server import answers, envvars, profiled
 from sparkwright.gates.server.log import Found, LogInvalid, Scanner, scan
 from sparkwright.gates.server.recipe import ContractPolicy, Recipe, Running
 from sparkwright.gates.server.wire import ServerInvalid
-from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, invalid, not_run, passed
+from sparkwright.gates.verdict import (
+    Check,
+    Figure,
+    Sample,
+    declare,
+    failed,
+    invalid,
+    not_run,
+    passed,
+)
 
 if TYPE_CHECKING:
     from sparkwright.gates.server.client import Client

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from sparkwright.gates.soak import growth
 from sparkwright.gates.soak.journal import Observed, Record
 from sparkwright.gates.soak.load import MOST_KEPT, Stretch
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed, worst
+from sparkwright.gates.verdict import (
+    Check,
+    Figure,
+    Sample,
+    failed,
+    inconclusive,
+    invalid,
+    not_run,
+    passed,
+    worst,
+)
 
 if TYPE_CHECKING:
     from sparkwright.gates.soak.rung import SoakPolicy

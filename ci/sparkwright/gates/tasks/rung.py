@@ -25,7 +25,17 @@ from sparkwright.gates.tasks import harness, outcome, paired
 from sparkwright.gates.tasks.asking import TaskPolicy, TasksPolicy, answer, settings_digest
 from sparkwright.gates.tasks.harness import HarnessFailed
 from sparkwright.gates.tasks.outcome import Outcome, OutcomeInvalid
-from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import (
+    Check,
+    Figure,
+    Sample,
+    declare,
+    failed,
+    inconclusive,
+    invalid,
+    not_run,
+    passed,
+)
 
 __all__ = ["CHECKS", "REASONS", "TITLE", "TaskPolicy", "TasksPolicy", "answer", "run", "settings_digest"]
 

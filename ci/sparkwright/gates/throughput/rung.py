@@ -15,7 +15,17 @@ from sparkwright.gates.server import contract
 from sparkwright.gates.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.throughput import course, validity
 from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Result, Series
-from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import (
+    Check,
+    Figure,
+    Sample,
+    declare,
+    failed,
+    inconclusive,
+    invalid,
+    not_run,
+    passed,
+)
 
 TITLE = "throughput, against a baseline"
 

@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sparkwright.gates.server.answers import Answer
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, inconclusive, invalid, not_run, passed
+from sparkwright.gates.verdict import (
+    Check,
+    Figure,
+    Sample,
+    failed,
+    inconclusive,
+    invalid,
+    not_run,
+    passed,
+)
 from sparkwright.gates.words import detectors, prompts
 from sparkwright.gates.words.detectors import Bounds, Detector
 from sparkwright.gates.words.prompts import Fitted

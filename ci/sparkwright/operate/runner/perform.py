@@ -13,7 +13,19 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.place import Place
-from sparkwright.operate.runner.steps import Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Stand, State, Step
+from sparkwright.operate.runner.steps import (
+    Answers,
+    AsApplied,
+    ByHand,
+    Exists,
+    File,
+    Folder,
+    Gone,
+    Run,
+    Stand,
+    State,
+    Step,
+)
 
 
 def stand(step: Step, place: Place) -> Stand:

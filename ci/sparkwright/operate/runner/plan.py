@@ -7,7 +7,17 @@ import shlex
 from sparkwright.core import strict_yaml
 from sparkwright.operate.runner import admit, egress, unit, users
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
-from sparkwright.operate.runner.steps import Answers, AsApplied, ByHand, Exists, File, Folder, Gone, Run, Step
+from sparkwright.operate.runner.steps import (
+    Answers,
+    AsApplied,
+    ByHand,
+    Exists,
+    File,
+    Folder,
+    Gone,
+    Run,
+    Step,
+)
 
 UNITS = "/etc/systemd/system"
 HOOK = "admit.sh"

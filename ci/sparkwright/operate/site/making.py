@@ -15,7 +15,18 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import Outside, Session
 from sparkwright.forks.stack import Project
-from sparkwright.operate.site import debt, drifts, history, nights, pages, policy, problems, releases, trends, writing
+from sparkwright.operate.site import (
+    debt,
+    drifts,
+    history,
+    nights,
+    pages,
+    policy,
+    problems,
+    releases,
+    trends,
+    writing,
+)
 from sparkwright.operate.site.drifts import Carried
 from sparkwright.operate.site.found import Found
 from sparkwright.operate.site.problems import Problem

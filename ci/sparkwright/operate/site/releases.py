@@ -24,7 +24,15 @@ from sparkwright.release.client.catalogue import MOST_RECORD, Catalogue
 from sparkwright.release.client.install import Wish
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest import places
-from sparkwright.release.manifest.records import Entry, Evidence, Manifest, Proof, Proved, Release, Wheel
+from sparkwright.release.manifest.records import (
+    Entry,
+    Evidence,
+    Manifest,
+    Proof,
+    Proved,
+    Release,
+    Wheel,
+)
 from sparkwright.release.notes import published
 
 T = TypeVar("T", Release, Proof)

@@ -16,7 +16,15 @@ from sparkwright.release.environment import Environment
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.evidence import check
 from sparkwright.release.manifest import places
-from sparkwright.release.manifest.records import Channel, Entry, Lock, Missing, Proof, Release, Wheel
+from sparkwright.release.manifest.records import (
+    Channel,
+    Entry,
+    Lock,
+    Missing,
+    Proof,
+    Release,
+    Wheel,
+)
 from sparkwright.release.spec import OnsiteSpec
 
 #: The fork whose wheel is the installer itself, which is no part of the set.

@@ -11,7 +11,16 @@ from sparkwright.core import digest
 from sparkwright.gates.ladder import Ladder
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import judged, predicates
-from sparkwright.release.evidence.predicates import BUILD_TYPE, LEVEL, VERIFIER, Input, Provenance, Resource, Summary, TestResult
+from sparkwright.release.evidence.predicates import (
+    BUILD_TYPE,
+    LEVEL,
+    VERIFIER,
+    Input,
+    Provenance,
+    Resource,
+    Summary,
+    TestResult,
+)
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Fork, Proved, Wheel
 from sparkwright.release.signing.statement import Statement

@@ -18,7 +18,18 @@ from sparkwright.core import digest
 from sparkwright.core.errors import WheelError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
-from sparkwright.release.manifest.records import Entry, Line, Machine, Missing, Name, Proof, Proved, Release, Sha256, Time
+from sparkwright.release.manifest.records import (
+    Entry,
+    Line,
+    Machine,
+    Missing,
+    Name,
+    Proof,
+    Proved,
+    Release,
+    Sha256,
+    Time,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 

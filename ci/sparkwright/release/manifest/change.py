@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from sparkwright.core.errors import UsageError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import times
-from sparkwright.release.manifest.records import Action, Channel, Entry, Line, Manifest, Record, Release, Time
+from sparkwright.release.manifest.records import (
+    Action,
+    Channel,
+    Entry,
+    Line,
+    Manifest,
+    Record,
+    Release,
+    Time,
+)
 from sparkwright.release.signing.urls import normalised
 
 #: How long clients believe a manifest; a publisher who is away for longer runs `refresh` by a timer.

@@ -10,7 +10,19 @@ from typing import Any
 from sparkwright.release import frame
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import whole
-from sparkwright.release.notes.blocks import Block, Bullets, Code, Grid, Heading, Inline, Mark, Says, Slanted, Strong, Words
+from sparkwright.release.notes.blocks import (
+    Block,
+    Bullets,
+    Code,
+    Grid,
+    Heading,
+    Inline,
+    Mark,
+    Says,
+    Slanted,
+    Strong,
+    Words,
+)
 from sparkwright.release.report import words
 from sparkwright.release.report.markdown import table, text
 

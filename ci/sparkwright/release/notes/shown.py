@@ -6,7 +6,19 @@ from collections.abc import Iterator
 
 from sparkwright.gates.throughput.records import METRICS
 from sparkwright.release.manifest.records import Proof, Proved, Release, Speed, Wheel
-from sparkwright.release.notes.blocks import MISSING, Block, Bullets, Code, Grid, Heading, Inline, Mark, Says, Words, short
+from sparkwright.release.notes.blocks import (
+    MISSING,
+    Block,
+    Bullets,
+    Code,
+    Grid,
+    Heading,
+    Inline,
+    Mark,
+    Says,
+    Words,
+    short,
+)
 from sparkwright.release.report import words
 
 

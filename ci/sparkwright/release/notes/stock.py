@@ -9,9 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sparkwright.core.console import size
-from sparkwright.release.manifest.records import Fork, Library, Need, Patch, Proof, Release, Speed, Wheel
+from sparkwright.release.manifest.records import (
+    Fork,
+    Library,
+    Need,
+    Patch,
+    Proof,
+    Release,
+    Speed,
+    Wheel,
+)
 from sparkwright.release.notes import changes, shown, sizes
-from sparkwright.release.notes.blocks import MISSING, Block, Bullets, Code, Grid, Heading, Says, Strong, Words, short
+from sparkwright.release.notes.blocks import (
+    MISSING,
+    Block,
+    Bullets,
+    Code,
+    Grid,
+    Heading,
+    Says,
+    Strong,
+    Words,
+    short,
+)
 from sparkwright.release.report import words
 
 #: What the official wheels hold, by fork, where somebody looked into them: `sparkwright.release.notes.official`.

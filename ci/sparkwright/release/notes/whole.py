@@ -11,7 +11,16 @@ from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import changes, shown, sizes, stock
-from sparkwright.release.notes.blocks import Block, Code, Commands, Grid, Heading, Says, Strong, Words
+from sparkwright.release.notes.blocks import (
+    Block,
+    Code,
+    Commands,
+    Grid,
+    Heading,
+    Says,
+    Strong,
+    Words,
+)
 from sparkwright.release.sets.lock import BY_HASH
 
 

@@ -10,7 +10,15 @@ from functools import cached_property
 
 import msgspec
 
-from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Metric, Result, Series, Side
+from sparkwright.gates.throughput.records import (
+    METRICS,
+    CellResult,
+    Leg,
+    Metric,
+    Result,
+    Series,
+    Side,
+)
 from sparkwright.release.report import words
 
 #: Launches without which no interval is told.
