@@ -170,7 +170,7 @@ class Console:
     @contextlib.contextmanager
     def _writing(self, stream: TextIO) -> Iterator[None]:
         """
-        Write to *stream* within the block, whatever it is.
+        Name what fails when the block writes to *stream*.
 
         Raises:
             disk-full: It is a file for which there is no room.
@@ -377,7 +377,7 @@ class Console:
 
 def open_streams() -> None:
     """
-    Make standard input, output and error what a program may rely on.
+    Make standard input, output and error safe to use.
 
     One that was closed becomes the null device: the next file to be opened would take its number,
         and hold what is printed. A text that the
@@ -404,19 +404,19 @@ def _drain(stream: TextIO) -> None:
     complain on its own.
     """
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
         stream.flush()
 
 
 def _plain(data: Any) -> Any:
-    """Return *data* with what is no text of UTF-8 escaped."""
+    """Return *data* with every character that UTF-8 cannot encode escaped."""
     if isinstance(data, str):
         return data.encode("utf-8", "backslashreplace").decode()
     if isinstance(data, dict):
         return {_plain(key): _plain(value) for key, value in data.items()}
-    return [_plain(one) for one in data] if isinstance(data, (list, tuple)) else data
+    return [_plain(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
 console = Console()
