@@ -28,7 +28,7 @@ from sparkwright.cli import demo
 from sparkwright.cli.main import default_cache
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +124,7 @@ def user_store() -> Store:
 def tools(user_store: Store) -> Toolchain:
     """Return the demo's tools, nvcc among them; installed from the package index on first use."""
     project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
-    return toolchain.obtain(Session(project, user_store, (), ROOT / "dist"))
+    return toolchain.obtain(RunContext(project, user_store, (), ROOT / "dist"))
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +143,7 @@ def cuda_env(tools: Toolchain) -> Path:
 def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
     """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
     bare = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
-    session = demo.prepare(Session(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
+    session = demo.prepare(RunContext(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
     with demo.official(session, tools):
         demo.lock_all(session)
     return session.project.root.parent
@@ -156,11 +156,11 @@ def _shared(folder: Path, user_store: Store) -> Path:
 
 
 @pytest.fixture
-def demo_session(locked_demo: Path, tmp_path: Path) -> Iterator[Session]:
+def demo_session(locked_demo: Path, tmp_path: Path) -> Iterator[RunContext]:
     """Return a run on a copy of the locked demo; every download that it needs is in its store."""
     folder = tmp_path / "demo"
     shutil.copytree(locked_demo, folder, symlinks=True)
     mirrors = {f"{upstreams.HOST}{fork}.git": str(folder / "upstreams" / f"{fork}.git") for fork in upstreams.TAGS}
     project = Project(folder / "project", "demo")
-    yield Session(project, Store(folder / "store"), tuple(project.spec.forks), folder / "dist", source="git", mirrors=mirrors)
+    yield RunContext(project, Store(folder / "store"), tuple(project.spec.forks), folder / "dist", source="git", mirrors=mirrors)
     shutil.rmtree(folder)

@@ -22,7 +22,7 @@ from tests import indexserver, verdicts, wheels
 
 from sparkwright.core import digest
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release.manifest import places, signed
 from sparkwright.release.manifest.records import Manifest, Proof, Release
@@ -55,7 +55,7 @@ class Place:
 
     def publisher(self, observe: Observe = unobserved, **changed: Any) -> Publisher:
         """Return who publishes, without asking any network but that of ``SPARKWRIGHT_INDEX_URL``."""
-        session = Session(Project(wheels.ROOT, wheels.STACK), Store(self.store), (), self.root, offline=True, **changed)
+        session = RunContext(Project(wheels.ROOT, wheels.STACK), Store(self.store), (), self.root, offline=True, **changed)
         return Publisher(session, self.root, self.signer, self.trust, verdicts.policy(), observe)
 
     def publish(self, made: Sequence[Path], channel: str | None = None, observe: Observe = unobserved, **asked: Any) -> Published:

@@ -22,7 +22,7 @@ from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.status import Line
 from sparkwright.core import digest
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.throughput.records import Result
 from sparkwright.gates.verdict import State
@@ -202,9 +202,9 @@ class Made:
         return Asked(**{"index": wish, "wanted": True, "day": DAY, **given})
 
 
-def session(store: Path) -> Session:
+def session(store: Path) -> RunContext:
     """Return a run on this repository with a store of its own, which may ask nobody."""
-    return Session(Project(ROOT, STACK), Store(store), (), store / "dist", offline=True)
+    return RunContext(Project(ROOT, STACK), Store(store), (), store / "dist", offline=True)
 
 
 def again(folder: Path) -> Made:

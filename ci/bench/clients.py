@@ -27,7 +27,7 @@ import measure
 from sparkwright.cli.main import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates import limited
 from sparkwright.gates.load import benchy, detailed, metrology, vllmrs
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
@@ -180,7 +180,7 @@ def guidellm(python: Path, name: str = "time_per_output_token_ms") -> Client:
     return ask
 
 
-def install(session: Session, name: str) -> Path:
+def install(session: RunContext, name: str) -> Path:
     """Return the Python of the peer *name*, installed from the package index, not locked."""
     root = session.store.root / "environments" / f"peer-{PEERS[name][-1].replace('==', '-')}"
     python = root / "bin" / "python"
@@ -195,7 +195,7 @@ def install(session: Session, name: str) -> Path:
     return python
 
 
-def clients(session: Session, options: argparse.Namespace) -> Iterator[tuple[str, Client | str]]:
+def clients(session: RunContext, options: argparse.Namespace) -> Iterator[tuple[str, Client | str]]:
     """Yield each client, or why it does not run."""
     named = dict(one.split("=", 1) for one in options.peer)
     yield "sparkwright's own", own

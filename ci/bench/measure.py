@@ -15,7 +15,7 @@ import msgspec
 from sparkwright.cli.main import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,10 @@ def arguments(about: str, more: Callable[[argparse.ArgumentParser], object] | No
     return parser.parse_args()
 
 
-def session(options: argparse.Namespace) -> Session:
+def session(options: argparse.Namespace) -> RunContext:
     """Return a run on stack 2026.11 that never asks the network: a benchmark measures no connection."""
     project = Project(options.root.absolute(), "2026.11")
-    return Session(project, Store(options.cache_dir), tuple(project.spec.forks), project.root / "dist", offline=True)
+    return RunContext(project, Store(options.cache_dir), tuple(project.spec.forks), project.root / "dist", offline=True)
 
 
 def compare(title: str, cases: Mapping[str, Callable[[], object]], options: argparse.Namespace, budget: float = 0) -> None:

@@ -22,7 +22,7 @@ import measure
 from sparkwright.builder.environment import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.numerics import e2m1, trees, values
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics.rung import NumericsPolicy
@@ -57,7 +57,7 @@ def timed(name: str, inputs: int, runs: int, work: Callable[[], object]) -> Row:
     return Row(name, statistics.median(seconds), statistics.median(spent), inputs)
 
 
-def whole(session: Session) -> Callable[[], object]:
+def whole(session: RunContext) -> Callable[[], object]:
     """Return what runs G1 on the trees of the default stack."""
     policy = strict_yaml.load(session.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
     made, includes = trees.made(session, policy.forks), trees.includes(toolchain.obtain(session))

@@ -31,7 +31,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.load.order import Request, Run
 from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series, Side, Subject
@@ -187,7 +187,7 @@ def once(folder: Path) -> None:
     import matplotlib.figure  # noqa: F401
     import scipy.stats  # noqa: F401
 
-    session = Session(Project(measure.ROOT, STACK), Store(folder / "store"), (), folder / "dist", offline=True)
+    session = RunContext(Project(measure.ROOT, STACK), Store(folder / "store"), (), folder / "dist", offline=True)
     books = folder / "books"
     wish = Wish(str(books), (keys.public_path(books / "key"),), URL)
     began, busy = time.perf_counter(), time.process_time()

@@ -31,7 +31,7 @@ from sparkwright.builder.container_engine import Engine, connect
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 ROOT = Path(__file__).parents[2]
 #: Seconds after which something that should have happened never will; machines that run tests are busy.
@@ -241,7 +241,7 @@ def small_engine(user_store: Store) -> Iterator[tuple[Engine, str]]:
 
 
 @pytest.fixture
-def contained_demo(demo_session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Session:
+def contained_demo(demo_session: RunContext, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """Return the locked demo with the recipe of the builder image; what sparkwright itself requires comes from the user's index."""
     monkeypatch.delenv("SPARKWRIGHT_INDEX_URL")
     shutil.copy(ROOT / "build" / "builder.Dockerfile", demo_session.project.root / "build")
@@ -249,7 +249,7 @@ def contained_demo(demo_session: Session, engine: Engine, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def builder(contained_demo: Session, engine: Engine, base: str) -> BuilderImage:
+def builder(contained_demo: RunContext, engine: Engine, base: str) -> BuilderImage:
     """Return the builder image, made by the first test that asks for it."""
     return builder_image(contained_demo, engine, base, "")
 
@@ -262,7 +262,7 @@ class Run:
         folder: Holds project, upstreams and store.
     """
 
-    def __init__(self, session: Session, address: str, base: str) -> None:
+    def __init__(self, session: RunContext, address: str, base: str) -> None:
         self.folder, self._address, self._base = session.project.root.parent, address, base
         self.store = session.store.root
 
@@ -293,6 +293,6 @@ class Run:
 
 
 @pytest.fixture
-def contained_run(contained_demo: Session, engine_address: str, base: str) -> Run:
+def contained_run(contained_demo: RunContext, engine_address: str, base: str) -> Run:
     """Return builds of the demo in a container of the complete base."""
     return Run(contained_demo, engine_address, base)

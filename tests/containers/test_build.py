@@ -23,7 +23,7 @@ from sparkwright.cli import demo, main
 from sparkwright.core import digest
 from sparkwright.demo import upstreams
 from sparkwright.forks import download
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
     from tests.containers.conftest import Run
@@ -52,7 +52,7 @@ def ours(engine: Engine) -> list[Any]:
     return list(engine.client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True))
 
 
-def test_inside_and_outside_the_same_code_is_made(contained_run: Run, contained_demo: Session) -> None:
+def test_inside_and_outside_the_same_code_is_made(contained_run: Run, contained_demo: RunContext) -> None:
     """A container without a network makes the very libraries that a build out here makes, and a second run reuses its wheel."""
     document = json.loads(contained_run.run("--json").stdout)
     inside = wheel_of(contained_run.folder / "dist")
@@ -81,7 +81,7 @@ def test_a_failure_inside_comes_out_as_it_is(contained_run: Run) -> None:
 
 
 @pytest.fixture
-def another_user(contained_run: Run, contained_demo: Session, engine_address: str) -> Iterator[dict[str, Any]]:
+def another_user(contained_run: Run, contained_demo: RunContext, engine_address: str) -> Iterator[dict[str, Any]]:
     """Return how to run as a user who may use the engine and is not root; the demo is moved to where that user may go."""
     options: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": []}
     try:
@@ -177,7 +177,7 @@ def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, b
     assert not list((contained_run.folder / "dist").glob("*.whl"))
 
 
-def test_the_other_processor_under_emulation(contained_demo: Session, engine: Engine, other_base: str, other: str) -> None:
+def test_the_other_processor_under_emulation(contained_demo: RunContext, engine: Engine, other_base: str, other: str) -> None:
     """In a container of the other architecture the program runs, its plan is native, and its own nvcc compiles a unit for 12.1."""
     builder = container.builder_image(contained_demo, engine, other_base, other)
     inside = container_run.ContainerRun(contained_demo, engine, builder)

@@ -14,14 +14,14 @@ from tests.refusals import refusal
 from sparkwright.builder import container
 from sparkwright.builder.container import PROGRAM, BuilderImage
 from sparkwright.builder.container_engine import Engine
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 pytestmark = pytest.mark.containers
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
-def test_a_complete_base_needs_no_network(contained_demo: Session, engine: Engine, base: str) -> None:
+def test_a_complete_base_needs_no_network(contained_demo: RunContext, engine: Engine, base: str) -> None:
     """With the files of the package index in the store, the image is made offline; the same inputs give the same image, at once."""
     container.builder_image(contained_demo, engine, base, "")
     engine.client.images.remove("sparkwright-builder:" + tag_of(engine, "builder"), force=True)
@@ -48,7 +48,7 @@ def test_the_image_holds_this_very_program(engine: Engine, builder: BuilderImage
     assert said == ["0.1.0 /usr/local/lib/sparkwright"]
 
 
-def test_what_a_base_lacks_is_installed(contained_demo: Session, engine: Engine, plain_base: str) -> None:
+def test_what_a_base_lacks_is_installed(contained_demo: RunContext, engine: Engine, plain_base: str) -> None:
     """A bare base gets compilers and Python from its own archive; offline it is refused, with what it lacks."""
     with refusal("image-build-failed") as caught:
         container.builder_image(dataclasses.replace(contained_demo, offline=True), engine, plain_base, "")
@@ -57,7 +57,7 @@ def test_what_a_base_lacks_is_installed(contained_demo: Session, engine: Engine,
     assert container.builder_image(contained_demo, engine, plain_base, "").python.machine
 
 
-def test_a_base_that_the_engine_lacks(contained_demo: Session, engine: Engine) -> None:
+def test_a_base_that_the_engine_lacks(contained_demo: RunContext, engine: Engine) -> None:
     """An id that the engine does not have is unresolved; a digest is pulled, unless there is no network or nobody who has it."""
     with refusal("base-unresolved"):
         container.builder_image(contained_demo, engine, DIGEST, "")
@@ -67,14 +67,14 @@ def test_a_base_that_the_engine_lacks(contained_demo: Session, engine: Engine) -
         container.builder_image(contained_demo, engine, f"127.0.0.1:9/debian@{DIGEST}", "")
 
 
-def test_a_base_of_another_platform_is_refused(contained_demo: Session, engine: Engine, base: str, other: str) -> None:
+def test_a_base_of_another_platform_is_refused(contained_demo: RunContext, engine: Engine, base: str, other: str) -> None:
     """An id names one image; asking for another platform of it is a contradiction."""
     with refusal("image-mismatch"):
         container.builder_image(contained_demo, engine, base, other)
 
 
 def test_programs_that_nothing_runs_want_an_emulator(
-    contained_demo: Session, engine: Engine, other: str, take: Callable[[Path, str], str], tmp_path: Path
+    contained_demo: RunContext, engine: Engine, other: str, take: Callable[[Path, str], str], tmp_path: Path
 ) -> None:
     """Where the kernel knows no interpreter for the image's programs, the package that brings one is named."""
     # An ELF header of a machine that no interpreter is registered for stands for a processor without emulation.
@@ -90,7 +90,7 @@ def test_programs_that_nothing_runs_want_an_emulator(
     assert "qemu-user-static" in caught.value.todo
 
 
-def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: Session, engine: Engine, base: str) -> None:
+def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: RunContext, engine: Engine, base: str) -> None:
     """The engine's last lines and the place of the whole log are in the failure."""
     recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
     recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN echo before; echo why >&2; exit 3\n")
@@ -102,7 +102,7 @@ def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: Session, engin
     assert "before" in log.read_text()
 
 
-def test_a_full_disk_of_the_engine_is_told_apart(contained_demo: Session, small_engine: tuple[Engine, str]) -> None:
+def test_a_full_disk_of_the_engine_is_told_apart(contained_demo: RunContext, small_engine: tuple[Engine, str]) -> None:
     """Where the engine has no room left, its folder is named and not our cache directory."""
     reached, base = small_engine
     recipe = contained_demo.project.root / "build" / "builder.Dockerfile"

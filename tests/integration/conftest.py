@@ -29,7 +29,7 @@ from sparkwright.cli import demo as demo_verb
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project
 
 #: A program that says nothing for so long hangs.
@@ -172,7 +172,7 @@ class Demo:
 
 
 @pytest.fixture
-def demo(demo_session: Session) -> Demo:
+def demo(demo_session: RunContext) -> Demo:
     """Return a locked demo of which nothing is built yet."""
     return Demo(demo_session.project.root.parent)
 
@@ -205,7 +205,7 @@ def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: 
     for name in demo_verb.SHARED:
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
     bare = Project(Path(demo_verb.__file__).parents[1] / "demo" / "project", "demo")
-    session = demo_verb.prepare(Session(bare, Store(folder), (), folder / "dist", target=other), None)
+    session = demo_verb.prepare(RunContext(bare, Store(folder), (), folder / "dist", target=other), None)
     with demo_verb.official(session, tools):
         demo_verb.lock_all(session)
     made = Demo(session.project.root.parent, other)

@@ -27,7 +27,7 @@ from sparkwright.builder.wheel.flashinfer_aot import AotSpec, ModuleSpec, Worksh
 from sparkwright.cli import demo
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]
@@ -66,7 +66,7 @@ print(json.dumps(found))
 class Built(NamedTuple):
     """A run on the reviewed data with the small list, and the two wheels that it made."""
 
-    session: Session
+    session: RunContext
     tools: Toolchain
     sources: Path
     modules: Path
@@ -83,7 +83,7 @@ def _built(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Built
     (folder / "store").mkdir()
     for name in demo.SHARED:
         (folder / "store" / name).symlink_to(user_store.folder(name), target_is_directory=True)
-    session = Session(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
+    session = RunContext(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
     sources = building.build(session, "flashinfer")
     modules = jit_cache.build(session, SMALL, sources)
     return Built(session, toolchain.obtain(session), building.path_of(session, sources), building.path_of(session, modules))

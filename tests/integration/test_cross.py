@@ -27,7 +27,7 @@ from sparkwright.builder.environment import cross, toolchain
 from sparkwright.core.store import Store
 from sparkwright.demo import base
 from sparkwright.forks import download
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emul
     if not named:
         pytest.skip("SPARKWRIGHT_CROSS_WHEEL names no wheel; make one with: sparkwright build --fork vllm --target " + OTHER)
     project = Project(Path(__file__).parents[2], "2026.11")
-    session = Session(project, user_store, ("vllm",), tmp_path, target=OTHER)
+    session = RunContext(project, user_store, ("vllm",), tmp_path, target=OTHER)
     tools = toolchain.obtain(session)
     against = cross.of(session, tools)
     # torch and CUDA are the target's; what torch needs beside them is pure Python and the same for every machine.

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from sparkwright.builder import pipeline
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
 @pytest.mark.toolchain
-def test_demo_builds_a_wheel_of_every_fork(demo_session: Session) -> None:
+def test_demo_builds_a_wheel_of_every_fork(demo_session: RunContext) -> None:
     """Each fork of the demo becomes a wheel whose label names the stack, the patch set and CUDA; two have nothing to patch."""
     built = [pipeline.build(demo_session, fork) for fork in demo_session.forks]
 

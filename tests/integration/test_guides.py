@@ -17,7 +17,7 @@ from tests.workflows import checkout, git
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS
 from sparkwright.demo import upstreams
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
@@ -37,7 +37,7 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, s
 
 
 @pytest.fixture(name="lab")
-def _lab(demo_session: Session, environment: dict[str, str], tmp_path: Path) -> Path:
+def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) -> Path:
     """Return a checkout whose only stack is the demo, with all that it needs in the store."""
     demo = demo_session.project.root.parent
     work = tmp_path / "checkout"

@@ -13,7 +13,7 @@ import pytest
 from sparkwright.cherry_picks import ideas
 from sparkwright.cherry_picks.ideas import Absorption
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
@@ -69,7 +69,7 @@ UNDECIDED = {
 
 @pytest.fixture(scope="module", name="rows")
 def _rows(user_store: Store) -> list[Absorption]:
-    return ideas.derive(Session(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
+    return ideas.derive(RunContext(Project(ROOT, "2026.11"), user_store, (), ROOT / "dist"), LAST)
 
 
 @pytest.fixture(scope="module", name="table")

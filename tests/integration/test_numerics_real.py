@@ -10,7 +10,7 @@ import pytest
 from sparkwright.builder.environment import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.numerics import trees
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_converters_of_the_default_stack_are_right(user_store: Store, tmp_path: Path) -> None:
     """Nothing fails, nothing is invalid, and nothing is left out: vLLM's, FlashInfer's, CUTLASS's and CUDA's own."""
     project = Project(ROOT, "2026.11")
-    session = Session(project, user_store, tuple(project.spec.forks), ROOT / "dist")
+    session = RunContext(project, user_store, tuple(project.spec.forks), ROOT / "dist")
     policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
 
     checks = numerics.run(trees.made(session, policy.forks), policy, trees.includes(toolchain.obtain(session)), tmp_path)

@@ -23,7 +23,7 @@ from uv import find_uv_bin
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.forks import download, package_index
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release import onsite, spec
 from sparkwright.release.onsite import Installed
@@ -81,7 +81,7 @@ cute.compile(start, *(make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=1
 class Dsl:
     """An environment with what the DSL needs, and the wheels that belong into it."""
 
-    session: Session
+    session: RunContext
     spec: OnsiteSpec
     venv: Path
 
@@ -122,7 +122,7 @@ def made(folder: Path, store: Store) -> Dsl:
     project = Project(ROOT, "2026.05")
     wanted = spec.load(project)
     assert wanted is not None
-    return Dsl(Session(project, store, (), ROOT / "dist"), wanted, folder / "venv")
+    return Dsl(RunContext(project, store, (), ROOT / "dist"), wanted, folder / "venv")
 
 
 @pytest.fixture(name="dsl", scope="module")

@@ -13,7 +13,7 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.cherry_picks import series
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 pytestmark = pytest.mark.network
@@ -23,12 +23,12 @@ PROJECT = Project(ROOT, "2026.11")
 
 
 @pytest.fixture(name="session")
-def _session(user_store: Store) -> Session:
-    return Session(PROJECT, user_store, tuple(PROJECT.spec.forks), ROOT / "dist")
+def _session(user_store: Store) -> RunContext:
+    return RunContext(PROJECT, user_store, tuple(PROJECT.spec.forks), ROOT / "dist")
 
 
 @pytest.mark.parametrize("fork", PROJECT.spec.forks)
-def test_the_locked_source_has_the_locked_tree(session: Session, fork: str) -> None:
+def test_the_locked_source_has_the_locked_tree(session: RunContext, fork: str) -> None:
     """What the index delivers today is what the lock names: the archive by sha256, its content by tree id."""
     locked = session.lock.forks[fork]
     fetched = fetch.fetch(session, fork)
@@ -40,7 +40,7 @@ def test_the_locked_source_has_the_locked_tree(session: Session, fork: str) -> N
 
 
 @pytest.mark.parametrize("fork", PROJECT.spec.forks)
-def test_series_and_rules_apply_exactly_and_have_an_effect(session: Session, fork: str) -> None:
+def test_series_and_rules_apply_exactly_and_have_an_effect(session: RunContext, fork: str) -> None:
     """Each patch of the series and each rule is applied once, and every patch leaves another tree behind."""
     made = source_tree.make(session, fork)
     patches = series.load(PROJECT.series_folder(fork))
@@ -53,7 +53,7 @@ def test_series_and_rules_apply_exactly_and_have_an_effect(session: Session, for
     assert (made.tree != made.patched) == bool(rules)
 
 
-def test_only_named_files_change(session: Session) -> None:
+def test_only_named_files_change(session: RunContext) -> None:
     """Between upstream's vLLM and ours differ the files that patches and rules name, and no other."""
     made = source_tree.make(session, "vllm")
     named = {path for one in series.load(PROJECT.series_folder("vllm")) for path in one.files} | {site.file for site in made.sites}
@@ -61,7 +61,7 @@ def test_only_named_files_change(session: Session) -> None:
     assert {change.path for change in session.objects.changes(made.source.tree, made.tree)} == named
 
 
-def test_what_was_fetched_once_needs_no_network(session: Session, tmp_path: Path) -> None:
+def test_what_was_fetched_once_needs_no_network(session: RunContext, tmp_path: Path) -> None:
     """Offline the same trees come out of the store; an empty store says that it is offline."""
     trees = [source_tree.make(session, fork).tree for fork in session.forks]
     offline = dataclasses.replace(session, offline=True)
@@ -72,7 +72,7 @@ def test_what_was_fetched_once_needs_no_network(session: Session, tmp_path: Path
         fetch.fetch(empty, "flashinfer")
 
 
-def test_a_rule_for_another_release_stops_the_rewrite(session: Session) -> None:
+def test_a_rule_for_another_release_stops_the_rewrite(session: RunContext) -> None:
     """On the tree that has the rules already, every rule finds that its list is not the one it was written for."""
     made = source_tree.make(session, "vllm")
     rules = archs.load(PROJECT.build_folder / "archs.yaml")

@@ -24,7 +24,7 @@ from tests.workflows import World, checkout, git
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS
 from sparkwright.demo import base, upstreams
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.signing import keys
 
 # Five minutes, so it has a session of its own.
@@ -36,7 +36,7 @@ URL = "https://releases.example/"
 
 
 @pytest.fixture(name="world")
-def _world(demo_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def _world(demo_session: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Return GitHub, with the lab's repository and settings; its API answers on loopback."""
     # GitHub's machines have no configuration that changes line ends; the one of the tests' home would.
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)

@@ -12,7 +12,7 @@ from tests.server.taught import GATES, _session, _taught, _trained, patient
 from tests.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.distributions import corpus
 from sparkwright.gates.distributions import rung as distributions
 from sparkwright.gates.distributions.reference import Reference
@@ -90,20 +90,20 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Refere
 
 
 @pytest.fixture(scope="module", name="before")
-def _before(taught: Broken, session: Session) -> Outcome:
+def _before(taught: Broken, session: RunContext) -> Outcome:
     """Return the answers of the server before it is broken."""
     return tasks.answer(TASKS, "largest", session, harness.obtain(session), taught.url, Served())
 
 
 @pytest.fixture(scope="module", name="equal")
-def _equal(taught: Broken, session: Session, before: Outcome) -> tuple[Check, ...]:
+def _equal(taught: Broken, session: RunContext, before: Outcome) -> tuple[Check, ...]:
     """Return what the tasks rung says of the server before it is broken, asked a second time."""
     return tasks.run(TASKS, "largest", session, taught.url, before, served=Served())
 
 
 @pytest.mark.parametrize("mutant", LOSSES)
 def test_a_server_that_loses_questions_dies(
-    kill: Kill, taught: Broken, session: Session, before: Outcome, equal: tuple[Check, ...], mutant: str
+    kill: Kill, taught: Broken, session: RunContext, before: Outcome, equal: tuple[Check, ...], mutant: str
 ) -> None:
     """Five points of 1000 questions are beyond the margin; the baseline knows nearly all of them."""
     fault, options = LOSSES[mutant]

@@ -31,7 +31,7 @@ from uv import find_uv_bin
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import packages
 from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import decision, facts
@@ -298,8 +298,8 @@ class User:
                 else:
                     os.environ[name] = value
 
-    def session(self, *, offline: bool = False) -> Outside:
-        return Outside(Store(self.store), offline)
+    def session(self, *, offline: bool = False) -> StandaloneContext:
+        return StandaloneContext(Store(self.store), offline)
 
     def uv(self, *words: str | Path) -> str:
         command = [find_uv_bin(), "--offline", "--quiet", "--no-config", "--cache-dir", str(self.folder / "uv"), *map(str, words)]

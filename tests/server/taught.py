@@ -15,7 +15,7 @@ from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
 from sparkwright.cli.main import default_cache
 from sparkwright.core import digest
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.tasks import harness
@@ -53,8 +53,8 @@ def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module", name="session")
-def _session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def _session(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """Return a run on this checkout with the user's store, which has the harness afterwards."""
-    session = Session(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
+    session = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
     harness.obtain(session)
     return session

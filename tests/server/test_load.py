@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.cli.main import default_cache
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.load import benchy, vllmrs
 from sparkwright.gates.load.client import Own
@@ -21,18 +21,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", name="session")
-def _session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    return Session(Project(ROOT, "2026.11"), Store(default_cache()), ("vllm",), tmp_path_factory.mktemp("out"))
+def _session(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    return RunContext(Project(ROOT, "2026.11"), Store(default_cache()), ("vllm",), tmp_path_factory.mktemp("out"))
 
 
-def _generator(session: Session, name: str) -> Generator:
+def _generator(session: RunContext, name: str) -> Generator:
     if name == "own":
         return Own()
     return vllmrs.obtain(session) if name == "vllm-rs" else benchy.obtain(session)
 
 
 @pytest.mark.parametrize("name", ["own", "vllm-rs"])
-def test_a_leg_is_what_was_ordered(server: Server, toy: Path, session: Session, name: str) -> None:
+def test_a_leg_is_what_was_ordered(server: Server, toy: Path, session: RunContext, name: str) -> None:
     """Each request has the tokens that were ordered, prompt and answer, and the server's counters grow by those of all requests."""
     client = server.client()
     before = client.metrics()
@@ -46,7 +46,7 @@ def test_a_leg_is_what_was_ordered(server: Server, toy: Path, session: Session, 
         assert after[counter] - before.get(counter, 0.0) == count
 
 
-def test_llama_benchy_measures_a_chat(server: Server, toy: Path, session: Session) -> None:
+def test_llama_benchy_measures_a_chat(server: Server, toy: Path, session: RunContext) -> None:
     """The second generator asks for chats: the answers are exact, prompts as near as the template lets them be."""
     order = Order(server.url, server.launch.name, 96, 32, 2, 4, warmups=0, seed=3, tokenizer=toy)
     run = _generator(session, "llama-benchy").measure(order)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.model import checkpoint, loaded, modules
 
@@ -75,7 +75,7 @@ def test_what_the_config_ignores_is_unquantised_in_the_server(vllm_python: Path,
     All other weights are as large in the server as in the checkpoint.
     """
     folder = quantised(toy, tmp_path / "quantised")
-    session = Session(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist")
+    session = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist")
 
     audit = modules.audit(checkpoint.read(folder))
     found = loaded.listed(session, vllm_python, folder)

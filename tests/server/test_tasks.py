@@ -12,7 +12,7 @@ from tests.server.taught import GATES, _session, _taught, _trained
 from tests.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.served import Served
 from sparkwright.gates.tasks import harness, outcome
 from sparkwright.gates.tasks import rung as tasks
@@ -49,13 +49,13 @@ datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_nam
 
 
 @pytest.fixture(scope="module", name="before")
-def _before(taught: Broken, session: Session) -> Outcome:
+def _before(taught: Broken, session: RunContext) -> Outcome:
     """Return the sound server's answers."""
     return tasks.answer(POLICY, "largest", session, harness.obtain(session), taught.url, Served())
 
 
 def judged(
-    session: Session, url: str, before: Outcome | Path | str, task: str = "largest", policy: TasksPolicy = POLICY
+    session: RunContext, url: str, before: Outcome | Path | str, task: str = "largest", policy: TasksPolicy = POLICY
 ) -> dict[str, Check]:
     checks = tasks.run(policy, task, session, url, before, served=Served())
     assert [check.name for check in checks] == [f"{task}-{name}" for name in NAMES]
@@ -63,7 +63,7 @@ def judged(
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 
 
-def test_the_same_server_loses_nothing(taught: Broken, session: Session, before: Outcome, tmp_path: Path) -> None:
+def test_the_same_server_loses_nothing(taught: Broken, session: RunContext, before: Outcome, tmp_path: Path) -> None:
     """A sound server paired with its own saved answers passes: 1000 questions, nothing gained, nothing lost, well above its floor."""
     outcome.save(before, tmp_path / "baseline.json")
     checks = judged(session, taught.url, tmp_path / "baseline.json")
@@ -73,7 +73,7 @@ def test_the_same_server_loses_nothing(taught: Broken, session: Session, before:
     assert sum(before.answers) > 900
 
 
-def test_a_server_that_hangs_is_ended_in_time(taught: Broken, session: Session, before: Outcome) -> None:
+def test_a_server_that_hangs_is_ended_in_time(taught: Broken, session: RunContext, before: Outcome) -> None:
     """The policy's seconds bound the harness, whatever the server does."""
     one = msgspec.structs.replace(POLICY.tasks["largest"], seconds=20)
     with taught.fault("stall", seconds=5):
@@ -82,7 +82,7 @@ def test_a_server_that_hangs_is_ended_in_time(taught: Broken, session: Session, 
     assert (checks["answers"].state, checks["answers"].reference) == ("invalid", "harness-slow")
 
 
-def test_gsm8k_runs_where_its_data_is(taught: Broken, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gsm8k_runs_where_its_data_is(taught: Broken, session: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The harness's own task runs from a hub cache, offline: here with 400 questions of ours, of which the small model knows none."""
     subprocess.run([harness.obtain(session), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))

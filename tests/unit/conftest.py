@@ -22,7 +22,7 @@ from sparkwright.cli.main import parser, session_of
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
 from sparkwright.forks import lock, resolve
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
 
@@ -147,7 +147,7 @@ class Mini:
             f"{upstreams.HOST}={self.upstreams}/",
         ]
 
-    def session(self) -> Session:
+    def session(self) -> RunContext:
         """Return a run on it, as the command line would make it."""
         return session_of(parser().parse_args(["apply", *self.words]))
 
@@ -306,7 +306,7 @@ class Host:
         assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
         return done.returncode != 0
 
-    def session(self, *words: str) -> Session:
+    def session(self, *words: str) -> RunContext:
         """Return a run on it, as the command line would make it with *words*."""
         return session_of(parser().parse_args(["apply", *self.words, *words]))
 

@@ -16,7 +16,7 @@ from tests import refserved
 from tests.refusals import refusal
 
 from sparkwright.cli import main, measuring
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
 from sparkwright.gates.load.reference.running import started
@@ -40,7 +40,7 @@ def _place(tmp_path: Path) -> Path:
     return refserved.project(tmp_path / "project", least=3, most=4, quads=1)
 
 
-def session(place: Path) -> Session:
+def session(place: Path) -> RunContext:
     words = ["bench", "--root", str(place), "--cache-dir", str(place.parent / "cache"), "--output", str(place.parent / "out")]
     return main.session_of(main.parser().parse_args(words))
 

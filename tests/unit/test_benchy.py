@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.load import benchy, metrology
 from sparkwright.gates.load.benchy import Benchy
@@ -102,7 +102,7 @@ def test_it_has_a_home_of_its_own_and_no_token(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_the_real_program_counts_as_the_server_does(user_store: Store, tmp_path: Path, chunk: int) -> None:
     """Installed from its lock, it orders exact prompts and answers, and counts the tokens that were sent."""
-    session = Session(Project(ROOT, "2026.11"), user_store, ("vllm",), tmp_path)
+    session = RunContext(Project(ROOT, "2026.11"), user_store, ("vllm",), tmp_path)
     real = benchy.obtain(session)
     assert real.version == "0.4.0"
     with started(Behaviour(ttft=0.02, tpot=0.002, chunk=chunk)) as server:

@@ -17,7 +17,7 @@ from tests.refusals import refusal
 from sparkwright.builder.environment import ccache
 from sparkwright.core import config
 from sparkwright.core.config import CompilerCache
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
     from tests.conftest import Redis
@@ -32,12 +32,12 @@ needs_ccache = pytest.mark.skipif(
 
 
 @pytest.fixture(name="session")
-def _session(mini: Mini) -> Session:
+def _session(mini: Mini) -> RunContext:
     return mini.session()
 
 
 def test_without_ccache_a_build_works_and_says_what_to_install(
-    session: Session,
+    session: RunContext,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -52,7 +52,7 @@ def test_without_ccache_a_build_works_and_says_what_to_install(
 
 
 def test_an_old_ccache_is_not_used(
-    session: Session,
+    session: RunContext,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -186,7 +186,7 @@ def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
 
 
 def test_the_password_is_in_no_other_setting(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes from the environment, and goes to ccache by one variable."""
     if not shutil.which("ccache"):

@@ -23,7 +23,7 @@ from sparkwright.cli import main
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
 
@@ -313,7 +313,7 @@ def test_a_file_in_another_form_is_named(mini: Mini) -> None:
 def test_the_stacks_series_are_in_the_exported_form(stack: str, user_store: Store) -> None:
     """Every series of every stack is what `export` writes, on the release that the stack locks."""
     project = Project(ROOT, stack)
-    session = Session(project, user_store, tuple(project.spec.forks), ROOT / "dist", source="sdist")
+    session = RunContext(project, user_store, tuple(project.spec.forks), ROOT / "dist", source="sdist")
     for fork in (name for name in project.spec.forks if series.names(project.series_folder(name))):
         try:
             series.of(session, fork)

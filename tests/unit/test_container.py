@@ -35,7 +35,7 @@ from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -51,10 +51,10 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def demo(store: Store) -> Session:
+def demo(store: Store) -> RunContext:
     """Return a run on the demo's reviewed data."""
     project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
-    return Session(project, store, tuple(project.spec.forks), store.root / "dist")
+    return RunContext(project, store, tuple(project.spec.forks), store.root / "dist")
 
 
 def failure(work: Callable[[], object]) -> SparkwrightError:
@@ -186,7 +186,7 @@ def test_lines_do_not_depend_on_how_they_arrive(text: str, cuts: list[int]) -> N
 
 
 @pytest.mark.parametrize("named", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
-def test_a_base_without_its_digest_is_refused(demo: Session, named: str) -> None:
+def test_a_base_without_its_digest_is_refused(demo: RunContext, named: str) -> None:
     """A tag means another image tomorrow, so it never becomes the base of a build."""
     assert failure(lambda: container.pinned_base(demo, named)).reference == "base-unresolved"
 
@@ -194,7 +194,7 @@ def test_a_base_without_its_digest_is_refused(demo: Session, named: str) -> None
 @pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("forks/*/stack.yaml")))
 def test_every_stack_names_a_base_by_digest_or_says_that_it_cannot(store: Store, stack: str) -> None:
     """The base of each stack is pinned, or refused as unresolved; --base takes its place in both cases."""
-    session = Session(Project(ROOT, stack), store, (), store.root)
+    session = RunContext(Project(ROOT, stack), store, (), store.root)
     named = toolchain.spec(session.project).image
 
     assert container.PINNED.fullmatch(named) or named.endswith("@unresolved")

@@ -19,7 +19,7 @@ from sparkwright.cli import doctor
 from sparkwright.cli.doctor import CacheContents, VerbAdvice
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -204,7 +204,7 @@ def test_without_a_network_only_cached_downloads_make_a_verb_ready(project: Proj
 
 def test_the_contents_of_an_empty_cache_are_nothing(project: Project, tmp_path: Path) -> None:
     """Each content is looked for in the store; an empty store has none."""
-    session = Session(project, Store(tmp_path), (), tmp_path, offline=True)
+    session = RunContext(project, Store(tmp_path), (), tmp_path, offline=True)
 
     assert doctor.cache_contents(session) == EMPTY
 
@@ -256,7 +256,7 @@ def test_a_probe_that_hangs_leaves_the_other_answers() -> None:
 
 def test_doctor_prints_facts_and_advice(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For people two tables on standard output, and exit code 0 whatever is missing."""
-    assert doctor.run(Session(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None)) == 0
+    assert doctor.run(RunContext(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None)) == 0
 
     shown = capsys.readouterr().out
     assert "This machine" in shown
@@ -268,7 +268,7 @@ def test_doctor_prints_one_document_as_json(
 ) -> None:
     """Under --json standard output is one document with machine and advice."""
     monkeypatch.setattr(console, "json", True)
-    doctor.run(Session(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None))
+    doctor.run(RunContext(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None))
     console.finish()
 
     document = msgspec.json.decode(capsys.readouterr().out)

@@ -34,7 +34,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.demo import base
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release import layout, onsite, spec
 from sparkwright.release.onsite import Installed
@@ -123,9 +123,9 @@ class Site:
         options = ("--no-index", "--no-deps", "--reinstall", "--link-mode", "copy") if verb == "install" else ()
         self.uv("pip", verb, "--python", self.venv / "bin" / "python", *options, *words)
 
-    def session(self) -> Session:
+    def session(self) -> RunContext:
         (self.root / "forks" / "mini" / "onsite.yaml").write_text(strict_yaml.dump(self.spec))
-        return Session(Project(self.root, "mini"), Store(self.folder / "store"), (), self.folder / "dist")
+        return RunContext(Project(self.root, "mini"), Store(self.folder / "store"), (), self.folder / "dist")
 
     def install(self, *, restore: bool = False) -> Installed:
         session = self.session()
@@ -385,7 +385,7 @@ def test_another_wheel_under_the_same_name_is_refused(site: Site) -> None:
 
 def test_offline_takes_what_is_in_the_store(bare: Site) -> None:
     """Without a network, an empty store is an error of its own."""
-    session = Session(bare.session().project, Store(bare.folder / "store"), (), bare.folder, offline=True)
+    session = RunContext(bare.session().project, Store(bare.folder / "store"), (), bare.folder, offline=True)
     wanted = spec.load(session.project)
     assert wanted is not None
 

@@ -25,7 +25,7 @@ from sparkwright.core import digest, strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
 from sparkwright.forks import download, lock
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
 
@@ -43,7 +43,7 @@ FILES = {
 }
 
 
-def source_of(session: Session, changed: Mapping[str, str | bytes | None], before: Mapping[str, str] = FILES) -> SourceTree:
+def source_of(session: RunContext, changed: Mapping[str, str | bytes | None], before: Mapping[str, str] = FILES) -> SourceTree:
     """Return vllm as if upstream had the files *before*, and our series *changed* some; None removes one."""
 
     def store(files: Mapping[str, str | bytes]) -> str:
@@ -55,7 +55,7 @@ def source_of(session: Session, changed: Mapping[str, str | bytes | None], befor
     return SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
 
 
-def findings(session: Session, source: SourceTree, *, building: bool = False) -> list[str]:
+def findings(session: RunContext, source: SourceTree, *, building: bool = False) -> list[str]:
     """Return what the check finds, none when it is content."""
     try:
         preflight.check(session, source, building=building)
@@ -188,7 +188,7 @@ def test_a_unit_that_is_known_to_need_more_memory_than_there_is_is_a_finding(min
     assert findings(run, source, building=True) == []
 
 
-def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = False) -> Session:
+def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = False) -> RunContext:
     """Return a run whose lock names an official wheel of vllm for this machine, with *members* beside its Python files."""
     tag = f"cp38-abi3-linux_{platform.machine()}"
     name = WheelName("mini_vllm", "0.33.0", tag)
@@ -212,7 +212,7 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
 LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
 
 
-def failure(session: Session, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
+def failure(session: RunContext, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
     """Return the one failure of a graft onto the base."""
     with pytest.raises(SparkwrightError) as caught:
         preflight.check(session, source_of(session, changed))

@@ -21,7 +21,7 @@ from tests.release import world
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.cli.main import main
 from sparkwright.core.store import Store
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.operate.image import lent, picked, recorded, registry, selected, settled
 from sparkwright.operate.image.labels import SERIAL, labels
@@ -47,7 +47,7 @@ class Shop:
 
     def __init__(self, place: Place, folder: Path) -> None:
         self.place = place
-        self.session = Session(Project(wheels.ROOT, wheels.STACK), Store(folder / "store"), (), folder / "dist", offline=True)
+        self.session = RunContext(Project(wheels.ROOT, wheels.STACK), Store(folder / "store"), (), folder / "dist", offline=True)
 
     def pick(self, machine: str = "aarch64", **wish: Any) -> Picked:
         return picked.pick(self.session, Wish(str(self.place.root), (keys.public_path(self.place.key),), **wish), machine)
@@ -120,7 +120,7 @@ def test_an_index_without_an_installer_makes_no_image(tmp_path: Path) -> None:
     with world.hosted(tmp_path / "host") as host:
         bare = host.index()
         user = world.User(tmp_path / "user")
-        session = Session(Project(wheels.ROOT, wheels.STACK), Store(tmp_path / "store"), (), tmp_path)
+        session = RunContext(Project(wheels.ROOT, wheels.STACK), Store(tmp_path / "store"), (), tmp_path)
         with user.active(), refusal("installer-unfit"):
             picked.pick(session, world.wish(bare), world.MACHINE)
 

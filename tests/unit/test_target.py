@@ -23,7 +23,7 @@ from sparkwright.builder.wheel import elf, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.cli.main import parser, session_of
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ OTHER = next(machine for machine in MACHINES if machine != HERE)
 MEMBER = "mini/_C.abi3.so"
 
 
-def session_for(machine: str, cache: Path) -> Session:
+def session_for(machine: str, cache: Path) -> RunContext:
     """Return a run as the command line makes it."""
     return session_of(
         parser().parse_args(["plan", "--root", str(ROOT), "--cache-dir", str(cache), *(["--target", machine] if machine else [])])

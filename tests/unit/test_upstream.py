@@ -13,7 +13,7 @@ from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -45,7 +45,7 @@ def pinned(host: Host, number: int, merge: str = "") -> tuple[Record, Patch]:
     return made, pull_requests.patch_of(session, ledger, msgspec.structs.replace(made, stacks={host.stack: {}}), host.stack)
 
 
-def base(host: Host, session: Session, revision: str = "main") -> Base:
+def base(host: Host, session: RunContext, revision: str = "main") -> Base:
     """Return a revision as it is at the host, with its history and its files."""
     host.push()
     mirror = session.mirror(host.url)

@@ -16,7 +16,7 @@ from tests.refusals import refusal
 
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.load import detailed, metrology, vllmrs
 from sparkwright.gates.load.order import LoadInvalid, Order
@@ -134,12 +134,12 @@ def test_a_result_of_the_python_program_is_read(tmp_path: Path) -> None:
     assert round(detailed.read(path, order())[0].seconds, 9) == 0.7
 
 
-def _session(tmp_path: Path) -> Session:
+def _session(tmp_path: Path) -> RunContext:
     project = Project(ROOT, "2026.05")
-    return Session(project, Store(tmp_path / "store"), ("vllm",), tmp_path, offline=True)
+    return RunContext(project, Store(tmp_path / "store"), ("vllm",), tmp_path, offline=True)
 
 
-def _put(session: Session, members: dict[str, bytes]) -> Path:
+def _put(session: RunContext, members: dict[str, bytes]) -> Path:
     """Lay a wheel with *members* where the official one would lie in the store, and return it."""
     base = lock.read(Project(ROOT, metrology.policy(session).stack)).forks["vllm"].bases[os.uname().machine]
     path = session.store.folder("downloads", base.sha256) / base.filename
@@ -191,7 +191,7 @@ def test_a_wheel_that_is_not_what_it_should_be_gives_nothing(tmp_path: Path, mon
 @pytest.fixture(scope="module", name="real")
 def _real(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> VllmRs:
     """The real program, out of the real wheel (336 MB, in the user's store afterwards)."""
-    return vllmrs.obtain(Session(Project(ROOT, "2026.11"), user_store, ("vllm",), tmp_path_factory.mktemp("out")))
+    return vllmrs.obtain(RunContext(Project(ROOT, "2026.11"), user_store, ("vllm",), tmp_path_factory.mktemp("out")))
 
 
 @pytest.fixture(scope="module", name="tokenizer")

@@ -32,7 +32,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
@@ -101,7 +101,7 @@ def read_record(path: Path) -> BuildRecord:
         ) from error
 
 
-def rebuild_session(session: Session, path: Path, record: BuildRecord) -> Session:
+def rebuild_session(session: RunContext, path: Path, record: BuildRecord) -> RunContext:
     """
     Return *session* with the choices by which the wheel at *path* was built.
 
@@ -140,7 +140,9 @@ def rebuild_session(session: Session, path: Path, record: BuildRecord) -> Sessio
 
 
 @contextlib.contextmanager
-def separate_store(session: Session, folder: Path | None, *, cached: bool) -> Iterator[Session]:
+def separate_store(
+    session: RunContext, folder: Path | None, *, cached: bool
+) -> Iterator[RunContext]:
     """
     Yield *session* with a store and an output folder of its own.
 
@@ -171,7 +173,7 @@ def separate_store(session: Session, folder: Path | None, *, cached: bool) -> It
                 shutil.rmtree(root, ignore_errors=True)
 
 
-def reproduce(session: Session, path: Path, record: BuildRecord, policy: AuditPolicy) -> Rebuild:
+def reproduce(session: RunContext, path: Path, record: BuildRecord, policy: AuditPolicy) -> Rebuild:
     """
     Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
     """

@@ -39,7 +39,7 @@ from sparkwright.core.console import console, duration
 from sparkwright.core.errors import CommandError, FileError, SparkwrightError
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import archive, fetch, lock
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock, Lock
 from sparkwright.forks.stack import ForkSpec, Project, StackSpec
@@ -306,7 +306,7 @@ def _patch_turn(
     ), first
 
 
-def pieces_of(session: Session, fork: str) -> Pieces:
+def pieces_of(session: RunContext, fork: str) -> Pieces:
     """Return the pieces of *fork* and of those that it needs in the checkout of *session*."""
     project = session.project
     forks, settings = (*project.fork(fork).needs, fork), toolchain.spec(project).forks
@@ -337,7 +337,7 @@ def pieces_of(session: Session, fork: str) -> Pieces:
     return pieces
 
 
-def checkout(session: Session, pieces: Pieces, folder: Path) -> tuple[Session, str]:
+def checkout(session: RunContext, pieces: Pieces, folder: Path) -> tuple[RunContext, str]:
     """
     Make *folder* a checkout of *pieces*, with the change of each series as one patch, and return a
     run on it and the patched tree.
@@ -412,7 +412,7 @@ class Predicate:
 
     def __init__(
         self,
-        session: Session,
+        session: RunContext,
         fork: str,
         command: Sequence[str],
         *,
@@ -518,7 +518,7 @@ class Predicate:
         )
 
     def _run(
-        self, name: str, session: Session, tree: str, key: str, wheel: Path | None
+        self, name: str, session: RunContext, tree: str, key: str, wheel: Path | None
     ) -> tuple[int, bool]:
         """Return the command's exit status, and whether an earlier search knew it."""
         known = self._session.store.get("predicate", key, int)
@@ -611,7 +611,7 @@ def over_commits(
     return replace(cause, what=commit.line(), page=page)
 
 
-def over_patches(session: Session, fork: str, predicate: Predicate) -> Cause:
+def over_patches(session: RunContext, fork: str, predicate: Predicate) -> Cause:
     """
     Return the patch that changed the answer, together with those before it.
 
@@ -694,7 +694,7 @@ def _cause(states: Sequence[State], predicate: Predicate, over: str) -> tuple[in
     return first, Cause(over, names[last], names[first], answers, "")
 
 
-def side(session: Session, fork: str, name: str) -> Pieces:
+def side(session: RunContext, fork: str, name: str) -> Pieces:
     """
     Return the pieces of *fork* in *name*: another stack, or a revision of this checkout.
 

@@ -32,7 +32,7 @@ from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _forward_lines(
             sink(line.decode("utf-8", "replace"))
 
 
-def pinned_base(session: Session, name: str) -> str:
+def pinned_base(session: RunContext, name: str) -> str:
     """
     Return the base image *name*, by default the one of ``environment.yaml``.
 
@@ -302,7 +302,7 @@ def pinned_base(session: Session, name: str) -> str:
     return base
 
 
-def builder_image(session: Session, engine: Engine, base: str, platform: str) -> BuilderImage:
+def builder_image(session: RunContext, engine: Engine, base: str, platform: str) -> BuilderImage:
     """
     Return the builder image on *base*, built when the engine has none.
 
@@ -348,7 +348,7 @@ def builder_image(session: Session, engine: Engine, base: str, platform: str) ->
     return BuilderImage(base, target, system, image, python)
 
 
-def read_dockerfile(session: Session, name: str) -> bytes:
+def read_dockerfile(session: RunContext, name: str) -> bytes:
     """
     Return the file *name* of ``build/``.
 
@@ -362,7 +362,7 @@ def read_dockerfile(session: Session, name: str) -> bytes:
         raise FileError("file-invalid", f"{path} cannot be read.", details=[str(error)]) from error
 
 
-def prepare_base(session: Session, engine: Engine, base: str, target: str) -> str:
+def prepare_base(session: RunContext, engine: Engine, base: str, target: str) -> str:
     """
     Return the id of the base image; pull it when the engine has none for that platform, and check
     that it runs.
@@ -410,7 +410,7 @@ def find_image(engine: Engine, name: str) -> Image | None:
     return Image(str(image.id), f"{image.attrs['Os']}/{image.attrs['Architecture']}")
 
 
-def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
+def _pull(session: RunContext, engine: Engine, base: str, target: str) -> None:
     from docker.errors import APIError
 
     if session.offline:
@@ -440,7 +440,7 @@ def _pull(session: Session, engine: Engine, base: str, target: str) -> None:
 
 
 def build_image(
-    session: Session,
+    session: RunContext,
     engine: Engine,
     stage: str,
     key: str,
@@ -534,7 +534,7 @@ def _context(files: Mapping[str, bytes]) -> bytes:
     return sink.getvalue()
 
 
-def image_python(session: Session, engine: Engine, system: str) -> Interpreter:
+def image_python(session: RunContext, engine: Engine, system: str) -> Interpreter:
     """Return the description of the Python in the image *system*."""
     key = digest.key("interpreter", system)
     if cached := session.store.get("interpreter", key, Interpreter):

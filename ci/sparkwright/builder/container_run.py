@@ -28,7 +28,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, by_reference
 from sparkwright.core.store import Store
 from sparkwright.forks import download, fetch
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: Bytes of the container's limit above the compilers' budget: for sparkwright, ninja, the linker
 #: and file pages.
@@ -37,7 +37,7 @@ READ = ("downloads", "mirrors")
 WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
 
 
-def needed(session: Session) -> tuple[LockedFile, ...]:
+def needed(session: RunContext) -> tuple[LockedFile, ...]:
     """
     Return the files of the package index that a build by this Python on this machine reads, sorted.
     """
@@ -61,7 +61,7 @@ def needed(session: Session) -> tuple[LockedFile, ...]:
 
 
 def build(
-    session: Session, words: Sequence[str], *, base: str = "", platform: str = ""
+    session: RunContext, words: Sequence[str], *, base: str = "", platform: str = ""
 ) -> tuple[int, dict[str, Any]]:
     """
     Run the command line *words* in the builder image; return its exit status and the document that
@@ -96,7 +96,7 @@ def build(
             return build_run.run(command)
 
 
-def _fetch(session: Session) -> None:
+def _fetch(session: RunContext) -> None:
     """Fetch every source that the build reads."""
     needs = {need for fork in session.forks for need in session.project.fork(fork).needs}
     for fork in dict.fromkeys([*session.forks, *sorted(needs)]):
@@ -106,7 +106,7 @@ def _fetch(session: Session) -> None:
             vendored.fetch(session, fork)
 
 
-def download_needed(session: Session, build_run: ContainerRun, words: Sequence[str]) -> None:
+def download_needed(session: RunContext, build_run: ContainerRun, words: Sequence[str]) -> None:
     """
     Download the tools and bases that the program inside names, which depend on its Python and
     machine.
@@ -153,7 +153,7 @@ class ContainerRun:
         store: The store of the programs inside.
     """
 
-    def __init__(self, session: Session, engine: Engine, builder: BuilderImage) -> None:
+    def __init__(self, session: RunContext, engine: Engine, builder: BuilderImage) -> None:
         self._session, self._engine, self._builder = session, engine, builder
         # Environments and build folders depend on the compilers and the Python of this image.
         self.store = Store(

@@ -36,7 +36,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console, size
 from sparkwright.core.store import room_guard
 from sparkwright.forks import download
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 
@@ -99,7 +99,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     transplant: Transplant | None = None
 
 
-def inputs(session: Session, fork: str) -> dict[str, str]:
+def inputs(session: RunContext, fork: str) -> dict[str, str]:
     """Return what a build of *fork* is determined by: name that people know → digest."""
     project, stack = session.project, session.project.stack
     concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
@@ -150,7 +150,7 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
 
 
 def papers(
-    session: Session, source: SourceTree, base: FileLock | None = None, **compiled: Any
+    session: RunContext, source: SourceTree, base: FileLock | None = None, **compiled: Any
 ) -> Papers:
     """
     Return what the wheel made of *source* says of itself: its build record, and what its bill of
@@ -188,7 +188,7 @@ def _folder(folder: Path) -> dict[str, str]:
     }
 
 
-def build(session: Session, fork: str) -> BuiltWheel:
+def build(session: RunContext, fork: str) -> BuiltWheel:
     """
     Return the wheel of *fork*, built when the store has none of the same inputs, and placed in the
     output folder.
@@ -201,7 +201,7 @@ def build(session: Session, fork: str) -> BuiltWheel:
 
 
 def reused(
-    session: Session, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
+    session: RunContext, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
 ) -> BuiltWheel:
     """
     Return the wheel that the store has for *parts*, else the one that *make* gives for their key;
@@ -223,12 +223,12 @@ def reused(
     return built
 
 
-def called(session: Session, fork: str) -> str:
+def called(session: RunContext, fork: str) -> str:
     """Return the name of what is recorded of the last build of this kind."""
     return session.named(f"{session.project.stack}-{fork}")
 
 
-def known(session: Session, fork: str) -> BuiltWheel | None:
+def known(session: RunContext, fork: str) -> BuiltWheel | None:
     """
     Return the wheel that a build of *fork* would take from the store now; None where it has to be
     made.
@@ -236,23 +236,23 @@ def known(session: Session, fork: str) -> BuiltWheel | None:
     return kept(session, digest.key("wheel", inputs(session, fork)))
 
 
-def kept(session: Session, key: str) -> BuiltWheel | None:
+def kept(session: RunContext, key: str) -> BuiltWheel | None:
     """Return the wheel of that *key*, if the store still holds it."""
     built = session.store.get("wheel", key, BuiltWheel)
     return built if built and _kept(session, built).exists() else None
 
 
-def is_built(session: Session, fork: str) -> bool:
+def is_built(session: RunContext, fork: str) -> bool:
     """Does the store hold the wheel that a build of *fork* would make now?"""
     return known(session, fork) is not None
 
 
-def path_of(session: Session, built: BuiltWheel) -> Path:
+def path_of(session: RunContext, built: BuiltWheel) -> Path:
     """Return where the wheel lies for people."""
     return session.output / built.filename
 
 
-def _why(session: Session, fork: str, parts: dict[str, str]) -> str:
+def _why(session: RunContext, fork: str, parts: dict[str, str]) -> str:
     before = session.store.get("inputs", called(session, fork), dict[str, str])
     changed = [name for name in parts if (before or {}).get(name) != parts[name]]
     return (
@@ -263,11 +263,11 @@ def _why(session: Session, fork: str, parts: dict[str, str]) -> str:
     )
 
 
-def _kept(session: Session, built: BuiltWheel) -> Path:
+def _kept(session: RunContext, built: BuiltWheel) -> Path:
     return session.store.root / "wheels" / built.sha256 / built.filename
 
 
-def _place(session: Session, built: BuiltWheel) -> None:
+def _place(session: RunContext, built: BuiltWheel) -> None:
     """
     Make the store's wheel appear in the output folder; a hard link where that is possible, so that
     it costs no room.
@@ -299,7 +299,7 @@ def _place(session: Session, built: BuiltWheel) -> None:
             shutil.copyfile(kept, temporary)
 
 
-def _build(session: Session, fork: str, key: str) -> BuiltWheel:
+def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(
             session.store.building(
@@ -345,7 +345,7 @@ def _build(session: Session, fork: str, key: str) -> BuiltWheel:
     return built
 
 
-def _fetch_inputs(session: Session, fork: str) -> None:
+def _fetch_inputs(session: RunContext, fork: str) -> None:
     """Fetch the vendored sources and the base wheel that a graft of *fork* reads."""
     if session.project.fork(fork).build != "graft":
         return
@@ -357,7 +357,7 @@ def _fetch_inputs(session: Session, fork: str) -> None:
         )
 
 
-def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
+def shelve(session: RunContext, built: BuiltWheel, path: Path) -> None:
     """Move the wheel at *path* to its place in the store."""
     with session.store.building(_kept(session, built).parent) as shelf:
         os.rename(path, shelf / path.name)
@@ -366,7 +366,7 @@ def shelve(session: Session, built: BuiltWheel, path: Path) -> None:
 
 
 def _graft(
-    session: Session, tools: Toolchain, source: SourceTree, label: str, folder: Path
+    session: RunContext, tools: Toolchain, source: SourceTree, label: str, folder: Path
 ) -> tuple[Path, dict[str, int], Transplant]:
     fork = source.fork
     settings = toolchain.settings(session, fork)

@@ -38,7 +38,7 @@ from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import download
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 #: Minor versions of Python 3: the oldest whose grammar `ast` knows, and one that does not exist
@@ -72,7 +72,7 @@ _CONDITIONAL = re.compile(
 )
 
 
-def check(session: Session, source: SourceTree, *, building: bool = True) -> None:
+def check(session: RunContext, source: SourceTree, *, building: bool = True) -> None:
     """
     Check that *source* can be built on this machine.
 
@@ -241,7 +241,7 @@ def oldest_python(project: dict[str, Any]) -> tuple[int, int]:
     )
 
 
-def build_requirements(session: Session, source: SourceTree) -> Iterator[str]:
+def build_requirements(session: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -281,7 +281,9 @@ def build_requirements(session: Session, source: SourceTree) -> Iterator[str]:
             )
 
 
-def fork_requirements(session: Session, requirements: Iterable[str], origin: str) -> Iterator[str]:
+def fork_requirements(
+    session: RunContext, requirements: Iterable[str], origin: str
+) -> Iterator[str]:
     """Yield the *requirements* on forks of the stack that their locked versions do not meet."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
@@ -303,7 +305,7 @@ def fork_requirements(session: Session, requirements: Iterable[str], origin: str
             )
 
 
-def _upstream_version(session: Session, fork: str) -> str:
+def _upstream_version(session: RunContext, fork: str) -> str:
     """Return upstream's version of *fork* in the lock, empty if it is not a version."""
     from packaging.version import InvalidVersion, Version
 
@@ -328,7 +330,7 @@ def output_folder(folder: Path) -> Iterator[str]:
         yield f"output: {folder} cannot be written: {error.strerror} ({existing})"
 
 
-def disk_space(session: Session, fork: str, settings: ForkEnvironment) -> Iterator[str]:
+def disk_space(session: RunContext, fork: str, settings: ForkEnvironment) -> Iterator[str]:
     """Yield a finding if the build takes more than the cache directory's file system has free."""
     need = settings.disk.get(session.project.fork(fork).build, 0) * 1_000_000
     free = shutil.disk_usage(session.store.root).free
@@ -348,7 +350,7 @@ def _size(folder: Path) -> int:
     return sum(file.lstat().st_size for file in files if not file.is_symlink())
 
 
-def host_compiler(session: Session, fork: str) -> Iterator[str]:
+def host_compiler(session: RunContext, fork: str) -> Iterator[str]:
     """
     Check that there is a C++ compiler where one is needed; its version is CMake's to judge.
 
@@ -364,7 +366,7 @@ def host_compiler(session: Session, fork: str) -> Iterator[str]:
     yield from ()
 
 
-def memory(session: Session, source: SourceTree) -> Iterator[str]:
+def memory(session: RunContext, source: SourceTree) -> Iterator[str]:
     """
     Yield the units whose recorded compile took more memory than compilers may use here.
 
@@ -403,7 +405,7 @@ def memory(session: Session, source: SourceTree) -> Iterator[str]:
 # The base of a graft.
 
 
-def base_wheel(session: Session, source: SourceTree, settings: ForkEnvironment) -> Iterator[str]:
+def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironment) -> Iterator[str]:
     """
     Yield the requirements of the official wheel that the stack does not meet.
 

@@ -24,7 +24,7 @@ from sparkwright.core import digest, process, project_data
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 from sparkwright.forks import download, package_index
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 #: What a source distribution among the requirements is built with (tree-sitter-cmake has no Linux
@@ -117,7 +117,7 @@ def write(
     return path
 
 
-def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) -> list[Path]:
+def required(session: RunContext, python: Interpreter, wanted: Sequence[str] = ()) -> list[Path]:
     """
     Return the files that the program requires on *python*, downloaded and verified.
 
@@ -155,7 +155,9 @@ def required(session: Session, python: Interpreter, wanted: Sequence[str] = ()) 
     return paths
 
 
-def _resolved(session: Session, python: Interpreter, lines: Sequence[str]) -> Iterator[LockedFile]:
+def _resolved(
+    session: RunContext, python: Interpreter, lines: Sequence[str]
+) -> Iterator[LockedFile]:
     from uv import find_uv_bin
 
     source = session.store.write("cache/program.in", "\n".join([*lines, ""]).encode())

@@ -13,7 +13,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks import fetch
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 
 
@@ -36,12 +36,12 @@ class SourceTree(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
 
 
-def all_rules(session: Session) -> ArchRules:
+def all_rules(session: RunContext) -> ArchRules:
     """Return the stack's arch rules; those that are left out serve to explain what is missing."""
     return archs.load(session.project.build_folder / "archs.yaml")
 
 
-def rules_of(session: Session) -> ArchRules:
+def rules_of(session: RunContext) -> ArchRules:
     """
     Return the stack's arch rules, less those that the command line leaves out.
 
@@ -59,7 +59,7 @@ def rules_of(session: Session) -> ArchRules:
     return rules.without(*session.without)
 
 
-def make(session: Session, fork: str) -> SourceTree:
+def make(session: RunContext, fork: str) -> SourceTree:
     """
     Return the source tree of *fork*, made when the store has none.
 
@@ -95,7 +95,7 @@ def make(session: Session, fork: str) -> SourceTree:
     return made
 
 
-def _read(session: Session, tree: str, path: str) -> bytes:
+def _read(session: RunContext, tree: str, path: str) -> bytes:
     data = session.objects.blob(tree, path)
     if data is None:
         raise FileNotFoundError(path)

@@ -18,7 +18,7 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: Share of its added lines that are in a base on which a patch conflicts, from which on the base
 #: most likely has it.
@@ -208,10 +208,10 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
     return drift
 
 
-def _key(session: Session, fork: str) -> str:
+def _key(session: RunContext, fork: str) -> str:
     return digest.key("drift", {"stack": session.project.stack, "fork": fork})
 
 
-def last(session: Session, fork: str) -> Drift | None:
+def last(session: RunContext, fork: str) -> Drift | None:
     """Return the last drift of *fork* in the store; None if there is none."""
     return session.store.get("drift", _key(session, fork), Drift)

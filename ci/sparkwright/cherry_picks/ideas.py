@@ -22,7 +22,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import package_index
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 State = Literal["needed", "unknown", "not-there", "absorbed"]
@@ -281,7 +281,7 @@ def absorption(package: str, findings: Sequence[Finding]) -> Absorption:
     )
 
 
-def releases(session: Session, name: str, package: Package, last: str = "") -> list[Release]:
+def releases(session: RunContext, name: str, package: Package, last: str = "") -> list[Release]:
     """
     Return the releases of the package *name*, up to the version *last*, in order.
 
@@ -306,7 +306,7 @@ def releases(session: Session, name: str, package: Package, last: str = "") -> l
     return found
 
 
-def derive(session: Session, last: Sequence[tuple[str, str]] = ()) -> list[Absorption]:
+def derive(session: RunContext, last: Sequence[tuple[str, str]] = ()) -> list[Absorption]:
     """
     Return the absorption of every idea, in the order of the file.
 

@@ -20,7 +20,7 @@ from sparkwright.core import digest, github
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitError, GitHubError, UsageError
 from sparkwright.core.github import GitHub
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
 
@@ -46,7 +46,7 @@ class PullRequestSnapshot(msgspec.Struct, frozen=True):
     branch: str
 
 
-def snapshot(session: Session, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
     """
     Return the current state of pull request *number*.
 
@@ -68,7 +68,7 @@ def snapshot(session: Session, ledger: Ledger, number: int) -> PullRequestSnapsh
     return _snapshot_by_git(session, ledger, number)
 
 
-def _snapshot_by_git(session: Session, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
     mirror, objects = session.mirror(ledger.url), session.objects
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
@@ -98,7 +98,7 @@ def _snapshot_by_git(session: Session, ledger: Ledger, number: int) -> PullReque
     )
 
 
-def _fetch_head(session: Session, ledger: Ledger, number: int, head: str) -> None:
+def _fetch_head(session: RunContext, ledger: Ledger, number: int, head: str) -> None:
     """Fetch the history of a pull request's *head*."""
     commit = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
     if commit is None:
@@ -114,7 +114,7 @@ def _fetch_head(session: Session, ledger: Ledger, number: int, head: str) -> Non
 
 
 def record(
-    session: Session,
+    session: RunContext,
     ledger: Ledger,
     pull: PullRequestSnapshot,
     number: int,
@@ -183,7 +183,7 @@ def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
     )
 
 
-def _base(session: Session, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
+def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
     """
     Return the commit that the diff is taken against, with the histories that this needs in the
     store.
@@ -212,7 +212,9 @@ def _base(session: Session, ledger: Ledger, pull: PullRequestSnapshot, number: i
     return base
 
 
-def _before_merge(session: Session, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
+def _before_merge(
+    session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int
+) -> str:
     """
     Return the commit before the first that a merged pull request brought.
 
@@ -254,7 +256,7 @@ def _unclear(number: int, pull: PullRequestSnapshot, why: str) -> PatchError:
     )
 
 
-def check_head(session: Session, ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
+def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
     """
     Compare the current state of a pull request with its record.
 
@@ -280,7 +282,7 @@ def check_head(session: Session, ledger: Ledger, old: Record, pull: PullRequestS
 
 
 def _difference(
-    session: Session, ledger: Ledger, old: Record, pull: PullRequestSnapshot
+    session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot
 ) -> Sequence[str]:
     mirror, objects = session.mirror(ledger.url), session.objects
     try:
@@ -312,7 +314,7 @@ def _difference(
     return ["range-diff of both states:", *(f"  {line}" for line in [*lines[:SHOWN], *rest])]
 
 
-def _rendered(session: Session, ledger: Ledger, base: str, tip: str) -> bytes:
+def _rendered(session: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
     mirror = session.mirror(ledger.url)
     for commit in (base, tip):
         mirror.commit(commit)
@@ -320,7 +322,7 @@ def _rendered(session: Session, ledger: Ledger, base: str, tip: str) -> bytes:
     return patch.render(session.objects, base, tip)
 
 
-def stored_diff(session: Session, record: Record) -> bytes:
+def stored_diff(session: RunContext, record: Record) -> bytes:
     """
     Return the diff of *record* if it is in the store, and verified with the pins that the record
     has now; else nothing.
@@ -338,7 +340,7 @@ def _pins(record: Record) -> str:
     )
 
 
-def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
+def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
     """
     Return the diff that *record* pins, from the store, or rendered from the pinned commits.
 
@@ -374,7 +376,7 @@ def diff_of(session: Session, ledger: Ledger, record: Record) -> bytes:
     return data
 
 
-def patch_of(session: Session, ledger: Ledger, record: Record, stack: str) -> Patch:
+def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) -> Patch:
     """
     Return the patch that *stack* applies for *record*: its diff without the paths that the stack
     leaves out.

@@ -28,7 +28,7 @@ from sparkwright.core import digest, git
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git_store import Objects
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 #: The branch of the worktree, and the refs of the base and of the last pick.
@@ -109,7 +109,7 @@ class Exported(msgspec.Struct, frozen=True):
     commit: str
 
 
-def folder_of(session: Session, fork: str) -> Path:
+def folder_of(session: RunContext, fork: str) -> Path:
     """Return the worktree of *fork*, which is in the checkout because a cache may be removed."""
     return session.project.root / ".rebase" / session.project.stack / fork
 
@@ -258,7 +258,7 @@ def state(folder: Path) -> State:
         raise SourceError("not-provided", f"There is no worktree at {folder}.", todo=todo) from None
 
 
-def abort(session: Session, fork: str) -> None:
+def abort(session: RunContext, fork: str) -> None:
     """
     Remove the worktree of *fork*.
 
@@ -472,7 +472,7 @@ def _split_name(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def pins(session: Session, fork: str, files: Iterable[str]) -> dict[str, str]:
+def pins(session: RunContext, fork: str, files: Iterable[str]) -> dict[str, str]:
     """
     Return the digests of what a worktree is made from and an export replaces: picks by name, files
     by path.
@@ -490,7 +490,7 @@ def pins(session: Session, fork: str, files: Iterable[str]) -> dict[str, str]:
     return {str(path.relative_to(root)): digest.sha256_file(path) for path in paths} | picks
 
 
-def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, list[Exported]]:
+def collect(session: RunContext, fork: str, drop: Collection[str]) -> tuple[State, list[Exported]]:
     """
     Return the state of the worktree of *fork*, and the verified files that it would be exported as.
 
@@ -549,7 +549,11 @@ def collect(session: Session, fork: str, drop: Collection[str]) -> tuple[State, 
 
 
 def _account(
-    session: Session, fork: str, recorded: State, files: Sequence[Exported], drop: Collection[str]
+    session: RunContext,
+    fork: str,
+    recorded: State,
+    files: Sequence[Exported],
+    drop: Collection[str],
 ) -> None:
     """
     Refuse lost patches, and files that changed since the worktree was made, except by a killed
@@ -584,7 +588,10 @@ def _account(
 
 
 def write(
-    session: Session, fork: str, files: Sequence[Exported], others: Mapping[str, str] | None = None
+    session: RunContext,
+    fork: str,
+    files: Sequence[Exported],
+    others: Mapping[str, str] | None = None,
 ) -> list[str]:
     """
     Write our patches of *files* and their order, and return a line per change.

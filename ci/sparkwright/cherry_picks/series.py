@@ -12,7 +12,7 @@ from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import digest
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 
 
@@ -64,7 +64,7 @@ def load(folder: Path) -> tuple[Patch, ...]:
     return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
 
 
-def of(session: Session, fork: str) -> tuple[Patch, ...]:
+def of(session: RunContext, fork: str) -> tuple[Patch, ...]:
     """
     Return the whole series of *fork*: the picks in the ledger's order, then our patches.
 
@@ -80,7 +80,7 @@ def of(session: Session, fork: str) -> tuple[Patch, ...]:
     return picks + load(session.project.series_folder(fork))
 
 
-def entries(session: Session, fork: str) -> tuple[Entry, ...]:
+def entries(session: RunContext, fork: str) -> tuple[Entry, ...]:
     """Return the identity of each element of the series of *fork*, without reading a diff."""
     book, stack = ledger.load(session.project.root, fork), session.project.stack
     folder = session.project.series_folder(fork)
@@ -98,7 +98,7 @@ def entries(session: Session, fork: str) -> tuple[Entry, ...]:
     )
 
 
-def apply_series(session: Session, source: FetchedSource) -> PatchedTree:
+def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
     """
     Apply the series of the fork of *source*; the result is kept in the store.
 
@@ -118,7 +118,7 @@ def apply_series(session: Session, source: FetchedSource) -> PatchedTree:
     return patched
 
 
-def stored_tree(session: Session, fork: str, base: str) -> PatchedTree | None:
+def stored_tree(session: RunContext, fork: str, base: str) -> PatchedTree | None:
     """
     Return the stored result of `apply_series` on the tree *base*; None if there is none, or the
     series changed since.
@@ -126,5 +126,5 @@ def stored_tree(session: Session, fork: str, base: str) -> PatchedTree | None:
     return session.store.get("apply", _key(session, fork, base), PatchedTree)
 
 
-def _key(session: Session, fork: str, base: str) -> str:
+def _key(session: RunContext, fork: str, base: str) -> str:
     return digest.key("apply", {"base": base, "series": entries(session, fork)})

@@ -16,7 +16,7 @@ from sparkwright.cherry_picks.drift import Drift
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import fetch
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Line(msgspec.Struct, frozen=True):
     page: str = ""
 
 
-def of(session: Session, fork: str, today: datetime.date) -> list[Line]:
+def of(session: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
     book, stack = ledger.load(session.project.root, fork), session.project.stack
     applied, last = _applied(session, fork), drift.last(session, fork)
@@ -93,7 +93,7 @@ def of(session: Session, fork: str, today: datetime.date) -> list[Line]:
     return lines
 
 
-def _applied(session: Session, fork: str) -> frozenset[str]:
+def _applied(session: RunContext, fork: str) -> frozenset[str]:
     """
     Return the names of the patches that applied to the locked source, if that is in the store.
     """

@@ -18,7 +18,7 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks import fetch, package_index
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
@@ -64,7 +64,7 @@ class Upstream:
         draft: A ledger that is not written yet, in place of the checkout's.
     """
 
-    session: Session
+    session: RunContext
     fork: str
     draft: Ledger | None = None
 
@@ -187,7 +187,7 @@ class Upstream:
             return None
 
 
-def of_release(session: Session, release: Release) -> Base:
+def of_release(session: RunContext, release: Release) -> Base:
     """
     Return the base of *release*, in the object database.
 
@@ -208,7 +208,7 @@ def of_release(session: Session, release: Release) -> Base:
     return Base(release.version, tree)
 
 
-def _stored(session: Session, release: Release) -> str:
+def _stored(session: RunContext, release: Release) -> str:
     tree = session.store.get("release", _key(release), str)
     return tree if tree and session.objects.has(f"{tree}^{{tree}}") else ""
 
@@ -217,7 +217,7 @@ def _key(release: Release) -> str:
     return digest.key("release", {"sha256": release.sha256, "folder": release.folder})
 
 
-def releases(session: Session, project: str, *, optional: bool = False) -> list[Release]:
+def releases(session: RunContext, project: str, *, optional: bool = False) -> list[Release]:
     """
     Return the final releases of *project* that have an sdist, oldest first; with --offline, those
     that are in the store.
@@ -256,7 +256,7 @@ def releases(session: Session, project: str, *, optional: bool = False) -> list[
     return listed
 
 
-def between(session: Session, project: str, start: str, end: str) -> list[Release]:
+def between(session: RunContext, project: str, start: str, end: str) -> list[Release]:
     """
     Return the releases of *project* from *start* to *end* (empty: the newest), oldest first; see
     `releases`.

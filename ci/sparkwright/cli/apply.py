@@ -6,10 +6,10 @@ import argparse
 
 from sparkwright.builder import source_tree
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Show each fork's way from the locked tree to the tree that is built."""
     trees = [source_tree.make(session, fork) for fork in session.forks]
     for tree in trees:

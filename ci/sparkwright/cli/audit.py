@@ -17,7 +17,7 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import flashinfer_aot, jit_cache
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for
@@ -25,7 +25,7 @@ from sparkwright.forks.errors import SourceError
 FORM = 4
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Audit the named wheels, or those that the last build of the stack made; fail when one has a
     finding.
@@ -59,7 +59,9 @@ def judged_as(path: Path, asked: Literal["auto", "stack", "any"]) -> Literal["st
     return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
 
 
-def audited(session: Session, path: Path, judged: Literal["stack", "any"] = "stack") -> AuditReport:
+def audited(
+    session: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
+) -> AuditReport:
     """
     Return the audit of the wheel at *path*; a wheel and a policy that were seen together before are
     not read again.
@@ -87,7 +89,7 @@ def audited(session: Session, path: Path, judged: Literal["stack", "any"] = "sta
     return made
 
 
-def _last(session: Session, fork: str) -> list[Path]:
+def _last(session: RunContext, fork: str) -> list[Path]:
     spec = flashinfer_aot.load(session.project, fork)
     made = (building.known(session, fork), jit_cache.known(session, spec) if spec else None)
     return [path for built in made if built and (path := building.path_of(session, built)).exists()]

@@ -13,7 +13,7 @@ import msgspec
 from sparkwright.cli import measuring
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.errors import GateError
 from sparkwright.gates.load import benchy, vllmrs
 from sparkwright.gates.load.client import Own
@@ -24,14 +24,14 @@ from sparkwright.gates.throughput.records import Kind
 from sparkwright.release.report import terminal
 
 #: The generators by name, each with what obtains it.
-GENERATORS: Mapping[str, Callable[[Session], Generator]] = {
+GENERATORS: Mapping[str, Callable[[RunContext], Generator]] = {
     "vllm-rs": vllmrs.obtain,
     "llama-benchy": benchy.obtain,
     "own": lambda _: Own(),
 }
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Measure, print tables and plots, and keep the result."""
     if arguments.calibrate and arguments.server:
         raise UsageError(

@@ -19,11 +19,11 @@ from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli.rebase import only_fork
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Search between two ends, and show what changed and who changed it."""
     fork = only_fork(session)
     if bool(arguments.run) == bool(arguments.patch):
@@ -80,7 +80,7 @@ def _upto(patches: tuple[Patch, ...], name: str, *, alone: bool) -> list[Patch]:
     return [patches[at]] if alone else list(patches[: at + 1])
 
 
-def _command(session: Session, fork: str, arguments: argparse.Namespace) -> int:
+def _command(session: RunContext, fork: str, arguments: argparse.Namespace) -> int:
     """
     Search for what changed the answer of a command, and show every state that was asked about,
     whatever the outcome.

@@ -20,7 +20,7 @@ from sparkwright.builder.wheel import flashinfer_aot, jit_cache
 from sparkwright.cli import audit
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 _HOW = {
     "headers": "pack its headers",
@@ -29,7 +29,7 @@ _HOW = {
 }
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
     if arguments.container:
         status, document = container_run.build(
@@ -67,7 +67,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _only(session: Session, unit: str) -> int:
+def _only(session: RunContext, unit: str) -> int:
     """Compile one unit; say what it cost and where its object is."""
     forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     if len(forks) != 1:
@@ -82,7 +82,7 @@ def _only(session: Session, unit: str) -> int:
     return 0
 
 
-def _built(session: Session, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
+def _built(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
     """Yield the wheel of *fork*, and that of its modules which are compiled ahead of time."""
     built = pipeline.build(session, fork)
     yield built
@@ -90,7 +90,7 @@ def _built(session: Session, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
         yield jit_cache.build(session, spec, built)
 
 
-def announce(session: Session, *, ahead: bool = False) -> None:
+def announce(session: RunContext, *, ahead: bool = False) -> None:
     """Say what will be done for each fork, and how long it should take here."""
     console.note(
         f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
@@ -117,7 +117,7 @@ def announce(session: Session, *, ahead: bool = False) -> None:
             console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}")
 
 
-def estimate(session: Session, fork: str) -> float:
+def estimate(session: RunContext, fork: str) -> float:
     """
     Return the seconds that building *fork* should take here.
 
@@ -130,7 +130,7 @@ def estimate(session: Session, fork: str) -> float:
     return last or costs.build_seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
 
 
-def _show(session: Session, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:
+def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:
     rows = []
     for built, made in pairs:
         units = (

@@ -17,14 +17,14 @@ from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.core.console import console
 from sparkwright.core.github import ADDRESS, GitHub, Repository
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.operate.upkeep import bumped, foreseen, proposal
 from sparkwright.operate.upkeep.foreseen import Foreseen
 from sparkwright.operate.upkeep.proposal import Proposed
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Try the release, then write stack.yaml, lock.yaml, the ledger and the series; or leave a
     worktree for a person.
@@ -108,12 +108,12 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compiles(session: Session, fork: str) -> bool:
+def _compiles(session: RunContext, fork: str) -> bool:
     return session.project.fork(fork).build != "headers"
 
 
 def _propose(
-    session: Session,
+    session: RunContext,
     arguments: argparse.Namespace,
     made: Bump,
     between: Sequence[str],

@@ -34,7 +34,7 @@ from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.demo import base, released, upstreams
 from sparkwright.forks import fetch, lock, resolve
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: Parts of the store that hold only what the package index gave; a demo shares them, so that it
@@ -50,7 +50,7 @@ class Stage(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Run every stage and print a line for each."""
     with session.store.lock("demo"):
         stages = list(_stages(prepare(session, arguments.output)))
@@ -60,7 +60,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(session: Session, output: Path | None) -> Session:
+def prepare(session: RunContext, output: Path | None) -> RunContext:
     """Return a run on a fresh demo project, in a fresh store that shares the downloaded tools."""
     folder = session.store.root / "demo"
     shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +93,7 @@ def prepare(session: Session, output: Path | None) -> Session:
     return made_for
 
 
-def _stages(session: Session) -> Iterator[Stage]:
+def _stages(session: RunContext) -> Iterator[Stage]:
     began = time.monotonic()
     tools = toolchain.obtain(session)
     yield Stage(
@@ -127,7 +127,7 @@ def _stages(session: Session) -> Iterator[Stage]:
 
 
 @contextlib.contextmanager
-def official(session: Session, tools: Toolchain) -> Iterator[Path]:
+def official(session: RunContext, tools: Toolchain) -> Iterator[Path]:
     """
     Make the official wheel of the mini vLLM and offer it on a loopback index while the block runs.
     """
@@ -163,7 +163,7 @@ def official(session: Session, tools: Toolchain) -> Iterator[Path]:
                 os.environ["SPARKWRIGHT_INDEX_URL"] = before
 
 
-def lock_all(session: Session) -> lock.Lock:
+def lock_all(session: RunContext) -> lock.Lock:
     """
     Lock the demo's stack against its repositories and the index that offers its official wheel.
     """
@@ -172,16 +172,16 @@ def lock_all(session: Session) -> lock.Lock:
     return made
 
 
-def _lock(session: Session) -> str:
+def _lock(session: RunContext) -> str:
     made = lock_all(session)
     return f"{len(made.forks)} commits and a base wheel, by hash"
 
 
-def _fetch(session: Session) -> str:
+def _fetch(session: RunContext) -> str:
     return ", ".join(f"{fork} {fetch.fetch(session, fork).tree[:10]}" for fork in session.forks)
 
 
-def _apply(session: Session) -> str:
+def _apply(session: RunContext) -> str:
     trees = [source_tree.make(session, fork) for fork in session.forks]
     return (
         f"{sum(len(tree.steps) for tree in trees)} patches, "
@@ -189,7 +189,7 @@ def _apply(session: Session) -> str:
     )
 
 
-def _plan_without(session: Session) -> str:
+def _plan_without(session: RunContext) -> str:
     bare = dataclasses.replace(session, without=("supported-12.1",))
     return _must_fail(
         "arch-mismatch",
@@ -199,24 +199,24 @@ def _plan_without(session: Session) -> str:
     )
 
 
-def _plan(session: Session) -> str:
+def _plan(session: RunContext) -> str:
     made = planning.planned(session, toolchain.obtain(session), source_tree.make(session, "vllm"))
     plan.show(made.after, made.before)
     plan.check(made.after, made.before)
     return ", ".join(f"{count} {verdict}" for verdict, count in made.after.counts.items() if count)
 
 
-def _build(session: Session) -> str:
+def _build(session: RunContext) -> str:
     return ", ".join(pipeline.build(session, fork).filename.split("-")[0] for fork in session.forks)
 
 
-def _audit_official(session: Session, path: Path) -> str:
+def _audit_official(session: RunContext, path: Path) -> str:
     return _must_fail(
         "audit-failed", lambda: report.raise_for_findings(audit.audited(session, path))
     )
 
 
-def _audit(session: Session) -> str:
+def _audit(session: RunContext) -> str:
     for fork in session.forks:
         made = audit.audited(session, pipeline.path_of(session, pipeline.build(session, fork)))
         report.show(made)
@@ -224,7 +224,7 @@ def _audit(session: Session) -> str:
     return f"{len(session.forks)} wheels hold what was asked for"
 
 
-def _publish_verified(session: Session) -> str:
+def _publish_verified(session: RunContext) -> str:
     return _must_fail("verified-refused", lambda: released.publish(session, None))
 
 
@@ -254,7 +254,7 @@ assert importlib.metadata.version("mini-vllm") == package.__version__
 """
 
 
-def _install(session: Session, tools: Toolchain) -> str:
+def _install(session: RunContext, tools: Toolchain) -> str:
     """Install the wheels into an empty environment and load what is in them."""
     from uv import find_uv_bin
 

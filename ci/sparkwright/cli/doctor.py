@@ -22,7 +22,7 @@ from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import download
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import Project
 
@@ -68,7 +68,7 @@ class CacheContents(msgspec.Struct, frozen=True):
     demo_tools: bool
 
 
-def cache_contents(session: Session) -> CacheContents:
+def cache_contents(session: RunContext) -> CacheContents:
     """Return what the store of *session* holds of the stack's and the demo's downloads."""
     from sparkwright import demo
 
@@ -107,7 +107,7 @@ def _holds_tools(store: Store, project: Project) -> bool:
     return all(download.path_of(store, sha256, filename).exists() for _, filename, sha256 in wheels)
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Print the facts and the advice; missing things are not an error of this verb. With ``--into``,
     see `environments.doctor`.

@@ -15,12 +15,12 @@ from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import github_summary
 from sparkwright.core.console import console
 from sparkwright.core.github import ADDRESS, GitHub, Repository
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.upkeep import driftreport, issue
 from sparkwright.operate.upkeep.issue import Kept
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Show, for each fork, what becomes of every patch on every base; or which release took each idea
     of ``ideas.yaml``.
@@ -47,7 +47,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(made: Sequence[Drift], session: Session, arguments: argparse.Namespace) -> int:
+def _tell(made: Sequence[Drift], session: RunContext, arguments: argparse.Namespace) -> int:
     """Tell of drifts that were looked at before."""
     for one in made:
         show(one)
@@ -56,7 +56,7 @@ def _tell(made: Sequence[Drift], session: Session, arguments: argparse.Namespace
     return 0
 
 
-def _keep(made: Sequence[Drift], session: Session, arguments: argparse.Namespace) -> Kept:
+def _keep(made: Sequence[Drift], session: RunContext, arguments: argparse.Namespace) -> Kept:
     """File, rewrite or close the one issue that tells of drift."""
     repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.issue)
     asking = driftreport.asking(made)
@@ -75,7 +75,7 @@ def _keep(made: Sequence[Drift], session: Session, arguments: argparse.Namespace
     return kept
 
 
-def _ideas(session: Session) -> int:
+def _ideas(session: RunContext) -> int:
     found = ideas.derive(session)
     told = [
         [
@@ -94,7 +94,7 @@ def _ideas(session: Session) -> int:
     return 0
 
 
-def _drift(session: Session, fork: str, arguments: argparse.Namespace) -> Drift:
+def _drift(session: RunContext, fork: str, arguments: argparse.Namespace) -> Drift:
     upstream, patches = Upstream(session, fork), series.of(session, fork)
     with console.step(f"drift of {fork}: {len(patches)} patches"):
         bases: Iterable[Base] = ()

@@ -14,7 +14,7 @@ import msgspec
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import check, inside
@@ -46,7 +46,7 @@ class Told(msgspec.Struct, frozen=True):
     yanked: str = ""
 
 
-def run(session: Outside, arguments: argparse.Namespace) -> int:
+def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
     """Check each wheel, show what holds, and fail with the first that does not."""
     if arguments.folder and (arguments.at or arguments.signed_for):
         raise UsageError(
@@ -76,7 +76,7 @@ def run(session: Outside, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _from_index(session: Outside, arguments: argparse.Namespace) -> Any:
+def _from_index(session: StandaloneContext, arguments: argparse.Namespace) -> Any:
     from sparkwright.release.client import install
 
     index = install.opened(

@@ -11,10 +11,10 @@ from sparkwright.cherry_picks import ledger, rebase, series
 from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli.rebase import command, only_fork
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Write the series of one fork from its worktree; with --check, check that every series is in the
     exported form.
@@ -36,7 +36,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def from_worktree(session: Session, fork: str, drop: list[str]) -> list[str]:
+def from_worktree(session: RunContext, fork: str, drop: list[str]) -> list[str]:
     """
     Write the series from the worktree of *fork*, remove the worktree, and return a line per change.
     """

@@ -14,7 +14,7 @@ from sparkwright.audit import wheel_reader
 from sparkwright.builder import pipeline as building
 from sparkwright.cli import audit, measuring
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates import host, ladder, recording, show
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ladder import RUNGS, Ladder
@@ -24,7 +24,7 @@ from sparkwright.release import content
 from sparkwright.release.errors import TrustError
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Run the rungs that were asked for, print their verdicts and add them to the wheel's; fail unless
     all of them pass.
@@ -65,7 +65,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def keep(session: Session, result: Ladder) -> Path | None:
+def keep(session: RunContext, result: Ladder) -> Path | None:
     """
     Add the verdicts to the file of the wheel, beside where wheels go, and return the file; None if
     no wheel was judged.
@@ -114,7 +114,7 @@ def _same_stack(before: Ladder, stack: str, path: Path) -> None:
         )
 
 
-def _file(session: Session, wheel: str) -> Path:
+def _file(session: RunContext, wheel: str) -> Path:
     """Return the file that the verdicts about *wheel* are kept in."""
     return session.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
 
@@ -137,7 +137,7 @@ def _before(path: Path) -> Ladder | None:
         raise TrustError("evidence-invalid", says, details=[str(error)], todo=todo) from error
 
 
-def _inputs(session: Session, arguments: argparse.Namespace) -> Inputs:
+def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
     return Inputs(
         wheel=arguments.wheel or _last(session),
         python=arguments.python,
@@ -173,7 +173,7 @@ def _companions(python: Path | None) -> dict[str, str]:
     return content.facts(installed.places(python)[1]) if python else {}
 
 
-def _last(session: Session) -> Path | None:
+def _last(session: RunContext) -> Path | None:
     """
     Return the wheel that the last build made of the fork that is compiled, if it is still there.
     """

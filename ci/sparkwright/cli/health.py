@@ -11,12 +11,12 @@ import os
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import health, held
 
 
-def run(session: Outside, arguments: argparse.Namespace) -> int:
+def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
     """
     Say how the server fares.
 

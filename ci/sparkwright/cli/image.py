@@ -11,7 +11,7 @@ from sparkwright.builder import container
 from sparkwright.cli import publishing
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import made, picked, recorded, registry
 from sparkwright.operate.image.made import Asked, Made
 from sparkwright.operate.image.picked import PLATFORMS, Picked
@@ -21,7 +21,7 @@ from sparkwright.release.publish.prepare import Publisher
 from sparkwright.release.signing.keys import public_path
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Check, build, tag and push, as far as was asked for."""
     asked, publisher = _asked(arguments), _publisher(session, arguments)
     repository = registry.checked(arguments.push) if arguments.push else ""
@@ -65,7 +65,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     return Asked(wish, arguments.platform, arguments.base)
 
 
-def _publisher(session: Session, arguments: argparse.Namespace) -> Publisher | None:
+def _publisher(session: RunContext, arguments: argparse.Namespace) -> Publisher | None:
     if arguments.at is None:
         if arguments.signing_key or arguments.identity:
             raise UsageError("usage", "--signing-key and --identity belong to --at.")
@@ -79,7 +79,7 @@ def _publisher(session: Session, arguments: argparse.Namespace) -> Publisher | N
 
 
 def _pushed(
-    session: Session, publisher: Publisher | None, done: Made, found: Picked, repository: str
+    session: RunContext, publisher: Publisher | None, done: Made, found: Picked, repository: str
 ) -> ImageRecord:
     tag = registry.tag_of(found.entry.name, done.platform)
     kept = recorded.record(done, found, repository, tag, registry.push(done, repository, tag))

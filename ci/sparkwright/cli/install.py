@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.cli import environments
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import install, listing
 from sparkwright.release.client.install import Wish
 
 if TYPE_CHECKING:
-    from sparkwright.forks.context import Session
+    from sparkwright.forks.context import RunContext
 
 #: The rest of an installation is a matter of uv or pip.
 SCOPE = (
@@ -52,7 +52,7 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trial(session: Session, arguments: argparse.Namespace) -> int:
+def _trial(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Make an environment to gate in: around wheels that nobody published, or with the stock wheel.
     """
@@ -75,7 +75,7 @@ def _trial(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _list(session: Outside, arguments: argparse.Namespace, wish: Wish) -> int:
+def _list(session: StandaloneContext, arguments: argparse.Namespace, wish: Wish) -> int:
     index = install.opened(session, wish)
     rows = listing.rows(index, wish, listing.present(arguments.into))
     table = [_cells(row) for row in rows]
@@ -127,7 +127,7 @@ def _lacking(row: listing.Row) -> str:
     return "\n".join(f"{state}: {', '.join(rungs)}" for state, rungs in states.items())
 
 
-def _onsite(session: Session, arguments: argparse.Namespace) -> int:
+def _onsite(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Bring the environment to what the stack's ``onsite.yaml`` asks for, or with ``--restore`` to the
     unedited wheels.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.core.console import console
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.signing import keys
 
 
-def run(session: Outside, arguments: argparse.Namespace) -> int:
+def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
     """Make the key, or with ``--show`` look at one, and say by which fingerprint people know it."""
     path, passphrase = arguments.file, keys.passphrase()
     if arguments.show:

@@ -39,7 +39,7 @@ from sparkwright.core.config import mirror_map
 from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.store import Store, room_guard
-from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
@@ -423,7 +423,7 @@ def needs_checkout(arguments: argparse.Namespace) -> bool:
     }.get(arguments.verb, arguments.verb not in OUTSIDE)
 
 
-def ground_of(arguments: argparse.Namespace) -> Session | Outside | None:
+def ground_of(arguments: argparse.Namespace) -> RunContext | StandaloneContext | None:
     """
     Return what the verb works on: a checkout, a store alone, or neither, where a unit or a hook
     runs it in a cage without a home.
@@ -433,16 +433,16 @@ def ground_of(arguments: argparse.Namespace) -> Session | Outside | None:
     return None if arguments.verb == "runner" else outside_of(arguments)
 
 
-def outside_of(arguments: argparse.Namespace) -> Outside:
+def outside_of(arguments: argparse.Namespace) -> StandaloneContext:
     """Return the run that the command line describes, for a verb that works without a checkout."""
-    return Outside(
+    return StandaloneContext(
         Store(arguments.cache_dir or default_cache()),
         arguments.offline,
         mirror_map(arguments.mirror),
     )
 
 
-def session_of(arguments: argparse.Namespace) -> Session:
+def session_of(arguments: argparse.Namespace) -> RunContext:
     """
     Return the run that the command line describes.
 
@@ -454,7 +454,7 @@ def session_of(arguments: argparse.Namespace) -> Session:
     project = Project(root, arguments.stack or default_stack(root))
     for name in arguments.fork:
         project.fork(name)
-    return Session(
+    return RunContext(
         project=project,
         store=Store(arguments.cache_dir or default_cache()),
         forks=tuple(

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.throughput.question import Environment, Question
 from sparkwright.gates.throughput.records import Kind, Result
@@ -74,7 +74,7 @@ def question(
     )
 
 
-def keep(session: Session, result: Result) -> Path:
+def keep(session: RunContext, result: Result) -> Path:
     """Write *result* beside where wheels go, and return the file."""
     about = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
     kind = "throughput" if result.kind == "gate" else result.kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.core.console import console, size
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, loaded, modules, roofline
 from sparkwright.gates.model.modules import Audit, Row
@@ -18,7 +18,7 @@ from sparkwright.gates.model.roofline import GB10, Bandwidth
 SHOWN = 24
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Audit the model in a folder; with ``--server`` or ``--python``, hold against it what a server
     made of it.

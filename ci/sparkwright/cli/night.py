@@ -10,13 +10,13 @@ import msgspec
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.operate.site import night
 from sparkwright.operate.site.records import Night, Stage
 from sparkwright.release.manifest import times
 
 
-def run(session: Outside, arguments: argparse.Namespace) -> int:
+def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
     """Write the record, and show it."""
     made = _night(arguments)
     path = night.write(arguments.at, made)

@@ -17,7 +17,7 @@ from sparkwright.release.notes.published import Published
 from sparkwright.release.notes.stock import Stock
 
 if TYPE_CHECKING:
-    from sparkwright.forks.context import Session
+    from sparkwright.forks.context import RunContext
 
 
 def run(session: Any, arguments: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def _found(session: Any, arguments: argparse.Namespace) -> Published:
     return published.of_index(session, wish)
 
 
-def _stock(session: Session, arguments: argparse.Namespace, found: Published) -> Stock:
+def _stock(session: RunContext, arguments: argparse.Namespace, found: Published) -> Stock:
     """
     Read the official wheels, which needs a checkout: its policy says how device code is counted.
     """

@@ -16,10 +16,10 @@ from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks import fetch
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Look at each pull request, pin it, and write the ledger."""
     excluded = _excluded(arguments.exclude)
     _agree(arguments)
@@ -76,7 +76,7 @@ def _agree(arguments: argparse.Namespace) -> None:
         )
 
 
-def _named(session: Session, word: str) -> tuple[str, int]:
+def _named(session: RunContext, word: str) -> tuple[str, int]:
     """Return fork and number of ``vllm#35568``, or of ``35568`` where --fork says the rest."""
     fork, _, number = word.rpartition("#")
     if not fork and len(session.forks) == 1:
@@ -92,7 +92,7 @@ def _named(session: Session, word: str) -> tuple[str, int]:
 
 
 def _pick(
-    session: Session,
+    session: RunContext,
     arguments: argparse.Namespace,
     fork: str,
     number: int,
@@ -141,7 +141,7 @@ def _carried(
     return msgspec.structs.replace(record, stacks=stacks)
 
 
-def _try(session: Session, book: Ledger, fork: str, record: Record) -> None:
+def _try(session: RunContext, book: Ledger, fork: str, record: Record) -> None:
     """
     See that the stack can carry the record before the ledger says so; the picks before it count.
     """

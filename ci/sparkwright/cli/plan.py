@@ -11,10 +11,10 @@ from sparkwright.builder.arch import plan, planning
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Plan every fork that compiles; fail when a unit would not be native and is not kept with a
     reason.

@@ -7,12 +7,12 @@ import argparse
 from sparkwright.cli import publishing
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.publish import sequence
 from sparkwright.release.publish.sequence import Asked, Published
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Decide, and publish or refuse."""
     kind, _, repository = arguments.files.partition(":")
     if (kind, bool(repository)) not in (("folder", False), ("github", True)):

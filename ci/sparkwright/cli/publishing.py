@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy
 from sparkwright.release.errors import TrustError
@@ -26,7 +26,7 @@ from sparkwright.release.signing.trust import Identity, Trust
 SHOWN = 20
 
 
-def publisher(session: Session, arguments: argparse.Namespace) -> Publisher:
+def publisher(session: RunContext, arguments: argparse.Namespace) -> Publisher:
     """
     Return who publishes where, as the command line says.
 
@@ -103,7 +103,7 @@ def show(done: Changed) -> int:
     return 0
 
 
-def rollback(session: Session, arguments: argparse.Namespace) -> int:
+def rollback(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Yank the newest release of the stack in the channel, so that clients get the one before it.
     """

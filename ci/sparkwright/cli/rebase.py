@@ -12,10 +12,10 @@ from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Make the worktree of one fork, or remove it with --abort."""
     upstream = Upstream(session, only_fork(session, worktree=arguments.abort))
     if arguments.abort:
@@ -34,7 +34,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def only_fork(session: Session, *, worktree: bool = False) -> str:
+def only_fork(session: RunContext, *, worktree: bool = False) -> str:
     """
     Return the one fork that is meant: of several the one that has patches, or, with *worktree*, the
     one that has a worktree.
@@ -81,6 +81,6 @@ def show(upstream: Upstream, base: Base, rebased: Rebased) -> None:
     )
 
 
-def command(session: Session, fork: str, verb: str) -> str:
+def command(session: RunContext, fork: str, verb: str) -> str:
     """Return the command line of *verb* for this stack and fork."""
     return f"sparkwright {verb} --stack {session.project.stack} --fork {fork}"

@@ -9,11 +9,11 @@ from sparkwright.audit import policy, reproduce
 from sparkwright.builder import pipeline
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Build each named wheel again and compare; with ``--check``, fail if one differs."""
     if arguments.wheels:
         wheels = [_named_wheel(session, str(name)) for name in arguments.wheels]
@@ -45,7 +45,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _named_wheel(session: Session, name: str) -> Path:
+def _named_wheel(session: RunContext, name: str) -> Path:
     """Return the wheel file *name*, or the last build of the fork *name*."""
     if name.endswith(".whl"):
         if not Path(name).is_file():
@@ -58,7 +58,7 @@ def _named_wheel(session: Session, name: str) -> Path:
     raise SourceError("not-provided", what, todo="Run `sparkwright build` first.")
 
 
-def _last_wheel(session: Session, fork: str) -> Path | None:
+def _last_wheel(session: RunContext, fork: str) -> Path | None:
     built = pipeline.known(session, fork)
     path = pipeline.path_of(session, built) if built else None
     return path if path and path.exists() else None

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.report import markdown, page, read, terminal, words
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Read the files and write what was asked for; without a file to write, show each result here.
     """
@@ -61,7 +61,7 @@ def run(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write(session: Session, path: Path, text: str) -> None:
+def _write(session: RunContext, path: Path, text: str) -> None:
     """Write *text* to *path*, whole or not at all."""
     with session.store.replacing(path) as unfinished:
         unfinished.write_text(text, "utf-8")

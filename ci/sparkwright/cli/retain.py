@@ -6,11 +6,11 @@ import argparse
 
 from sparkwright.cli import publishing
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.publish import changes
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     Remove all candidates of each stack but the newest; the names of their files stay taken for
     good.

@@ -19,7 +19,7 @@ from sparkwright.cli.runneroptions import REVIEWED
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import (
     admit,
@@ -42,10 +42,10 @@ from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import Stand, Step, printed
 
 
-def run(session: Session | None, arguments: argparse.Namespace) -> int:
+def run(session: RunContext | None, arguments: argparse.Namespace) -> int:
     """Do what the action asks for."""
     if arguments.action in REVIEWED:
-        assert isinstance(session, Session)
+        assert isinstance(session, RunContext)
         return _setup(session, arguments)
     return _ACTIONS[arguments.action](arguments)
 
@@ -54,7 +54,7 @@ def _place(arguments: argparse.Namespace) -> Place:
     return Place(arguments.sysroot.absolute())
 
 
-def _setup(session: Session, arguments: argparse.Namespace) -> int:
+def _setup(session: RunContext, arguments: argparse.Namespace) -> int:
     place, root = _place(arguments), session.project.root
     policy = policies.load(root / "ci" / POLICY)
     settings = _settings(policy, arguments)

@@ -17,7 +17,7 @@ from sparkwright.cli.measuring import pair
 from sparkwright.core import project_data
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.operate.serving import (
     cluster,
@@ -35,7 +35,7 @@ from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.wish import Where, Wish
 
 
-def run(session: Outside, arguments: argparse.Namespace) -> int:
+def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
     """
     Serve until somebody asks to stop; with ``--dry-run`` say what would run, with ``--table`` what
     a container may be told.
@@ -118,7 +118,7 @@ def python(arguments: argparse.Namespace) -> Path:
     return found
 
 
-def _serve(session: Outside, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
+def _serve(session: StandaloneContext, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
     ready = resolve.resolved(wish, where)
     log = (where.log or running.log_path(session.store, ready.name)).absolute()
     shown.show(ready, str(log))
@@ -136,7 +136,9 @@ def _serve(session: Outside, wish: Wish, where: Where, asked: Asked, *, dry: boo
         return start(ready, lock, asked, session.store, log)
 
 
-def _follow(session: Outside, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
+def _follow(
+    session: StandaloneContext, wish: Wish, where: Where, asked: Asked, *, dry: bool
+) -> int:
     place = places.ask(where.python)
     recipe = recipes.load(where.root, wish.recipe) if wish.recipe else None
     free = (

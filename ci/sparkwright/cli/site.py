@@ -13,14 +13,14 @@ import msgspec
 
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import making
 from sparkwright.operate.site.making import Asked
 from sparkwright.release.client.install import Wish
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Read everything, write what changed, and say what could not be taken."""
     if urlsplit(arguments.link).scheme not in ("", "http", "https"):
         raise UsageError("usage", f"{arguments.link!r} is no address of an index.")

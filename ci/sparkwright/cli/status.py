@@ -11,11 +11,11 @@ import datetime
 from sparkwright.cherry_picks import status
 from sparkwright.cherry_picks.status import Line
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Show every stack of the checkout, or the one that the command line names."""
     root, today = session.project.root, datetime.datetime.now(datetime.UTC).date()
     names = (

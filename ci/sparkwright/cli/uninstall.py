@@ -9,11 +9,11 @@ import argparse
 
 from sparkwright.cli import environments
 from sparkwright.core.console import console
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import back
 
 
-def run(session: Outside, arguments: argparse.Namespace) -> int:
+def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
     """Remove the set of the environment ``--into``, its caches and its records."""
     gone = back.uninstall(session, environments.chosen(arguments.into))
     rows = [

@@ -11,7 +11,7 @@ import msgspec
 
 from sparkwright.cli import measuring
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.errors import GateError
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput import claims
@@ -19,7 +19,7 @@ from sparkwright.gates.throughput.answer import Answer
 from sparkwright.release.report import terminal
 
 
-def run(session: Session, arguments: argparse.Namespace) -> int:
+def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Measure the recipe, and hold its published figures against what was measured."""
     recipe = recipes.load(session.project.root, arguments.recipe)
     asked = measuring.question("verify", arguments, recipe, blocks=arguments.launches)

@@ -17,7 +17,7 @@ from sparkwright.cli import audit, gate
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.demo import base, toy
-from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.gates import host, ladder
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ready import Ready
@@ -38,12 +38,12 @@ from sparkwright.release.signing.trust import Trust
 URL = "https://releases.example/"
 
 
-def place(session: Session) -> Path:
+def place(session: RunContext) -> Path:
     """Return the folder that everything of the demo lies in."""
     return session.project.root.parent
 
 
-def write_policy(session: Session) -> None:
+def write_policy(session: RunContext) -> None:
     """State the Python of this machine in the release policy: a matched set holds for one."""
     path = session.project.root / "ci" / "release.yaml"
     path.write_text(
@@ -52,7 +52,7 @@ def write_policy(session: Session) -> None:
     )
 
 
-def wheels(session: Session) -> tuple[Path, ...]:
+def wheels(session: RunContext) -> tuple[Path, ...]:
     """Return the wheels in ``dist``, beside which verdicts lie."""
     return tuple(
         session.output / pipeline.path_of(session, pipeline.build(session, fork)).name
@@ -60,7 +60,7 @@ def wheels(session: Session) -> tuple[Path, ...]:
     )
 
 
-def gated(session: Session) -> str:
+def gated(session: RunContext) -> str:
     """Climb what can be climbed without a GPU, and keep the verdicts."""
     facts, said = host.facts(), []
     for path in wheels(session):
@@ -84,7 +84,7 @@ def gated(session: Session) -> str:
     return f"G0 passes for {len(said)} wheels; G2 is {made.verdicts[1].state} without a GB10"
 
 
-def publish(session: Session, channel: Channel | None) -> Published:
+def publish(session: RunContext, channel: Channel | None) -> Published:
     """Publish the demo's wheels with a key of its own."""
     secret = place(session) / "release.key"
     if not secret.exists():
@@ -101,7 +101,7 @@ def publish(session: Session, channel: Channel | None) -> Published:
     return sequence.publish(who, Asked(wheels(session), channel, url=URL, reason="the demo"))
 
 
-def published(session: Session) -> str:
+def published(session: RunContext) -> str:
     """Publish as a candidate, and say what is missing."""
     done = publish(session, "candidate")
     missing = sorted(
@@ -110,7 +110,7 @@ def published(session: Session) -> str:
     return f"{done.release} with {len(done.sent)} files, labelled: {', '.join(missing)}"
 
 
-def installed(session: Session, tools: Toolchain) -> str:
+def installed(session: RunContext, tools: Toolchain) -> str:
     """Install from the served index into an empty environment, twice."""
     from uv import find_uv_bin
 
@@ -132,7 +132,7 @@ def installed(session: Session, tools: Toolchain) -> str:
         )
         # The demo's indexes have one address and new keys each time, which a machine that remembers
         # would rightly refuse.
-        outside = Outside(session.store, state=place(session) / "state")
+        outside = StandaloneContext(session.store, state=place(session) / "state")
         first, again = (install.install(outside, folder, wish) for _ in range(2))
     if (first.state, again.state) != ("installed", "there already"):
         raise CommandError(
@@ -143,7 +143,7 @@ def installed(session: Session, tools: Toolchain) -> str:
     return f"{len(first.came)} packages, verified; again: {again.state}"
 
 
-def served(session: Session) -> str:
+def served(session: RunContext) -> str:
     """
     Serve the toy through the installed wheel, and hold its words against those that its weights
     stand for.
@@ -161,12 +161,12 @@ def served(session: Session) -> str:
     return f"{toy.PROMPT!r} → {said.pop()[:40]!r}…"
 
 
-def removed(session: Session) -> str:
+def removed(session: RunContext) -> str:
     """Take it all out again: nothing of the set is left, and there is no way further back."""
     folder = place(session) / "user"
-    gone = back.uninstall(Outside(session.store), folder)
+    gone = back.uninstall(StandaloneContext(session.store), folder)
     try:
-        back.rollback(Outside(session.store), folder)
+        back.rollback(StandaloneContext(session.store), folder)
     except InstallError as error:
         if error.reference != "nothing-installed":
             raise

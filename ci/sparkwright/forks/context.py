@@ -109,8 +109,3 @@ class RunContext:
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""
         return mirrored(self.mirrors, url)
-
-
-#: The names before version 2; most callers still use them.
-Session = RunContext
-Outside = StandaloneContext

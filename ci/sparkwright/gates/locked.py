@@ -8,10 +8,10 @@ from pathlib import Path
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def obtain(session: Session, name: str, title: str, lock: Path) -> Path:
+def obtain(session: RunContext, name: str, title: str, lock: Path) -> Path:
     """
     Return the Python of the environment *name*, installed from the file *lock*; *title* is what people call it.
 

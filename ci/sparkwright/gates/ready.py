@@ -16,7 +16,7 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.gates import athand, audited
 from sparkwright.gates.athand import AtHand, Inputs, patient
@@ -69,7 +69,7 @@ class Ready:
         throughput: What G8 measured, once it has run.
     """
 
-    def __init__(self, session: Session, inputs: Inputs, audited_by: Callable[[Path], AuditReport], host: Mapping[str, str]) -> None:
+    def __init__(self, session: RunContext, inputs: Inputs, audited_by: Callable[[Path], AuditReport], host: Mapping[str, str]) -> None:
         self._session, self._inputs, self._audited, self._host = session, inputs, audited_by, dict(host)
         self._stack = contextlib.ExitStack()
         self.throughput: Result | None = None

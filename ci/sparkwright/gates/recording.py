@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.distributions import reference
 from sparkwright.gates.distributions import rung as distributions
@@ -21,7 +21,7 @@ from sparkwright.gates.tasks.harness import HarnessFailed
 from sparkwright.gates.tasks.rung import TasksPolicy
 
 
-def record(session: Session, ready: Ready, inputs: Inputs, folder: Path) -> tuple[Path, ...]:
+def record(session: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> tuple[Path, ...]:
     """
     Write the distributions and the answers of the server of *ready* into *folder* and return the files.
 

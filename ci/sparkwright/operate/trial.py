@@ -16,7 +16,7 @@ from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks import download, package_index
-from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.release.client import install
 from sparkwright.release.client.install import Done, Wish
@@ -31,7 +31,7 @@ from sparkwright.release.signing.trust import Trust
 URL = "https://trial.invalid/"
 
 
-def built(session: Session, folder: Path, into: Path) -> Done:
+def built(session: RunContext, folder: Path, into: Path) -> Done:
     """
     Install the set around the wheels in *folder* into the environment *into*; verdicts are not asked for.
 
@@ -50,11 +50,11 @@ def built(session: Session, folder: Path, into: Path) -> Done:
         who = Publisher(session, place, signer, Trust((signer.public,), said="this trial"), policies.load(session.project.root))
         sequence.publish(who, Asked(wheels, "candidate", url=URL, reason="to be gated"))
         wish = Wish(index=str(place), keys=(public,), signed_for=URL, channel="candidate")
-        outside = Outside(session.store, session.offline, session.mirrors, state=Path(scratch) / "state")
+        outside = StandaloneContext(session.store, session.offline, session.mirrors, state=Path(scratch) / "state")
         return install.install(outside, into, wish)
 
 
-def stock(session: Session, into: Path) -> Path:
+def stock(session: RunContext, into: Path) -> Path:
     """
     Install the official wheel that the stack is grafted onto, with what it requires, into *into*; return the wheel.
 

@@ -20,7 +20,7 @@ from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: Raise it when the record of a plan changes.
 FORM = 2
@@ -35,7 +35,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 def planned(
-    session: Session, tools: Toolchain, source: SourceTree, *, configured: bool = False
+    session: RunContext, tools: Toolchain, source: SourceTree, *, configured: bool = False
 ) -> Planned:
     """
     Return the plan of *source*, made when the store has none; it is not checked yet (`plan.check`).
@@ -59,7 +59,7 @@ def planned(
     return made
 
 
-def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
+def examine_both(session: RunContext, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
     """
     Configure *source* and return its plan, and that of the same tree without the rules; callers
     hold the workspace's lock.
@@ -69,7 +69,7 @@ def examine_both(session: Session, tools: Toolchain, source: SourceTree) -> tupl
     return after, _examine(session, tools, bare, "before") if source.sites else after
 
 
-def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str, object]:
+def _inputs(session: RunContext, tools: Toolchain, source: SourceTree) -> dict[str, object]:
     needs = {
         need: source_tree.make(session, need).tree
         for need in session.project.fork(source.fork).needs
@@ -90,7 +90,7 @@ def _inputs(session: Session, tools: Toolchain, source: SourceTree) -> dict[str,
     }
 
 
-def _examine(session: Session, tools: Toolchain, source: SourceTree, variant: str = "") -> Plan:
+def _examine(session: RunContext, tools: Toolchain, source: SourceTree, variant: str = "") -> Plan:
     settings, rules = toolchain.settings(session, source.fork), source_tree.all_rules(session)
     workspace = Workspace(session, tools, settings, source.fork, variant)
     if not settings.needs_vendored:

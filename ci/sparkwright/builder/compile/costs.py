@@ -20,7 +20,7 @@ import msgspec
 from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.core import digest, strict_yaml
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: Seconds and megabytes of a unit by its suffix alone. Typical CUDA units of vLLM 0.33.0 take 6-16
@@ -89,7 +89,7 @@ class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forks: dict[str, Shipped] = {}
 
 
-def compiler_key(session: Session) -> str:
+def compiler_key(session: RunContext) -> str:
     """
     Return the address of everything beside its source that decides a unit's cost.
 
@@ -125,7 +125,7 @@ class Costs:
         self._patterns, self._stack = patterns, stack
 
     @classmethod
-    def of(cls, session: Session, fork: str) -> Costs:
+    def of(cls, session: RunContext, fork: str) -> Costs:
         """
         Return the costs of *fork* with this run's arch and compilers.
 

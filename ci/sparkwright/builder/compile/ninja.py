@@ -31,7 +31,7 @@ from sparkwright.core import config, procfs
 from sparkwright.core.console import Progress, console, duration
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import room_guard
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: Of the memory that is available at the start; the rest is left to the system, which shares it
 #: with the GPU on a GB10.
@@ -106,7 +106,7 @@ def memory_budget(memory: int) -> int:
     return memory // 1_000_000 or int(procfs.available_megabytes() * SHARE)
 
 
-def limits(session: Session) -> Limits:
+def limits(session: RunContext) -> Limits:
     """Return what the compilers of *session* may take."""
     cores = session.jobs or len(os.sched_getaffinity(0))
     return Limits(cores, memory_budget(session.memory), session.unit_timeout or PATIENCE)
@@ -163,7 +163,7 @@ class BuildFolder:
     @classmethod
     def of(
         cls,
-        session: Session,
+        session: RunContext,
         tools: Toolchain,
         fork: str,
         work: Path,

@@ -18,7 +18,7 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
 class SingleUnit(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class SingleUnit(msgspec.Struct, frozen=True):
     objects: tuple[str, ...]
 
 
-def compile_unit(session: Session, fork: str, name: str) -> SingleUnit:
+def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
     """
     Compile the unit of *fork* whose path is *name* or ends with it, up to date or not; make no
     wheel.

@@ -23,7 +23,7 @@ from sparkwright.core import digest, process
 from sparkwright.core.config import CompilerCache
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: The objects of all units of vLLM's core are some hundred megabytes; this holds those of many
 #: stacks and patches.
@@ -59,7 +59,7 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def of(session: Session, wanted: CompilerCache, base: Path | None) -> Cache | None:
+def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Cache | None:
     """
     Return the ccache of *session*, or nothing where there is none.
 
@@ -145,7 +145,7 @@ def version(program: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def compilers(session: Session) -> str:
+def compilers(session: RunContext) -> str:
     """Return the address of all compilers: the CUDA wheels, and the host compiler's programs."""
     decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
     wheels = [sha256 for name, _, sha256 in pylock.wheels(session.project) if name in decisive]

@@ -23,7 +23,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.forks.archive import MOST_BYTES, zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: What is compiled and linked against; the other wheels of the lock hold programs and Python
 #: packages, which this machine runs.
@@ -114,7 +114,7 @@ def package(machine: str) -> str:
     return f"g++-{triple(machine).replace('_', '-')}"
 
 
-def compiler(session: Session) -> str:
+def compiler(session: RunContext) -> str:
     """
     Return version and target of the C++ compiler that makes the session's libraries, as
     `toolchain.host_compiler` does.
@@ -122,12 +122,12 @@ def compiler(session: Session) -> str:
     return toolchain.host_compiler(driver(session))
 
 
-def driver(session: Session) -> str:
+def driver(session: RunContext) -> str:
     """Return the name of the C++ compiler that makes the session's libraries."""
     return f"{triple(session.machine)}-g++" if session.cross else "c++"
 
 
-def of(session: Session, tools: Toolchain) -> Target:
+def of(session: RunContext, tools: Toolchain) -> Target:
     """
     Return what the session makes wheels for, its headers and libraries in place.
 
@@ -148,7 +148,7 @@ def of(session: Session, tools: Toolchain) -> Target:
     return made
 
 
-def key(session: Session, tools: Toolchain) -> str:
+def key(session: RunContext, tools: Toolchain) -> str:
     """
     Return the address of what the session's libraries are compiled and linked against; raise as
     `of`, less what downloads raise.
@@ -167,7 +167,7 @@ def key(session: Session, tools: Toolchain) -> str:
     return digest.key("target", parts)
 
 
-def _linked_wheels(session: Session) -> tuple[tuple[str, str, str], ...]:
+def _linked_wheels(session: RunContext) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         wheel
         for wheel in pylock.wheels(session.project, session.machine)
@@ -175,7 +175,7 @@ def _linked_wheels(session: Session) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def _require(session: Session) -> str:
+def _require(session: RunContext) -> str:
     if found := compiler(session):
         return found
     what = (
@@ -187,7 +187,7 @@ def _require(session: Session) -> str:
     )
 
 
-def _make(session: Session, tools: Toolchain, target: Target) -> None:
+def _make(session: RunContext, tools: Toolchain, target: Target) -> None:
     wheels = _linked_wheels(session)
     with console.step(f"{target.machine}: {len(wheels)} locked wheels"):
         files = toolchain.download(session, wheels)

@@ -17,7 +17,7 @@ from sparkwright.builder.environment import platforms
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import package_index
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
@@ -78,7 +78,7 @@ def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:
     return str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]
 
 
-def lock(session: Session) -> str:
+def lock(session: RunContext) -> str:
     """
     Resolve ``requirements.in`` and return the text of ``pylock.toml``.
 
@@ -88,7 +88,7 @@ def lock(session: Session) -> str:
     return resolve(session, session.project.build_folder / "requirements.in")
 
 
-def resolve(session: Session, source: Path, *options_more: str) -> str:
+def resolve(session: RunContext, source: Path, *options_more: str) -> str:
     """
     Return the lock of the requirements in the file *source*, as `lock` does; *options_more* go to
     the resolver.

@@ -26,7 +26,7 @@ from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import download as downloads
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def spec(project: Project) -> EnvironmentSpec:
     return read
 
 
-def settings(session: Session, fork: str) -> ForkEnvironment:
+def settings(session: RunContext, fork: str) -> ForkEnvironment:
     """
     Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
     targets.
@@ -242,7 +242,7 @@ def settings(session: Session, fork: str) -> ForkEnvironment:
     return msgspec.structs.replace(chosen, defines={**own.defines, **own.core_defines})
 
 
-def installed(session: Session) -> bool:
+def installed(session: RunContext) -> bool:
     """Are the stack's locked tools installed?"""
     return (_root(session, _key(pylock.wheels(session.project))) / "complete").exists()
 
@@ -257,11 +257,11 @@ def _key(wheels: tuple[tuple[str, str, str], ...]) -> str:
     return digest.key("environment", inputs)
 
 
-def _root(session: Session, key: str) -> Path:
+def _root(session: RunContext, key: str) -> Path:
     return session.store.root / "environments" / key[:16]
 
 
-def obtain(session: Session) -> Toolchain:
+def obtain(session: RunContext) -> Toolchain:
     """
     Return the stack's tools, installed.
 
@@ -282,7 +282,7 @@ def obtain(session: Session) -> Toolchain:
     return Toolchain(key, root)
 
 
-def download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list[Path]:
+def download(session: RunContext, wheels: tuple[tuple[str, str, str], ...]) -> list[Path]:
     """
     Return where each of *wheels* (project, file name, sha256) lies, downloaded where the store has
     it not.
@@ -307,13 +307,13 @@ def download(session: Session, wheels: tuple[tuple[str, str, str], ...]) -> list
     return files
 
 
-def _install(session: Session, root: Path, files: list[Path]) -> None:
+def _install(session: RunContext, root: Path, files: list[Path]) -> None:
     install(session, root, files)
     complete_cuda(Toolchain("", root).cuda, session.store.folder("logs") / "environment.log")
     (root / "complete").write_text("made whole by sparkwright\n")
 
 
-def install(session: Session, root: Path, files: list[Path]) -> None:
+def install(session: RunContext, root: Path, files: list[Path]) -> None:
     """
     Make the environment *root* of exactly the wheels *files*.
 

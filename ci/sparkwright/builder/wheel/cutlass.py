@@ -14,7 +14,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 VERSION_HEADER = "include/cutlass/version.h"
 FOLDERS = ("include", "tools/util/include")
@@ -43,7 +43,7 @@ Requires-Python: >=3.8
 """
 
 
-def version(session: Session, tree: str) -> str:
+def version(session: RunContext, tree: str) -> str:
     """
     Return the CUTLASS version that the headers of *tree* state.
 
@@ -62,7 +62,7 @@ def version(session: Session, tree: str) -> str:
 
 
 def build(
-    session: Session, tree: str, distribution: str, label: str, papers: Papers, folder: Path
+    session: RunContext, tree: str, distribution: str, label: str, papers: Papers, folder: Path
 ) -> Path:
     """
     Write the wheel of *tree*, its version with the local *label*, with its *papers*, to *folder*

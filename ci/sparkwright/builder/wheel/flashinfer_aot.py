@@ -30,7 +30,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 _CALL = re.compile(r"flashinfer(?:\.\w+)+\._?gen_\w+")
@@ -144,7 +144,7 @@ class Workshop:
         wheel: The fork's wheel, whose sources are compiled.
     """
 
-    def __init__(self, session: Session, tools: Toolchain, spec: AotSpec, wheel: Path) -> None:
+    def __init__(self, session: RunContext, tools: Toolchain, spec: AotSpec, wheel: Path) -> None:
         self._session, self._tools, self._spec, self._wheel = session, tools, spec, wheel
         self._target = cross.of(session, tools)
         self.folder = session.store.folder(
@@ -153,7 +153,7 @@ class Workshop:
         self.package, self.build = self.folder / "src", self.folder / "build"
 
     @staticmethod
-    def name(session: Session, spec: AotSpec) -> str:
+    def name(session: RunContext, spec: AotSpec) -> str:
         """Return the name of the lock."""
         return f"work-{session.project.stack}-{session.named(spec.distribution)}"
 

@@ -27,7 +27,7 @@ from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
 #: Parts of glibc, which the platform tag promises as a whole; which of them are named depends on
@@ -64,7 +64,7 @@ class Transplant(msgspec.Struct, frozen=True):
     requires: dict[str, str] = {}
 
 
-def compare(session: Session, source: SourceTree, base: Path, settings: ForkEnvironment) -> None:
+def compare(session: RunContext, source: SourceTree, base: Path, settings: ForkEnvironment) -> None:
     """
     Check that *base* was built from the same source, before the series, and has the requirements
     that are to change.
@@ -131,7 +131,7 @@ def members(base: Path, libraries: Iterable[Library], settings: ForkEnvironment)
 
 
 def transplant(
-    session: Session,
+    session: RunContext,
     source: SourceTree,
     base: Path,
     build: Path,

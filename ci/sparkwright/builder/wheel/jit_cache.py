@@ -29,7 +29,7 @@ from sparkwright.builder.wheel.sbom import Archive, Bill, Papers
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: Raise it when equal inputs give another wheel.
 LAYOUT = 2
@@ -106,7 +106,7 @@ class JitCacheRecord(msgspec.Struct, frozen=True):
     modules: dict[str, PackedModule]
 
 
-def inputs(session: Session, spec: AotSpec, sources: BuiltWheel) -> dict[str, str]:
+def inputs(session: RunContext, spec: AotSpec, sources: BuiltWheel) -> dict[str, str]:
     """Return what the wheel is determined by: name that people know → digest."""
     stack = session.project.stack
     parts: dict[str, object] = {
@@ -131,7 +131,7 @@ def inputs(session: Session, spec: AotSpec, sources: BuiltWheel) -> dict[str, st
     return {name: digest.key("input", part) for name, part in parts.items()}
 
 
-def build(session: Session, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
+def build(session: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
     """
     Return the wheel of *spec*'s modules, compiled from those of the wheel *sources*; made when the
     store has none of the same inputs.
@@ -148,7 +148,7 @@ def build(session: Session, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
         )
 
 
-def known(session: Session, spec: AotSpec) -> BuiltWheel | None:
+def known(session: RunContext, spec: AotSpec) -> BuiltWheel | None:
     """
     Return the wheel that a build would take from the store now; None where it, or the wheel of its
     sources, has to be made.
@@ -161,7 +161,7 @@ def known(session: Session, spec: AotSpec) -> BuiltWheel | None:
     )
 
 
-def _build(session: Session, spec: AotSpec, sources: BuiltWheel, key: str) -> BuiltWheel:
+def _build(session: RunContext, spec: AotSpec, sources: BuiltWheel, key: str) -> BuiltWheel:
     tools = toolchain.obtain(session)
     origin = pipeline.path_of(session, sources)
     work = session.store.root / "work" / session.project.stack / session.named(spec.distribution)
@@ -197,7 +197,9 @@ def _build(session: Session, spec: AotSpec, sources: BuiltWheel, key: str) -> Bu
     return built
 
 
-def _papers(session: Session, spec: AotSpec, sources: BuiltWheel, record: JitCacheRecord) -> Papers:
+def _papers(
+    session: RunContext, spec: AotSpec, sources: BuiltWheel, record: JitCacheRecord
+) -> Papers:
     package = spec.distribution.replace("-", "_")
     facts = {
         "stack": record.stack,
@@ -237,7 +239,7 @@ def pack(
     folder: Path,
     spec: AotSpec,
     origin: Path,
-    session: Session,
+    session: RunContext,
     libraries: Mapping[Module, bytes],
     papers: Papers,
 ) -> Path:

@@ -14,12 +14,12 @@ from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import version_label
 from sparkwright.builder.wheel.graft import Transplant
 from sparkwright.builder.wheel.sbom import Archive, Bill
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock, VendoredLock
 
 
 def bill(
-    session: Session,
+    session: RunContext,
     source: SourceTree,
     *,
     base: FileLock | None = None,
@@ -61,7 +61,7 @@ def bill(
     )
 
 
-def vendored(session: Session, source: SourceTree) -> dict[str, VendoredLock]:
+def vendored(session: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
     """
     Return the vendored sources that the build of *source* takes, by name in the lock.
 
@@ -79,7 +79,7 @@ def vendored(session: Session, source: SourceTree) -> dict[str, VendoredLock]:
     return {name: entry for name, entry in sources.items() if taken(name)}
 
 
-def compilers(session: Session) -> tuple[Archive, ...]:
+def compilers(session: RunContext) -> tuple[Archive, ...]:
     """Return the CUDA compiler that pylock.toml locks for this machine."""
     return tuple(
         Archive(*wheel)

@@ -18,7 +18,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import Papers
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 #: Dates carry no meaning in a wheel; this is the earliest that a zip archive can state
 #: (1980-01-01).
@@ -42,7 +42,7 @@ print("wheel:", backend.build_wheel(sys.argv[1]))
 
 
 def build(
-    session: Session,
+    session: RunContext,
     tools: Toolchain,
     settings: ForkEnvironment,
     fork: str,

@@ -22,7 +22,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
 from sparkwright.core.errors import FileError, WheelError
 from sparkwright.core.git_store import Objects
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: Part of a wheel's key: raise it when labels of the same inputs change.
@@ -44,7 +44,7 @@ VARIABLES: Mapping[str, str] = {
 _LOCAL = re.compile(r"(.+)\.p(?:0|[0-9a-f]{8})(?:\.cu\d+)?")
 
 
-def label(session: Session, source: SourceTree) -> str:
+def label(session: RunContext, source: SourceTree) -> str:
     """
     Return the local version label of what is built from *source*: the stack, the patch set and the
     CUDA release.

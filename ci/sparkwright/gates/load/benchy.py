@@ -26,7 +26,7 @@ from sparkwright.builder.environment import pylock
 from sparkwright.core import digest
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import CommandError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates import limited, locked
 from sparkwright.gates.load import progress, prompts
 from sparkwright.gates.load.order import LoadInvalid, Order, Run
@@ -125,18 +125,18 @@ def _words_tokenizer(folder: Path) -> Path:
     return folder / "tokenizer"
 
 
-def folder(session: Session) -> Path:
+def folder(session: RunContext) -> Path:
     """Return where its lock lies."""
     return session.project.root / "ci" / "gates" / "llama-benchy"
 
 
-def lock(session: Session) -> str:
+def lock(session: RunContext) -> str:
     """Resolve its ``requirements.in`` and return the text of its ``pylock.toml``; raise `source-unreachable` where that cannot be."""
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
     return pylock.resolve(session, folder(session) / "requirements.in", *options)
 
 
-def obtain(session: Session) -> Benchy:
+def obtain(session: RunContext) -> Benchy:
     """
     Return the generator, installed.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.gates.load.reference.behaviour import Behaviour, Lateness
 from sparkwright.gates.load.reference.running import Running, started
@@ -92,7 +92,7 @@ class MetrologyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("counts are 1 or more, bounds are above 0")
 
 
-def policy(session: Session) -> MetrologyPolicy:
+def policy(session: RunContext) -> MetrologyPolicy:
     """Return ``ci/gates/metrology.yaml``; raise `file-invalid` where it is none."""
     return strict_yaml.load(session.project.root / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
 

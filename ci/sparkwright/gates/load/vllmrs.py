@@ -28,7 +28,7 @@ from sparkwright.core import digest
 from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.forks import download, lock
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
 from sparkwright.gates import limited
@@ -149,7 +149,7 @@ def last(tail: str) -> str:
     return "".join(letter for letter in (causes or ["it said nothing"])[-1].strip() if letter.isprintable())[:300]
 
 
-def obtain(session: Session) -> VllmRs:
+def obtain(session: RunContext) -> VllmRs:
     """
     Return the generator, out of the official wheel of the stack that ``ci/gates/metrology.yaml`` names.
 

@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.core import process
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import CommandError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint
 from sparkwright.gates.model import names as modulenames
@@ -104,7 +104,7 @@ def show_served(said: Served) -> None:
         console.note(f"served by vLLM {said.version}: {said.model}, {said.limit:,} tokens{cache}")
 
 
-def listed(session: Session, python: Path, folder: Path) -> Loaded:
+def listed(session: RunContext, python: Path, folder: Path) -> Loaded:
     """
     Return the modules of the model in *folder* as the vLLM of *python* loads them.
 

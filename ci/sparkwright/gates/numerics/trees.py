@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sparkwright.builder import source_tree
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 
 
-def made(session: Session, forks: Iterable[str]) -> dict[str, Path]:
+def made(session: RunContext, forks: Iterable[str]) -> dict[str, Path]:
     """
     Return, for each of *forks*, a folder that holds the tree that is built: patched and rewritten.
 
@@ -20,7 +20,7 @@ def made(session: Session, forks: Iterable[str]) -> dict[str, Path]:
     return {fork: _made(session, fork) for fork in forks}
 
 
-def _made(session: Session, fork: str) -> Path:
+def _made(session: RunContext, fork: str) -> Path:
     tree = source_tree.make(session, fork).tree
     # A folder of its own: the one that is built belongs to the build, and may hold another tree when it has begun.
     folder = session.store.folder("work", session.project.stack, fork, "gate")

@@ -14,7 +14,7 @@ import msgspec
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates.served import Served
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.tasks import harness
@@ -87,7 +87,7 @@ class TasksPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("no task is named")
 
 
-def answer(policy: TasksPolicy, task: str, session: Session, python: Path, url: str, served: Served, model: str = "") -> Outcome:
+def answer(policy: TasksPolicy, task: str, session: RunContext, python: Path, url: str, served: Served, model: str = "") -> Outcome:
     """
     Ask the server at *url* the questions of *task* and return what came of it.
 
@@ -114,7 +114,7 @@ def answer(policy: TasksPolicy, task: str, session: Session, python: Path, url: 
     return Outcome(served, name, vllm, version, task, settings_digest(session, settings, version), tuple(map(_name, found)), marks)
 
 
-def settings_digest(session: Session, settings: TaskPolicy, version: str) -> str:
+def settings_digest(session: RunContext, settings: TaskPolicy, version: str) -> str:
     """Return the digest of what decides the questions and how an answer is judged."""
     deciding = msgspec.structs.replace(settings, floors={}, seconds=1)
     own = digest.sha256_file(_folder(session) / settings.file) if settings.file else ""
@@ -126,11 +126,11 @@ def largest() -> tuple[dict[str, str], ...]:
     return tuple({"digits": f"{number:03d}", "answer": max(f"{number:03d}")} for number in range(1000))
 
 
-def _folder(session: Session) -> Path:
+def _folder(session: RunContext) -> Path:
     return session.project.root / "ci" / "gates" / "tasks"
 
 
-def own_task(session: Session, settings: TaskPolicy, work: Path) -> str:
+def own_task(session: RunContext, settings: TaskPolicy, work: Path) -> str:
     """Write a task of ours and its questions to *work* and return the path of the task."""
     text = (_folder(session) / settings.file).read_text("utf-8")
     if "!function" in text:

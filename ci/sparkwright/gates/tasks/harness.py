@@ -21,7 +21,7 @@ from sparkwright.builder.environment import pylock
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates import locked
 
 #: Bytes of memory that the harness may map, and that one of its files may have.
@@ -69,12 +69,12 @@ class Question(msgspec.Struct, frozen=True):
     exact_match: Annotated[float, Meta(ge=0, le=1)]
 
 
-def folder(session: Session) -> Path:
+def folder(session: RunContext) -> Path:
     """Return where the lock of the harness lies."""
     return session.project.root / "ci" / "gates" / "harness"
 
 
-def lock(session: Session) -> str:
+def lock(session: RunContext) -> str:
     """
     Resolve ``requirements.in`` of the harness and return the text of its ``pylock.toml``.
 
@@ -85,12 +85,12 @@ def lock(session: Session) -> str:
     return pylock.resolve(session, folder(session) / "requirements.in", *options)
 
 
-def version(session: Session) -> str:
+def version(session: RunContext) -> str:
     """Return the version of lm-eval that the lock names."""
     return next(filename.split("-")[1] for name, filename, _ in pylock.select(folder(session) / "pylock.toml") if name == "lm-eval")
 
 
-def obtain(session: Session) -> Path:
+def obtain(session: RunContext) -> Path:
     """
     Return the Python of the harness, installed.
 

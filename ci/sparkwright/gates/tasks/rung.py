@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.errors import FileError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.gates.served import Served, same_model
 from sparkwright.gates.server import answers
@@ -68,7 +68,7 @@ REASONS: Mapping[str, str] = {
 
 
 def run(
-    policy: TasksPolicy, task: str, session: Session, candidate: str, baseline: str | Outcome | Path, *,
+    policy: TasksPolicy, task: str, session: RunContext, candidate: str, baseline: str | Outcome | Path, *,
     served: Served, baseline_served: Served | None = None, model: str = "",
 ) -> tuple[Check, ...]:  # fmt: skip
     """
@@ -124,7 +124,7 @@ def _broken(name: str, who: str, error: ServerInvalid | HarnessFailed) -> Check:
 
 
 def _baseline(
-    policy: TasksPolicy, task: str, session: Session, python: Path, baseline: str | Outcome | Path, served: Served, model: str
+    policy: TasksPolicy, task: str, session: RunContext, python: Path, baseline: str | Outcome | Path, served: Served, model: str
 ) -> Outcome | Check:
     if isinstance(baseline, Outcome):
         return baseline
@@ -138,7 +138,7 @@ def _baseline(
         return _broken(f"{task}-baseline", "The baseline", error)
 
 
-def _fits(policy: TasksPolicy, task: str, session: Session, before: Outcome) -> Check:
+def _fits(policy: TasksPolicy, task: str, session: RunContext, before: Outcome) -> Check:
     """Return whether the baseline was asked what the policy asks, and knows enough for anything to follow."""
     name, settings = f"{task}-baseline", policy.tasks[task]
     if before.task != task or before.settings != settings_digest(session, settings, harness.version(session)):

@@ -13,7 +13,7 @@ import msgspec
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.gates import athand, host
 from sparkwright.gates.load import metrology, vllmrs
 from sparkwright.gates.load.metrology import MetrologyPolicy
@@ -53,7 +53,7 @@ class Answer:
         file-invalid: A policy is not valid. UsageError: There is no such workload.
     """
 
-    def __init__(self, session: Session, question: Question, generator: Generator | None = None) -> None:
+    def __init__(self, session: RunContext, question: Question, generator: Generator | None = None) -> None:
         self._session, self._question = session, question
         gates = session.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)

@@ -21,7 +21,7 @@ from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.errors import ContainerError
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, by_reference
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import lent
 from sparkwright.operate.image.picked import Picked
 
@@ -53,7 +53,7 @@ $python -I -m sparkwright.operate.image.settled {PLACE}
 """
 
 
-def obtain(session: Session, engine: Engine, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
+def obtain(session: RunContext, engine: Engine, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
     """
     Return the id of the image *system* with the release installed, made when the engine has none of that *key*.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.builder.container import BindMount
 from sparkwright.core.errors import FileError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import selected
 from sparkwright.operate.image.picked import Picked
 from sparkwright.release.manifest import places
@@ -30,7 +30,7 @@ INDEX = "index"
 
 
 @contextlib.contextmanager
-def folders(session: Session, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[BindMount, ...]]:
+def folders(session: RunContext, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[BindMount, ...]]:
     """Yield the folders that the container reads; raises `file-invalid` where a trusted root cannot be read."""
     with tempfile.TemporaryDirectory(prefix="sparkwright-image-") as name:
         place = Path(name)

@@ -16,7 +16,7 @@ from sparkwright.builder.errors import ContainerError
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import installed, picked, selected
 from sparkwright.operate.image.labels import SERIAL, labels
 from sparkwright.operate.image.picked import PLATFORMS, Picked
@@ -69,7 +69,7 @@ class _Stages(msgspec.Struct, frozen=True):
         return digest.key("serve", {"set": set_key, "entrypoint": digest.sha256_bytes(self.entrypoint), "labels": said})
 
 
-def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
+def make(session: RunContext, asked: Asked, found: Picked, base: str) -> Made:
     """
     Return the image of the release *found* on *base*, built where the engine has none.
 
@@ -86,7 +86,7 @@ def make(session: Session, asked: Asked, found: Picked, base: str) -> Made:
             return _make(session, reached, asked.platform, found, base)
 
 
-def _make(session: Session, reached: Engine, platform: str, found: Picked, base: str) -> Made:
+def _make(session: RunContext, reached: Engine, platform: str, found: Picked, base: str) -> Made:
     brought = container.prepare_base(session, reached, base, platform)
     stages = _stages(session, brought, platform)
     files_of = {"Dockerfile": stages.dockerfile, ENTRYPOINT: stages.entrypoint}
@@ -107,13 +107,13 @@ def _make(session: Session, reached: Engine, platform: str, found: Picked, base:
     return _read(reached, name, platform, base, already=already is not None)
 
 
-def _stages(session: Session, base: str, platform: str) -> _Stages:
+def _stages(session: RunContext, base: str, platform: str) -> _Stages:
     text, entrypoint = container.read_dockerfile(session, DOCKERFILE), container.read_dockerfile(session, ENTRYPOINT)
     key = digest.key("image", {"base": base, "dockerfile": digest.sha256_bytes(text), "platform": platform})
     return _Stages(text, entrypoint, platform, key)
 
 
-def _bring_set(session: Session, reached: Engine, set_key: str, found: Picked, python: Interpreter) -> None:
+def _bring_set(session: RunContext, reached: Engine, set_key: str, found: Picked, python: Interpreter) -> None:
     """Bring the files of the set into the store, where the engine does not have them installed."""
     if container.find_image(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
         packages = selected.packages(found, python, installed.VENV).packages

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.operate.errors import ImageError
 from sparkwright.release.client import address, choice, install, target
 from sparkwright.release.client.catalogue import MOST_MANIFEST, Catalogue
@@ -42,12 +42,12 @@ class Picked(msgspec.Struct, frozen=True):
         return tuple(sorted(target.wheels_of(self.release, self.machine), key=lambda one: one.project))
 
 
-def outside(session: Session) -> Outside:
+def outside(session: RunContext) -> StandaloneContext:
     """Return what of *session* a client of an index works with."""
-    return Outside(session.store, session.offline, session.mirrors)
+    return StandaloneContext(session.store, session.offline, session.mirrors)
 
 
-def pick(session: Session, wish: Wish, machine: str) -> Picked:
+def pick(session: RunContext, wish: Wish, machine: str) -> Picked:
     """
     Return the release that *wish* means for *machine*.
 

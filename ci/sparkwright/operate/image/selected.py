@@ -17,7 +17,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import size
 from sparkwright.core.errors import StoreError
 from sparkwright.forks.archive import zip_file
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import ImageError
 from sparkwright.operate.image.picked import Picked, outside
 from sparkwright.release.client import change, files, placing, target
@@ -63,7 +63,7 @@ def packages(picked: Picked, python: Interpreter, folder: str) -> Chosen:
     return target.chosen(picked.index, picked.entry, picked.release, inside(python, folder))[0]
 
 
-def check_room(session: Session, engine: Engine, pinned: Sequence[Pinned]) -> None:
+def check_room(session: RunContext, engine: Engine, pinned: Sequence[Pinned]) -> None:
     """Raise `disk-full` where the store cannot take the files that it lacks, or the engine what they unpack to."""
     lacking, unpacked = files.missing(outside(session), pinned), change.UNPACKED * sum(one.size for one in pinned)
     wanted = {session.store.root: lacking}
@@ -78,7 +78,7 @@ def check_room(session: Session, engine: Engine, pinned: Sequence[Pinned]) -> No
             )
 
 
-def installer(session: Session, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
+def installer(session: RunContext, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
     """
     Return the files of the release's own sparkwright and of what it requires, for that Python; the first is its wheel.
 

@@ -13,7 +13,7 @@ import msgspec
 from sparkwright.cherry_picks import status
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks.context import Outside, Session
+from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.stack import Project
 from sparkwright.operate.site import (
     debt,
@@ -56,7 +56,7 @@ class Asked(msgspec.Struct, frozen=True):
     link: str = ""
 
 
-def read(session: Session, asked: Asked) -> Found:
+def read(session: RunContext, asked: Asked) -> Found:
     """
     Return everything that the site tells of.
 
@@ -79,10 +79,10 @@ def read(session: Session, asked: Asked) -> Found:
     )  # fmt: skip
 
 
-def _books(session: Session, asked: Asked) -> Books | None:
+def _books(session: RunContext, asked: Asked) -> Books | None:
     try:
         with console.step("the index, its records and measurements"):
-            return releases.read(Outside(session.store, session.offline, session.mirrors), asked.index)
+            return releases.read(StandaloneContext(session.store, session.offline, session.mirrors), asked.index)
     except ReleaseError as error:
         if error.reference != "index-missing":
             raise
@@ -91,7 +91,7 @@ def _books(session: Session, asked: Asked) -> Books | None:
         return None
 
 
-def _status(session: Session, asked: Asked) -> tuple[Carried | None, list[Problem]]:
+def _status(session: RunContext, asked: Asked) -> tuple[Carried | None, list[Problem]]:
     """Return what the stacks carry: from the document, or as the store and the checkout tell."""
     try:
         if asked.status:
@@ -104,14 +104,14 @@ def _status(session: Session, asked: Asked) -> tuple[Carried | None, list[Proble
     return Carried(made), []
 
 
-def _lines(session: Session, stack: str, day: str) -> Iterator[status.Line]:
+def _lines(session: RunContext, stack: str, day: str) -> Iterator[status.Line]:
     project = Project(session.project.root, stack)
     one = dataclasses.replace(session, project=project, forks=tuple(project.spec.forks))
     for fork in project.spec.forks:
         yield from status.of(one, fork, datetime.date.fromisoformat(day))
 
 
-def make(session: Session, found: Found, folder: Path) -> Written:
+def make(session: RunContext, found: Found, folder: Path) -> Written:
     """Write the site about *found* to *folder*; what did not change stays as it is. Raises as `writing.write`."""
     files: dict[str, bytes] = {pages.STYLE: pages.style()}
     total = len(found.releases) + len(found.histories)

@@ -15,7 +15,7 @@ import msgspec
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.operate.site.records import Measured
@@ -86,7 +86,7 @@ class _Kept(msgspec.Struct, frozen=True):
     format: int = 0
 
 
-def read(session: Outside, wish: Wish) -> Books:
+def read(session: StandaloneContext, wish: Wish) -> Books:
     """
     Return what the index that *wish* means holds.
 

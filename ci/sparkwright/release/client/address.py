@@ -19,7 +19,7 @@ from sparkwright.core.console import one_line
 from sparkwright.core.errors import Failure
 from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import reading
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.signing import trust
@@ -51,7 +51,7 @@ class Address(msgspec.Struct, frozen=True):
         return (self.folder / name).as_uri() if self.folder is not None else urljoin(self.reached, name)
 
 
-def find(named: str, session: Outside) -> Address:
+def find(named: str, session: StandaloneContext) -> Address:
     """
     Return the index *named* on the command line, or else by SPARKWRIGHT_RELEASES, by the user's configuration, or by the installer.
 

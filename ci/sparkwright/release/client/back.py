@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release import environment
 from sparkwright.release.client import caches, change, packages, plan, state
 from sparkwright.release.client.install import Done
@@ -27,7 +27,7 @@ class Gone(msgspec.Struct, frozen=True):
     kept: tuple[str, ...]
 
 
-def rollback(session: Outside, folder: Path) -> Done:
+def rollback(session: StandaloneContext, folder: Path) -> Done:
     """
     Bring back the set before the present one; after a killed run, the one that was there when it began.
 
@@ -58,7 +58,7 @@ def _earlier(place: Environment, was: Before) -> tuple[Chosen, tuple[Chosen, ...
     return was.installed.history[-1], was.installed.history[:-1]
 
 
-def uninstall(session: Outside, folder: Path) -> Gone:
+def uninstall(session: StandaloneContext, folder: Path) -> Gone:
     """
     Remove what we installed, and what a killed run began to.
 

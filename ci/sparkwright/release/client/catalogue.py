@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.errors import FileError, SparkwrightError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release import spec
 from sparkwright.release.client import address
 from sparkwright.release.client.address import Address
@@ -33,7 +33,7 @@ MOST_RECORD = 64 << 20
 class Catalogue(msgspec.Struct, frozen=True):
     """An index whose manifest was checked; *by*: whose signature it has."""
 
-    session: Outside
+    session: StandaloneContext
     address: Address
     trust: Trust
     manifest: Manifest
@@ -140,7 +140,7 @@ def onsite_of(data: bytes, what: str) -> OnsiteSpec:
         raise ReleaseError("index-damaged", f"The index's manifest names {what}, which cannot be read.", details=details) from error
 
 
-def read(session: Outside, where: Address, trust: Trust, *, signed_for: str = "") -> Catalogue:
+def read(session: StandaloneContext, where: Address, trust: Trust, *, signed_for: str = "") -> Catalogue:
     """
     Return what the index at *where* offers, and remember its manifest.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import StoreError
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.forks.download import path_of
 from sparkwright.release import onsite
 from sparkwright.release.client import caches, files, packages, placing, state
@@ -36,7 +36,7 @@ class Changed(msgspec.Struct, frozen=True):
     edits: tuple[onsite.Edited, ...]
 
 
-def check_room(session: Outside, place: Environment, fetched: Sequence[Pinned], unpacked: int) -> None:
+def check_room(session: StandaloneContext, place: Environment, fetched: Sequence[Pinned], unpacked: int) -> None:
     """Raise `disk-full` where the store cannot take what is missing, or the environment what it unpacks to."""
     wanted = [(session.store.root, files.missing(session, fetched)), (place.prefix, unpacked)]
     if placing.same_disk(session.store.root, place.prefix):
@@ -48,7 +48,7 @@ def check_room(session: Outside, place: Environment, fetched: Sequence[Pinned], 
             )
 
 
-def at_hand(session: Outside, place: Environment, wanted: Sequence[Pinned]) -> dict[str, Looked]:
+def at_hand(session: StandaloneContext, place: Environment, wanted: Sequence[Pinned]) -> dict[str, Looked]:
     """Bring *wanted* into the store, and return what each holds, by project. Raises as `files.obtain`, `placing.look`, `check_room`."""
     check_room(session, place, wanted, UNPACKED * sum(one.size for one in wanted))
     paths = files.obtain(session, wanted)
@@ -58,7 +58,7 @@ def at_hand(session: Outside, place: Environment, wanted: Sequence[Pinned]) -> d
 
 
 def bring(
-    session: Outside, place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, Looked], todo: Plan, history: tuple[Chosen, ...]
+    session: StandaloneContext, place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, Looked], todo: Plan, history: tuple[Chosen, ...]
 ) -> Changed:
     """
     Do what the plan says.
@@ -102,7 +102,7 @@ def record(place: Environment, chosen: Chosen, todo: Plan, history: tuple[Chosen
     return Installed(chosen, placed, history[-state.KEPT :], {**older, chosen.release: caches.place(place)})
 
 
-def clear(session: Outside, place: Environment, was: Before) -> None:
+def clear(session: StandaloneContext, place: Environment, was: Before) -> None:
     """Remove what a killed installation laid down of packages that no RECORD names yet; the wheel says what that can be."""
     if was.half is None or was.half.chosen is None:
         return

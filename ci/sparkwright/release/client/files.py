@@ -18,7 +18,7 @@ from sparkwright.core import digest, http
 from sparkwright.core.console import Progress, console
 from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import room_guard
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.forks.download import path_of
 from sparkwright.forks.errors import SourceError
 from sparkwright.release.client.state import Pinned
@@ -41,12 +41,12 @@ class _Account:
             self._line.update(self._done, name)
 
 
-def missing(session: Outside, pinned: Sequence[Pinned]) -> int:
+def missing(session: StandaloneContext, pinned: Sequence[Pinned]) -> int:
     """Return how many bytes the store lacks of *pinned*, as far as their sizes are known."""
     return sum(one.size for one in pinned if not path_of(session.store, one.sha256, one.filename).is_file())
 
 
-def obtain(session: Outside, pinned: Sequence[Pinned]) -> Mapping[str, Path]:
+def obtain(session: StandaloneContext, pinned: Sequence[Pinned]) -> Mapping[str, Path]:
     """
     Return where each of *pinned* lies, by file name, every byte of them verified.
 
@@ -72,7 +72,7 @@ def obtain(session: Outside, pinned: Sequence[Pinned]) -> Mapping[str, Path]:
             raise
 
 
-def _one(session: Outside, one: Pinned, account: _Account) -> Path:
+def _one(session: StandaloneContext, one: Pinned, account: _Account) -> Path:
     path = path_of(session.store, one.sha256, one.filename)
     with session.store.lock(f"download-{one.sha256[:16]}"):
         if path.is_file():
@@ -90,7 +90,7 @@ def _one(session: Outside, one: Pinned, account: _Account) -> Path:
     return path
 
 
-def _bring(session: Outside, one: Pinned, partial: Path, account: _Account) -> None:
+def _bring(session: StandaloneContext, one: Pinned, partial: Path, account: _Account) -> None:
     """Bring the file to *partial*; what is wrong is fetched once more from the beginning, in case the beginning was wrong."""
     found = ""
     for _ in range(2):

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release import environment
 from sparkwright.release.client import address, catalogue, change, choice, plan, state, target
 from sparkwright.release.client.catalogue import Catalogue
@@ -71,14 +71,14 @@ class Done(msgspec.Struct, frozen=True):
     yanked: str = ""
 
 
-def opened(session: Outside, wish: Wish) -> Catalogue:
+def opened(session: StandaloneContext, wish: Wish) -> Catalogue:
     """Return the checked index that *wish* means; raises as `address.find`, `trust.find` and `catalogue.read`."""
     where = address.find(wish.index, session)
     believed = trust.find(wish.signed_for or where.url or where.of(""), wish.keys)
     return catalogue.read(session, where, believed, signed_for=wish.signed_for)
 
 
-def install(session: Outside, folder: Path, wish: Wish) -> Done:
+def install(session: StandaloneContext, folder: Path, wish: Wish) -> Done:
     """
     Bring the environment in *folder* to the release that *wish* means.
 
@@ -120,7 +120,7 @@ def _refuse_broken(place: Environment, was: Before, wish: Wish) -> None:
         )
 
 
-def _install(session: Outside, place: Environment, index: Catalogue, entry: Entry, known: Release | None, was: Before, wish: Wish) -> Done:
+def _install(session: StandaloneContext, place: Environment, index: Catalogue, entry: Entry, known: Release | None, was: Before, wish: Wish) -> Done:
     release = known or target.first_fitting(index, [entry])[1]
     with console.step(f"{entry.name}: evidence and lock"):
         missing = target.proved(index, entry, release, wish.channel)

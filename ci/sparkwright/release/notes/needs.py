@@ -18,7 +18,7 @@ from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.manifest.records import Fork, Need
 from sparkwright.release.manifest.records import Patch as Carried
 from sparkwright.release.report.words import clean
@@ -51,7 +51,7 @@ class _Known(msgspec.Struct, frozen=True):
     asked: str = ""
 
 
-def gather(session: Session, forks: Sequence[Fork], *, ask: bool) -> tuple[Need, ...]:
+def gather(session: RunContext, forks: Sequence[Fork], *, ask: bool) -> tuple[Need, ...]:
     """
     Return a need for every patch of *forks*, in their order.
 
@@ -66,7 +66,7 @@ def gather(session: Session, forks: Sequence[Fork], *, ask: bool) -> tuple[Need,
     return tuple(made)
 
 
-def _known(session: Session, fork: str, *, ask: bool) -> _Known:
+def _known(session: RunContext, fork: str, *, ask: bool) -> _Known:
     if not ask:
         return _Known(drift.last(session, fork))
     if session.offline:
@@ -79,7 +79,7 @@ def _known(session: Session, fork: str, *, ask: bool) -> _Known:
         return _Known(drift.last(session, fork), asked=error.what)
 
 
-def _asked(session: Session, fork: str) -> _Known:
+def _asked(session: RunContext, fork: str) -> _Known:
     """Return what becomes of the series on upstream's newest: releases of the package index, and the tip of its branch."""
     upstream, patches = Upstream(session, fork), series.of(session, fork)
     sdist = session.lock.forks[fork].sdist if fork in session.lock.forks else None
@@ -90,7 +90,7 @@ def _asked(session: Session, fork: str) -> _Known:
     return _Known(made, newest)
 
 
-def _need(session: Session, fork: Fork, one: Carried, known: _Known) -> Need:
+def _need(session: RunContext, fork: Fork, one: Carried, known: _Known) -> Need:
     record = _record(session, fork, one)
     tried = [trial for trial in known.seen.of(one.name) if trial.sha256 == one.sha256 and _later(trial.base, fork)] if known.seen else []
     merged = f"upstream merged it as {record.merge[:12]} (seen {record.seen})" if record and record.merge else ""
@@ -127,12 +127,12 @@ def _later(base: str, fork: Fork) -> bool:
         return True
 
 
-def _record(session: Session, fork: Fork, one: Carried) -> Record | None:
+def _record(session: RunContext, fork: Fork, one: Carried) -> Record | None:
     book = ledger.load(session.project.root, fork.name) if one.pick else None
     return book.known(one.pick) if book else None
 
 
-def _said(session: Session, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
+def _said(session: RunContext, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
     """Yield what those who wrote the patch down say of its end."""
     if record:
         yield f"the pull request was {record.state} when it was last looked at ({record.seen})"

@@ -11,12 +11,12 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
 from sparkwright.core.store import room_guard
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release.decide.libraries import Found
 from sparkwright.release.manifest.records import Fork, Library
 
 
-def libraries(session: Session, path: Path) -> tuple[Library, ...]:
+def libraries(session: RunContext, path: Path) -> tuple[Library, ...]:
     """
     Return the libraries in the wheel at *path*, with the machine code that they hold, as a release tells of its own.
 
@@ -35,7 +35,7 @@ def libraries(session: Session, path: Path) -> tuple[Library, ...]:
     return tuple(Library(one.name, one.size, "base", found.counts.get(one.name, {})) for one in found.binaries)
 
 
-def of(session: Session, forks: Sequence[Fork], wheels: Sequence[Path]) -> dict[str, tuple[Library, ...]]:
+def of(session: RunContext, forks: Sequence[Fork], wheels: Sequence[Path]) -> dict[str, tuple[Library, ...]]:
     """
     Return what the official *wheels* hold, by the fork that was grafted on them.
 

@@ -10,7 +10,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.forks.context import Outside
+from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import address, catalogue, install
 from sparkwright.release.client.address import Address
 from sparkwright.release.client.catalogue import Catalogue
@@ -49,7 +49,7 @@ class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
     dsse_envelope: dsse.Envelope
 
 
-def opened(session: Outside, wish: Wish) -> tuple[Catalogue, bool]:
+def opened(session: StandaloneContext, wish: Wish) -> tuple[Catalogue, bool]:
     """
     Return the index that *wish* means, and whether somebody's signature of it was checked; raises as `install.opened`.
 
@@ -68,7 +68,7 @@ def opened(session: Outside, wish: Wish) -> tuple[Catalogue, bool]:
         return index, False
 
 
-def of_index(session: Outside, wish: Wish) -> Published:
+def of_index(session: StandaloneContext, wish: Wish) -> Published:
     """
     Return the release that *wish* means, or the newest that is not yanked; see `opened`.
 
@@ -97,7 +97,7 @@ def _meant(manifest: Manifest, wish: Wish) -> Entry:
     return found[-1]
 
 
-def _unsigned(session: Outside, where: Address) -> Catalogue:
+def _unsigned(session: StandaloneContext, where: Address) -> Catalogue:
     """Return what the folder *where* holds, with nobody's signature checked."""
     data = address.small(where, places.MANIFEST, most=catalogue.MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"))
     if data is None:

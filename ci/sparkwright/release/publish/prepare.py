@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sparkwright.core import digest
 from sparkwright.forks import package_index
-from sparkwright.forks.context import Session
+from sparkwright.forks.context import RunContext
 from sparkwright.release import sets, spec
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.decide.policy import ReleasePolicy
@@ -50,7 +50,7 @@ class Publisher:
         observe: Told each step before it is taken.
     """
 
-    session: Session
+    session: RunContext
     root: Path
     signer: Signer
     trust: Trust
@@ -172,7 +172,7 @@ def _release(
     )
 
 
-def _onsite(session: Session) -> bytes:
+def _onsite(session: RunContext) -> bytes:
     """Return what is to be installed and edited on the user's machine; empty where the stack has nothing."""
     wanted = spec.load(session.project)
     return digest.canonical(wanted) if wanted else b""
