@@ -31,8 +31,8 @@ from sparkwright.release.manifest import places
 
 sys.path.insert(0, str(measure.ROOT))
 
-from tests import wheels
 from tests.release import world
+from tests.support import wheels
 
 #: Promised: seconds of an installation of a set that is there already.
 NOTHING = 2.0

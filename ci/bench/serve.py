@@ -24,7 +24,7 @@ from sparkwright.core.console import console
 
 sys.path.insert(0, str(measure.ROOT))
 
-from tests import standin
+from tests.support import standin
 
 #: Promised: seconds from the command to vLLM's process.
 START = 1.5

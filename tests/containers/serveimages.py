@@ -16,9 +16,9 @@ from typing import Any
 
 import docker
 from docker.models.containers import Container
-from tests import publishing, wheels, workflows
 from tests.containers.conftest import PATIENCE, missing, wait_for
-from tests.publishing import Place
+from tests.support import publishing, wheels, workflows
+from tests.support.publishing import Place
 
 from sparkwright.core.digest import sha256_file
 from sparkwright.core.store import Store

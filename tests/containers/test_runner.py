@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests import runnerhub
 from tests.containers.conftest import OWN, _debootstrap, missing
 from tests.refusals import refusal
+from tests.support import runnerhub
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store

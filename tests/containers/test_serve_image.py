@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import githubwork, workflows
 from tests.conftest import running
 from tests.containers.conftest import (
     OTHER,
@@ -28,6 +27,7 @@ from tests.containers.conftest import (
     missing,
 )
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, reference, registry
+from tests.support import githubwork, workflows
 
 from sparkwright.builder.container_engine import Engine
 from sparkwright.core.store import Store

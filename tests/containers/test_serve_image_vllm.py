@@ -15,7 +15,7 @@ from docker.models.containers import Container
 from docker.types import Mount
 from tests.containers.conftest import OWN, PATIENCE, debian, imported, missing
 from tests.containers.serveimages import PACKAGES, Maker
-from tests.serving import FLAGS, VARIABLES, _toy, _vllm_python
+from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
 from sparkwright.builder.container_engine import Engine
 from sparkwright.core.store import Store

@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from tests import guides, indexserver, publishing, standin, wheels
-from tests.publishing import Place
+from tests.support import guides, indexserver, publishing, standin, wheels
+from tests.support.publishing import Place
+from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
-from tests.workflows import checkout, git
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests import githubwork, workflows
+from tests.support import githubwork, workflows
+from tests.support.workflows import World, checkout, git
 from tests.unit.conftest import Host, Index
 from tests.unit.test_bump import TEXT, Upstream, edited
-from tests.workflows import World, checkout, git
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests import serving
 from tests.mutants.conftest import Kill
 from tests.server.proxy import Proxy
 from tests.server.test_contract import POLICY, SPOILED, running
-from tests.serving import _server, _toy, _vllm_python
+from tests.support import serving
+from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.gates.server import contract, profiled
 from sparkwright.gates.server.client import Client

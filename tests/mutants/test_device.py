@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests import devicehost
-from tests.devicehost import POLICY
 from tests.mutants.conftest import Kill
+from tests.support import devicehost
+from tests.support.devicehost import POLICY
 
 from sparkwright.gates.device import gpu, probe
 from sparkwright.gates.device import rung as device

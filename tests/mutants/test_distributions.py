@@ -9,7 +9,7 @@ import pytest
 from tests.mutants.conftest import Kill
 from tests.server.broken import Broken
 from tests.server.taught import GATES, _session, _taught, _trained, patient
-from tests.serving import _vllm_python
+from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext

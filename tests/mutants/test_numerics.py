@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests import converters
-from tests.converters import HEADER, POLICY, PYTHON
 from tests.mutants.conftest import Kill
+from tests.support import converters
+from tests.support.converters import HEADER, POLICY, PYTHON
 
 from sparkwright.gates.numerics import rung as numerics
 from sparkwright.gates.verdict import Check

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.mutants.conftest import Kill
 from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
 from tests.server.proxy import Proxy
-from tests.serving import _vllm_python
+from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.server.client import Client

@@ -31,8 +31,12 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT)]
 
-from tests import indexserver, verdicts, wheels  # noqa: E402  the path is set above
 from tests.release import world  # noqa: E402
+from tests.support import (  # noqa: E402
+    indexserver,
+    verdicts,
+    wheels,
+)
 
 from sparkwright.builder.wheel import archive  # noqa: E402
 from sparkwright.builder.wheel.archive import WheelName  # noqa: E402

@@ -26,10 +26,14 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT)]
 
-from tests import indexserver, publishing, wheels  # noqa: E402  the path is set above
-from tests.publishing import Client, Place  # noqa: E402
 from tests.release.attacks import table  # noqa: E402
 from tests.release.refusals import surroundings  # noqa: E402
+from tests.support import (  # noqa: E402
+    indexserver,
+    publishing,
+    wheels,
+)
+from tests.support.publishing import Client, Place  # noqa: E402
 
 from sparkwright.release import index  # noqa: E402
 from sparkwright.release.publish import changes, ground  # noqa: E402
@@ -39,7 +43,7 @@ from sparkwright.release.publish import changes, ground  # noqa: E402
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from tests.publishing import Place
+from tests.support.publishing import Place
 from sparkwright.release import index, notes
 from sparkwright.release.evidence import make
 from sparkwright.builder import self_wheel as program

@@ -25,9 +25,13 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT)]
 
-from tests import githubapi, publishing, wheels  # noqa: E402  the path is set above
-from tests.publishing import Place  # noqa: E402
 from tests.release.attacks import HEAD, table  # noqa: E402
+from tests.support import (  # noqa: E402
+    githubapi,
+    publishing,
+    wheels,
+)
+from tests.support.publishing import Place  # noqa: E402
 
 from sparkwright.cli import main  # noqa: E402
 from sparkwright.release.manifest import places  # noqa: E402

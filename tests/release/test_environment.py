@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import wheels
 from tests.refusals import refusal
 from tests.release import world
 from tests.release.attacks import NEWEST, OLDER, Scene
+from tests.support import wheels
 
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests import verdicts, wheels
 from tests.refusals import refusal
 from tests.release import attacks, world
 from tests.release.attacks import NEWEST, OLDER, Scene
+from tests.support import verdicts, wheels
 
 from sparkwright.core import digest
 from sparkwright.forks.download import path_of

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import indexserver, publishing, wheels
-from tests.publishing import Place
 from tests.refusals import refusal
 from tests.release import world
+from tests.support import indexserver, publishing, wheels
+from tests.support.publishing import Place
 
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, state

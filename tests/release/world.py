@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from tests import indexserver, verdicts, wheels
+from tests.support import indexserver, verdicts, wheels
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel.archive import WheelName

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from tests.serving import launch
+from tests.support.serving import launch
 
 from sparkwright.cli.main import default_cache
 from sparkwright.core import digest

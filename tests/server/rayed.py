@@ -9,7 +9,7 @@ from pathlib import Path
 
 import filelock
 import pytest
-from tests import standin
+from tests.support import standin
 from uv import find_uv_bin
 
 from sparkwright.cli.main import default_cache

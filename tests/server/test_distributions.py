@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.server.broken import Broken
 from tests.server.taught import GATES, _taught, _trained, patient
-from tests.serving import _server, _toy, _vllm_python
+from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.distributions import corpus, reference

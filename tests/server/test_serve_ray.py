@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.server.rayed import _ray_site, _rayed_standin, _rayed_vllm
-from tests.standin import Machine, free_port
+from tests.support.standin import Machine, free_port
 
 from sparkwright.operate.serving import cluster
 

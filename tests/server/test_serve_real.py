@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 from tests.refusals import refusal
-from tests.standin import Machine, alive
+from tests.support.standin import Machine, alive
 
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.operate.serving import known, variables

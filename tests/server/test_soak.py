@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
-from tests.serving import _vllm_python
+from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.soak import journal as soakjournal

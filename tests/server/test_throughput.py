@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests import refserved
 from tests.server import slowed
+from tests.support import refserved
 
 from sparkwright.cli import main
 from sparkwright.gates.load.client import Own

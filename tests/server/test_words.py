@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.server.broken import WORDS, Broken, _broken, _learnt
 from tests.server.proxy import Proxy
-from tests.serving import _vllm_python
+from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console

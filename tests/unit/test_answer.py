@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests import refserved
 from tests.refusals import refusal
+from tests.support import refserved
 
 from sparkwright.cli import main, measuring
 from sparkwright.forks.context import RunContext

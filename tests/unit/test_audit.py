@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from tests import publishing, wheels
 from tests.refusals import refusal
+from tests.support import publishing, wheels
 
 from sparkwright.audit import device_code, host
 from sparkwright.audit import policy as audit_policy

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests import endings
+from tests.support import endings
 
 from sparkwright import __version__
 from sparkwright.cli.main import VERBS

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.badserver import (
+from tests.refusals import refusal
+from tests.support.badserver import (
     MODELS,
     SOUND,
     USAGE,
@@ -25,7 +26,6 @@ from tests.badserver import (
     trickling,
     whole,
 )
-from tests.refusals import refusal
 
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import Client, ServerInvalid

@@ -23,8 +23,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.tags import sys_tags
-from tests import endings
 from tests.refusals import refusal
+from tests.support import endings
 
 import sparkwright
 from sparkwright.builder import container, container_engine, container_run, self_wheel

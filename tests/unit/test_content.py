@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import wheels
 from tests.refusals import refusal
+from tests.support import wheels
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel import archive

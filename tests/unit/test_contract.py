@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.badserver import SOUND, Listener, Say, completing, endless, head, silent, stream
 from tests.refusals import refusal
+from tests.support.badserver import SOUND, Listener, Say, completing, endless, head, silent, stream
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.server import contract, envvars, profiled

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests import converters
-from tests.converters import HEADER
 from tests.refusals import refusal
+from tests.support import converters
+from tests.support.converters import HEADER
 
 from sparkwright.gates import limited
 from sparkwright.gates.limited import Limits

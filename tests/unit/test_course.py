@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mounts import mounting_shell
+from tests.support.mounts import mounting_shell
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates import jsonlines

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests import verdicts as made
-from tests import wheels
 from tests.refusals import refusal
+from tests.support import verdicts as made
+from tests.support import wheels
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.digest import canonical

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import verdicts
+from tests.support import verdicts
 
 from sparkwright.gates import declared
 from sparkwright.gates.device import rung as device

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests import devicehost
-from tests.devicehost import POLICY
 from tests.refusals import refusal
+from tests.support import devicehost
+from tests.support.devicehost import POLICY
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.device import gpu, ops

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.mounts import mounting_shell
 from tests.refusals import refusal
+from tests.support.mounts import mounting_shell
 
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.http import redact_credentials

@@ -22,9 +22,9 @@ from in_toto_attestation.v1 import statement as in_toto
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 from msgspec.structs import replace
-from tests import verdicts, wheels
 from tests.release import world
-from tests.sigstoreworld import World
+from tests.support import verdicts, wheels
+from tests.support.sigstoreworld import World
 
 from sparkwright.builder import self_wheel as program
 from sparkwright.builder.wheel import archive

@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 import pytest
-from tests import wheels
 from tests.refusals import refusal
+from tests.support import wheels
 
 from sparkwright.audit import device_code, policy
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy

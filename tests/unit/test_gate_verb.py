@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests import refserved, verdicts, wheels
+from tests.support import refserved, verdicts, wheels
 
 from sparkwright.cli import gate, gateoptions, main
 from sparkwright.core.digest import sha256_file

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import githubapi
-from tests.githubapi import Answer, Release, World, cut, drop, reply, starter, unheard
 from tests.refusals import refusal
+from tests.support import githubapi
+from tests.support.githubapi import Answer, Release, World, cut, drop, reply, starter, unheard
 
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.badserver import Listener, Say, endless, silent, whole
+from tests.support.badserver import Listener, Say, endless, silent, whole
 
 from sparkwright.core import http
 from sparkwright.core.http import HttpFailure

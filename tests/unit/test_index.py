@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests import indexdata, wheels
-from tests.indexdata import LACK, Made
 from tests.refusals import refusal
+from tests.support import indexdata, wheels
+from tests.support.indexdata import LACK, Made
 
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.release import index

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import uv
-from tests import indexdata, indexserver, wheels
-from tests.indexdata import LACK, Made
-from tests.indexserver import Served
+from tests.support import indexdata, indexserver, wheels
+from tests.support.indexdata import LACK, Made
+from tests.support.indexserver import Served
 
 TOOLS = ("pip", "uv")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests import wheels
-from tests.indexdata import FORK, LACK, Made
+from tests.support import wheels
+from tests.support.indexdata import FORK, LACK, Made
 
 from sparkwright.release.manifest.records import Missing, Need, Patch, Release
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.badserver import Listener, endless, head
+from tests.support.badserver import Listener, endless, head
 
 from sparkwright.gates.load import client, prompts, recorded
 from sparkwright.gates.load.client import Own

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests import indexdata, indexserver, wheels
-from tests.indexdata import LACK, SIGNER, Made
 from tests.refusals import refusal
+from tests.support import indexdata, indexserver, wheels
+from tests.support.indexdata import LACK, SIGNER, Made
 
 from sparkwright.cli import main
 from sparkwright.core import digest

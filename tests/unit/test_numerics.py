@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests import converters
-from tests.converters import POLICY, PYTHON
 from tests.refusals import refusal
+from tests.support import converters
+from tests.support.converters import POLICY, PYTHON
 
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.core import strict_yaml

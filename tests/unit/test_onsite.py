@@ -25,8 +25,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging import tags
-from tests.mounts import mounting_shell
 from tests.refusals import refusal
+from tests.support.mounts import mounting_shell
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel import archive

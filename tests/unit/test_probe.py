@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import devicehost
-from tests.devicehost import POLICY
 from tests.refusals import refusal
+from tests.support import devicehost
+from tests.support.devicehost import POLICY
 
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.wheel.elf import ElfUnreadable

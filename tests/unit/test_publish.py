@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests import githubapi, indexserver, publishing, wheels
-from tests.githubapi import World
-from tests.publishing import Client, Place
 from tests.refusals import refusal
+from tests.support import githubapi, indexserver, publishing, wheels
+from tests.support.githubapi import World
+from tests.support.publishing import Client, Place
 
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.release import index
@@ -377,7 +377,7 @@ import subprocess, sys
 from pathlib import Path
 root, dist, steps = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", root / "index"], check=True)
-from tests.publishing import Place
+from tests.support.publishing import Place
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.release import index
 place = Place(root)

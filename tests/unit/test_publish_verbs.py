@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import publishing, wheels
-from tests.publishing import Place
+from tests.support import publishing, wheels
+from tests.support.publishing import Place
 
 from sparkwright.cli.main import main
 from sparkwright.release.signing import keys

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runnerhub import marked
+from tests.support.runnerhub import marked
 
 from sparkwright.operate.runner import condition, emptied, processes
 

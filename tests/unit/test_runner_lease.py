@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import runnerhub
 from tests.refusals import refusal
+from tests.support import runnerhub
 
 from sparkwright.operate.runner import admit, holding, lease, once, policy, processes
 from sparkwright.operate.runner.admit import Partner
@@ -24,7 +24,7 @@ from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.policy import Lease, ordered
 
 PATIENCE = 60.0
-HERE = [sys.executable, "-m", "tests.runnerhub", "lease"]
+HERE = [sys.executable, "-m", "tests.support.runnerhub", "lease"]
 TIMES = Lease(beat=5, expires=60, margin=20, patience=100, reach=("true",))
 
 
@@ -174,7 +174,7 @@ def test_a_lease_is_had_held_and_let_go(partner: Ground) -> None:
 def test_a_leader_that_is_killed_frees_its_partner(partner: Ground) -> None:
     """kill -9 of the leader: the partner is free at once, since the kernel closes what they speak by."""
     script = (
-        "import time; from pathlib import Path; from tests import runnerhub; from tests.unit.test_runner_lease import leader_of\n"
+        "import time; from pathlib import Path; from tests.support import runnerhub; from tests.unit.test_runner_lease import leader_of\n"
         f"leader = leader_of(runnerhub.found(Path({str(partner.state.parent)!r})))\n"
         "while True:\n    print(leader.look(), flush=True); time.sleep(0.02)\n"
     )

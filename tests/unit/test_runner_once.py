@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests import runnerhub
 from tests.refusals import refusal
-from tests.runnerhub import Hub
+from tests.support import runnerhub
+from tests.support.runnerhub import Hub
 
 from sparkwright.operate.runner import holding, once, processes, registration
 from sparkwright.operate.runner.ground import Ground
@@ -126,7 +126,7 @@ def test_a_runner_that_dies_in_a_job_is_said_and_cleaned(here: Ground, hub: Hub)
 def test_a_run_that_is_killed_is_cleaned_by_the_next(here: Ground, hub: Hub, tmp_path: Path) -> None:
     """kill -9 in the middle of a job: the next run ends what the job left running, empties what it wrote, and says that the other died."""
     hub.job("touch big; setsid sh -c 'trap \"\" TERM INT HUP; sleep 600' & sleep 600")
-    child = subprocess.Popen([sys.executable, "-m", "tests.runnerhub", "once", str(tmp_path)], cwd=runnerhub.ROOT, stderr=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-m", "tests.support.runnerhub", "once", str(tmp_path)], cwd=runnerhub.ROOT, stderr=subprocess.PIPE)
     try:
         until(lambda: any(entry.event == "job" for entry in here.journal().entries()))
         with refusal("runner-busy"):
@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_is_cleaned_by_the_next(here: Ground, hub: Hub, tmp
 def test_a_run_that_is_told_to_end_ends_clean(here: Ground, hub: Hub, tmp_path: Path) -> None:
     """SIGTERM in the middle of a job ends the job, cleans, and is written down."""
     hub.job("trap '' TERM; sleep 600")
-    child = subprocess.Popen([sys.executable, "-m", "tests.runnerhub", "once", str(tmp_path)], cwd=runnerhub.ROOT, stderr=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-m", "tests.support.runnerhub", "once", str(tmp_path)], cwd=runnerhub.ROOT, stderr=subprocess.PIPE)
     try:
         until(lambda: any(entry.event == "job" for entry in here.journal().entries()))
         child.terminate()

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import runnerhub
 from tests.refusals import refusal
-from tests.runnerhub import GOOD, ROOT
+from tests.support import runnerhub
+from tests.support.runnerhub import GOOD, ROOT
 
 from sparkwright.cli.main import main, run
 from sparkwright.core import strict_yaml

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests import endings
 from tests.refusals import refusal
+from tests.support import endings
 
 from sparkwright.builder._scripts import isolate
 from sparkwright.builder.environment import sandbox

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests import endings
 from tests.refusals import refusal
+from tests.support import endings
 
 from sparkwright.gates.server.installed import Mismatch, is_installed
 from sparkwright.gates.server.serve import ALWAYS, Launch, Server

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests import publishing, wheels
-from tests.publishing import Place
 from tests.refusals import refusal
 from tests.release import world
+from tests.support import publishing, wheels
+from tests.support.publishing import Place
 
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.cli.main import main

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.badserver import MODELS, Listener, head, whole
-from tests.standin import Machine, _machine, _standin, free_port
+from tests.support.badserver import MODELS, Listener, head, whole
+from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.operate.serving import health, held
 from sparkwright.operate.serving.held import Running

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests import standin
 from tests.refusals import refusal
+from tests.support import standin
 
 from sparkwright.operate.serving import models
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from tests import standin
 from tests.refusals import refusal
+from tests.support import standin
 
 from sparkwright.operate.serving import place as places
 from sparkwright.operate.serving import shown

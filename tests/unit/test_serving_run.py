@@ -1,7 +1,7 @@
 """
 `serve` starts what it says, tells what it is doing, and leaves nothing behind, however it ends.
 
-The server is a stand-in (`tests.standin`); the real one is served in ``tests/server``.
+The server is a stand-in (`tests.support.standin`); the real one is served in ``tests/server``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 from msgspec.structs import replace
-from tests import endings
 from tests.refusals import refusal
-from tests.standin import Machine, _machine, _standin, alive, free_port
+from tests.support import endings
+from tests.support.standin import Machine, _machine, _standin, alive, free_port
 
 from sparkwright.core import project_data
 from sparkwright.core.store import Store

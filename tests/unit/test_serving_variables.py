@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import standin
 from tests.refusals import refusal
+from tests.support import standin
 
 from sparkwright.gates.server.envvars import Replaced
 from sparkwright.operate.errors import ServeError

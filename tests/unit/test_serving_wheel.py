@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.standin import Machine, _machine, _standin
+from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.builder import self_wheel
 from sparkwright.core import project_data

@@ -14,8 +14,8 @@ import pytest
 from packaging.markers import default_environment
 from packaging.pylock import Pylock
 from packaging.tags import sys_tags
-from tests import verdicts, wheels
 from tests.refusals import allowed, refusal
+from tests.support import verdicts, wheels
 from uv import find_uv_bin
 
 from sparkwright.core.digest import sha256_file

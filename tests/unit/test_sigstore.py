@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 from sigstore.models import ClientTrustConfig
 from sigstore.verify import Verifier, policy
-from tests.badserver import Listener, silent
 from tests.refusals import refusal
-from tests.sigstoreworld import GITHUB, WORKFLOW, World
+from tests.support.badserver import Listener, silent
+from tests.support.sigstoreworld import GITHUB, WORKFLOW, World
 
 from sparkwright.release.manifest import change, signed
 from sparkwright.release.signing import Signer, Statement, Subject, bundle, identity, pep740

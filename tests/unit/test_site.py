@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests import sitedata
 from tests.refusals import refusal
-from tests.sitedata import HOSTILE, Made
-from tests.wheels import ROOT, STACK
+from tests.support import sitedata
+from tests.support.sitedata import HOSTILE, Made
+from tests.support.wheels import ROOT, STACK
 
 from sparkwright.cli import main
 from sparkwright.core.console import console

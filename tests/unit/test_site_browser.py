@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import browser, sitedata
-from tests.browser import Tab
+from tests.support import browser, sitedata
+from tests.support.browser import Tab
 
 from sparkwright.operate.site import making
 from sparkwright.release.manifest import places

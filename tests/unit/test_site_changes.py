@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.wheels import ROOT
+from tests.support.wheels import ROOT
 
 from sparkwright.operate.site import changes, policy
 from sparkwright.operate.site.changes import Point

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests import verdicts, wheels
 from tests.refusals import refusal
+from tests.support import verdicts, wheels
 from tests.unit.reportdata import Maker, bench
 
 from sparkwright.cli import main

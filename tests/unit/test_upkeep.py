@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import githubwork
-from tests.githubwork import REPOSITORY, TOKEN, World
 from tests.refusals import refusal
+from tests.support import githubwork
+from tests.support.githubwork import REPOSITORY, TOKEN, World
 from tests.unit import conftest
 from tests.unit.conftest import Repository as Work
 

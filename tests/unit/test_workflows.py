@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests import workflows
+from tests.support import workflows
+from tests.support.workflows import Expression, World
 from tests.unit.conftest import Repository
-from tests.workflows import Expression, World
 
 from sparkwright.cli.main import parser
 from sparkwright.operate.runner import exposure, policy

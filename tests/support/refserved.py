@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.gates.load.reference.behaviour import Behaviour
 
-CODE = Path(__file__).parents[1] / "ci"
+CODE = Path(__file__).parents[2] / "ci"
 
 _CLI = '''
 """Serves what the file beside the environment says, at the port that the command line says."""

@@ -12,7 +12,7 @@ from sparkwright.gates.device.probe import SOURCES
 from sparkwright.gates.device.rung import Backend, DevicePolicy, FuzzPolicy, fuzzed
 from sparkwright.gates.verdict import Check
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 #: Fewer than the product's, since a compiled mutant is run on each.
 FUZZ = FuzzPolicy(gemm=10, moe=10, rounded=3, repeats=2, tolerance=POLICY.fuzz.tolerance)

@@ -36,7 +36,7 @@ from sparkwright.core.digest import sha256_bytes, sha256_file
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceKind
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STACK, ARCH = "2026.11", "12.1f"
 LABEL = "spark.2026.11"
 #: What follows the stack's label in a version: the patch set and the CUDA release.
@@ -204,8 +204,8 @@ def release(
 
 
 def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> None:
-    """Write verdicts beside the wheel at *path*, and the measurement behind G8 where they have it; see `tests.verdicts.ladder`."""
-    from tests import verdicts  # the two import each other
+    """Write verdicts beside the wheel at *path*, and the measurement behind G8 where they have it; see `tests.support.verdicts.ladder`."""
+    from tests.support import verdicts  # the two import each other
 
     ladder = verdicts.ladder(path, companions=companions, **changed)
     verdicts.write(path, ladder)

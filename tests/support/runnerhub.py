@@ -28,7 +28,7 @@ from sparkwright.operate.runner import condition, once, plan, policy
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.policy import Policy, Settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOKEN = "github_pat_11RUNNERRUNNERRUNNER"
 REPOSITORY = "acme/lab"
 #: What GitHub says of a job that may run.

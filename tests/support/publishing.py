@@ -18,7 +18,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 import requests
-from tests import indexserver, verdicts, wheels
+from tests.support import indexserver, verdicts, wheels
 
 from sparkwright.core import digest
 from sparkwright.core.store import Store

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
+from tests.support.wheels import ROOT, STACK
 from tests.unit.reportdata import FORK, Maker
-from tests.wheels import ROOT, STACK
 
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.status import Line

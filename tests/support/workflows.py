@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests import githubwork
+from tests.support import githubwork
 from tests.unit.test_repository import tracked
 
 _TOKEN = re.compile(
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 _INSIDE = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 #: Seconds after which a step hangs.
 PATIENCE = 1500
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: Who starts them.
 ACTOR = "maintainer"
 #: What the runs take for GitHub's own address; git is told to look on the disk for it.

@@ -1,5 +1,5 @@
 """
-Verdicts about the wheels of `tests.wheels`: ladders whose rungs all pass, or are worse in a way that a test names, and the measurement
+Verdicts about the wheels of `tests.support.wheels`: ladders whose rungs all pass, or are worse in a way that a test names, and the measurement
 behind G8.
 
     made = verdicts.ladder(path)                                  # everything that ci/release.yaml asks for
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from tests import wheels
+from tests.support import wheels
 
 from sparkwright.audit import wheel_reader
 from sparkwright.core import strict_yaml

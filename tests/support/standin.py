@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests import endings
+from tests.support import endings
 
 VERSION = "0.33.0"
 

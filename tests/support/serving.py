@@ -24,7 +24,7 @@ from sparkwright.cli.main import default_cache
 from sparkwright.gates.server import profiled
 from sparkwright.gates.server.serve import Launch, Server
 
-HERE = Path(__file__).parent / "server"
+HERE = Path(__file__).parents[1] / "server"
 VLLM, TORCH = "0.32.0", "2.13.0"
 #: Its own requirements that are left out: there is no CPU build of them, and text needs none.
 WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
