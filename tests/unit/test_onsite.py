@@ -694,7 +694,7 @@ def test_a_stack_without_the_file_has_nothing_to_do(bare: Site) -> None:
     (bare.root / "forks" / "mini" / "onsite.yaml").unlink()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"installed": None})
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"schema": 1, "installed": None})
     assert "nothing to do on site" in done.stderr
 
 

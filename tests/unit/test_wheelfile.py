@@ -249,7 +249,7 @@ PATHS = st.lists(NAMES.filter(lambda part: part not in (".", "..")), min_size=1,
 @given(
     st.dictionaries(PATHS, st.binary(max_size=400), max_size=6),
     st.dictionaries(PATHS, st.binary(max_size=100), max_size=2),
-    st.lists(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]), min_size=1, max_size=3),
+    st.lists(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]), min_size=1, max_size=3),
 )
 def test_any_content_survives(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], changes: dict[str, bytes], methods: list[int]

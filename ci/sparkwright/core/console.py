@@ -38,7 +38,7 @@ def printable(text: str) -> str:
         return text
     return "".join(
         letter
-        if letter.isprintable() or letter in "\n\t\xa0\u202f"
+        if letter.isprintable() or letter in "\n\t\xa0\u200b\u202f"
         else letter.encode("unicode_escape").decode()
         for letter in text
     )
