@@ -247,7 +247,6 @@ class GitHub:
                 headers=_HEADERS,
                 seconds=self.patience,
                 data=None if record is None else msgspec.json.encode(record),
-                busy=limited,
                 longest_wait=self.longest_wait,
                 attempts=1 if method == "POST" else http.ATTEMPTS,
                 redirects="same-host" if method == "GET" else "none",
@@ -263,7 +262,7 @@ class GitHub:
 
     def stream(
         self, method: str, url: str, **options: Any
-    ) -> contextlib.AbstractContextManager[http.Stream]:
+    ) -> contextlib.AbstractContextManager[Reply]:
         """
         Send one request with the token, and yield its reply with the body unread; see
         `http.exchange`.

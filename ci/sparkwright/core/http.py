@@ -1,7 +1,7 @@
 """
 HTTP requests, bounded in time and bytes.
 
-A watchdog closes the connection of a request when its time is over, so a server that trickles its
+A timer shuts down the sockets of a request when its time is over, so a server that trickles its
 status line, headers, chunk sizes or trailers, or sends `100 Continue` without end, holds up
 nothing. Numbers of a reply are read strictly, and credentials go to the host that they are for.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
-import functools
 import http.client
 import os
 import re
@@ -21,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urljoin
-
-import msgspec
 
 from sparkwright import __version__
 from sparkwright.core.console import console, one_line
@@ -46,8 +43,6 @@ LARGEST, LARGEST_FILE = 4 << 20, 4 << 30
 Kind = Literal["address", "broken", "redirect", "size", "slow", "status", "unreachable"]
 Redirects = Literal["none", "same-host", "any"]
 
-_active = threading.local()
-
 
 class HttpFailure(Exception):
     """
@@ -63,16 +58,70 @@ class HttpFailure(Exception):
         self.kind, self.status = kind, status
 
 
-class Reply(msgspec.Struct, frozen=True):
+class _Deadline:
     """
-    A whole reply; the names of *headers* are in lower case, *url* is where it came from after
-    redirects.
+    The end of a request: shuts down its sockets when *seconds* are over or *stopped* is set.
+
+    Attributes:
+        until: When that is, by `time.monotonic`; may be moved.
     """
 
-    status: int
-    headers: dict[str, str]
-    body: bytes
-    url: str = ""
+    def __init__(self, seconds: float, stopped: threading.Event | None, token: str) -> None:
+        self.until, self.expired = time.monotonic() + seconds, False
+        self._seconds, self._stopped, self._token = seconds, stopped, token
+        self._sockets: list[socket.socket] = []
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, name="http deadline", daemon=True).start()
+
+    def hold(self, connection: socket.socket) -> None:
+        # A handle of its own: http.client and ssl detach and close theirs.
+        self._sockets.append(socket.socket(fileno=os.dup(connection.fileno())))
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.1):
+            if time.monotonic() > self.until or (self._stopped and self._stopped.is_set()):
+                self.expired = True
+                for held in self._sockets[:]:
+                    with contextlib.suppress(OSError):
+                        held.shutdown(socket.SHUT_RDWR)
+        for held in self._sockets:
+            held.close()
+
+    @contextlib.contextmanager
+    def guard(self, kind: Kind) -> Iterator[None]:
+        """Raise `HttpFailure` for whatever the libraries raise within the block."""
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        # Errors of requests are OSErrors, those of an address ValueErrors, too.
+        except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
+            if self.expired:
+                text = f"no whole reply within {self._seconds:g} s"
+                raise HttpFailure("slow", text) from None
+            kind = "address" if kind == "unreachable" and isinstance(error, ValueError) else kind
+            text = one_line(redact_credentials(str(error)), 300, self._token)
+            raise HttpFailure(kind, text) from None
+
+
+class Reply:
+    """
+    A reply.
+
+    Attributes:
+        status: Its status.
+        headers: By their names in lower case.
+        url: Where it came from, after redirects.
+        body: Empty until `read`.
+    """
+
+    def __init__(self, response: requests.Response, deadline: _Deadline) -> None:
+        self.status, self.url, self.body = response.status_code, response.url, b""
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._response, self._deadline = response, deadline
 
     @property
     def retry_after(self) -> float | None:
@@ -86,110 +135,6 @@ class Reply(msgspec.Struct, frozen=True):
             return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
         except (ValueError, OverflowError):
             return None
-
-
-class _Watchdog:
-    """Closes the connection of a request when its time is over or *stopped* is set."""
-
-    def __init__(self, seconds: float, stopped: threading.Event | None) -> None:
-        self.until, self.expired = time.monotonic() + seconds, False
-        self._stopped = stopped or threading.Event()
-        # Without an event to look at, the thread sleeps until the deadline.
-        self._interval = 0.2 if stopped else 3600.0
-        self._done, self._lock = threading.Event(), threading.Lock()
-        self._socket: socket.socket | None = None
-        threading.Thread(target=self._watch, name="http deadline", daemon=True).start()
-
-    def hold(self, connection: socket.socket) -> None:
-        """Watch *connection*, which a later redirect may replace by another one."""
-        with self._lock:
-            if self.expired:
-                raise TimeoutError("no time is left")
-            if self._socket:
-                self._socket.close()
-            # A handle of its own: http.client and ssl detach and close theirs.
-            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-
-    def close(self) -> None:
-        self._done.set()
-        with self._lock:
-            if self._socket:
-                self._socket.close()
-            self._socket = None
-
-    def _watch(self) -> None:
-        while not self._done.wait(min(self._interval, max(0.0, self.until - time.monotonic()))):
-            if time.monotonic() < self.until and not self._stopped.is_set():
-                continue
-            with self._lock:
-                self.expired = True
-                if self._socket:
-                    with contextlib.suppress(OSError):
-                        self._socket.shutdown(socket.SHUT_RDWR)
-            return
-
-
-@functools.cache
-def _adapter() -> Any:
-    """
-    Return the pool of connections of this process, each of which reports itself to the watchdog of
-    its request.
-    """
-    from requests.adapters import HTTPAdapter
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-
-    class Watched:
-        def _new_conn(self) -> socket.socket:
-            connection: socket.socket = super()._new_conn()  # type: ignore[misc]  # urllib3's, mixed in below
-            _active.watchdog.hold(connection)
-            return connection
-
-        def request(self, *arguments: Any, **options: Any) -> None:
-            if reused := getattr(self, "sock", None):
-                _active.watchdog.hold(reused)
-            super().request(*arguments, **options)  # type: ignore[misc]  # urllib3's, mixed in below
-
-    connections = {
-        "http": (HTTPConnectionPool, HTTPConnection),
-        "https": (HTTPSConnectionPool, HTTPSConnection),
-    }
-    pools = {
-        scheme: type(
-            f"Watched{pool.__name__}",
-            (pool,),
-            {"ConnectionCls": type("Connection", (Watched, connection), {})},
-        )
-        for scheme, (pool, connection) in connections.items()
-    }
-
-    class Adapter(HTTPAdapter):
-        def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-            super().init_poolmanager(*arguments, **options)
-            self.poolmanager.pool_classes_by_scheme = pools
-
-        def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-            manager = super().proxy_manager_for(proxy, **options)
-            manager.pool_classes_by_scheme = pools
-            return manager
-
-    return Adapter()
-
-
-class Stream:
-    """
-    A reply whose body is read piece by piece.
-
-    Attributes:
-        status, headers, url: As in `Reply`.
-    """
-
-    def __init__(
-        self, reply: requests.Response, watchdog: _Watchdog, guard: Callable[[Kind], Any]
-    ) -> None:
-        self.status, self.url = reply.status_code, reply.url
-        self.headers = {name.lower(): value for name, value in reply.headers.items()}
-        self._reply, self._watchdog, self._guard = reply, watchdog, guard
 
     @property
     def length(self) -> int | None:
@@ -219,10 +164,10 @@ class Stream:
         """
         count, extended, length = 0, 0, self.length
         while True:
-            with self._guard("broken"):
-                piece = self._reply.raw.read1(CHUNK)
-                # A connection that the watchdog closed looks like the end of the body.
-                if self._watchdog.expired:
+            with self._deadline.guard("broken"):
+                piece = self._response.raw.read1(CHUNK)
+                # A connection that was shut down looks like the end of the body.
+                if self._deadline.expired:
                     raise TimeoutError
             if not piece:
                 break
@@ -230,16 +175,13 @@ class Stream:
             if count > limit:
                 raise HttpFailure("size", f"larger than {limit} bytes")
             if steady and count - extended >= CHUNK:
-                extended, self._watchdog.until = count, time.monotonic() + STALL
+                extended, self._deadline.until = count, time.monotonic() + STALL
             yield piece
         if length is not None and count < length:
             raise HttpFailure("broken", f"{count} of {length} bytes came")
 
-    def read(self, limit: int) -> bytes:
-        """
-        Return the whole body; raises as `pieces`. Of an error's body, return no more than *limit*
-        bytes.
-        """
+    def read(self, limit: int = LARGEST) -> None:
+        """Read the body; raises as `pieces`. Of an error's body, cut what is beyond *limit*."""
         body = bytearray()
         try:
             for piece in self.pieces(limit):
@@ -247,7 +189,41 @@ class Stream:
         except HttpFailure as failure:
             if failure.kind != "size" or self.status < 300:
                 raise
-        return bytes(body)
+        self.body = bytes(body)
+
+
+def _session(deadline: _Deadline, *, netrc: bool) -> requests.Session:
+    """Return a session of requests that reports its sockets to *deadline* and follows nothing."""
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class Adapter(HTTPAdapter):
+        def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
+            pool: Any = super().get_connection_with_tls_context(*arguments, **options)
+
+            class Connection(pool.ConnectionCls):  # type: ignore[misc]  # of http or https
+                def _new_conn(self) -> socket.socket:
+                    connection: socket.socket = super()._new_conn()
+                    deadline.hold(connection)
+                    return connection
+
+            pool.ConnectionCls = Connection
+            return pool
+
+    class Session(requests.Session):
+        def get_redirect_target(self, resp: requests.Response) -> None:
+            """Return None, since a session would read the body of a redirect to its end."""
+
+    session = Session()
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Adapter())
+    # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
+    session.auth = None if netrc else lambda request: request
+    session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
+    # A compressed body could become a huge one, and byte ranges would mean something else.
+    session.headers["Accept-Encoding"] = "identity"
+    session.headers["User-Agent"] = f"sparkwright/{__version__}"
+    return session
 
 
 @contextlib.contextmanager
@@ -262,7 +238,7 @@ def exchange(
     redirects: Redirects = "none",
     seconds: float = 60.0,
     stopped: threading.Event | None = None,
-) -> Iterator[Stream]:
+) -> Iterator[Reply]:
     """
     Send one request, and yield its reply with the body unread.
 
@@ -277,81 +253,37 @@ def exchange(
     Raises:
         HttpFailure: There is no reply in time, or a redirect that is not followed.
     """
-    watchdog = _Watchdog(seconds, stopped)
-
-    @contextlib.contextmanager
-    def guard(kind: Kind) -> Iterator[None]:
-        from urllib3.exceptions import HTTPError
-
-        try:
-            yield
-        # Errors of requests are OSErrors, those of an address ValueErrors, too.
-        except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
-            if watchdog.expired:
-                raise HttpFailure("slow", f"no whole reply within {seconds:g} s") from None
-            kind = "address" if kind == "unreachable" and isinstance(error, ValueError) else kind
-            raise HttpFailure(kind, one_line(redact_credentials(str(error)), 300, token)) from None
-
-    try:
-        _active.watchdog = watchdog
-        with contextlib.ExitStack() as replies:
-            with guard("unreachable"):
-                reply = replies.enter_context(_send(method, url, headers or {}, data, token, netrc))
-            for hop in range(1 + REDIRECTS):
-                if redirects == "none" or reply.status_code not in (301, 302, 303, 307, 308):
-                    break
-                if hop == REDIRECTS:
-                    raise HttpFailure("redirect", f"redirected more than {REDIRECTS} times")
-                with guard("redirect"):
-                    target = urljoin(reply.url, reply.headers.get("Location", ""))
-                    same = host_of(target) == host_of(url)
-                shown = one_line(redact_credentials(target), 200, token)
-                if redirects == "same-host" and not same:
-                    raise HttpFailure(
-                        "redirect", f"redirected to another host, which is not followed: {shown}"
-                    )
-                if not target.startswith(
-                    ("https://", "http://")[: 1 if reply.url.startswith("https:") else 2]
-                ):
-                    raise HttpFailure("redirect", f"redirected out of https: {shown}")
-                authorization = reply.request.headers.get("Authorization", "") if same else ""
-                replies.close()
-                with guard("unreachable"):
-                    carried = {
-                        **(headers or {}),
-                        **({"Authorization": authorization} if authorization else {}),
-                    }
-                    reply = replies.enter_context(
-                        _send(method, target, carried, data, "", netrc and same)
-                    )
-            yield Stream(reply, watchdog, guard)
-    finally:
-        watchdog.close()
-
-
-def _send(
-    method: str, url: str, headers: Mapping[str, str], data: Any, token: str, netrc: bool
-) -> requests.Response:
-    import requests
-
-    with requests.Session() as session:
-        # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
-        session.auth = None if netrc else lambda request: request
-        session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
-        # A compressed body could become a huge one, and byte ranges would mean something else.
-        session.headers.update(
-            {"User-Agent": f"sparkwright/{__version__}", "Accept-Encoding": "identity", **headers}
-        )
+    with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
+        session, target = _session(deadline, netrc=netrc), url
+        session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
-        prepared = session.prepare_request(requests.Request(method, url, data=data or None))
-        settings = session.merge_environment_settings(prepared.url or "", {}, True, None, None)
-        # The adapter, because a session reads the body of a redirect to its end, and has no other
-        # pool of connections.
-        if not (prepared.url or "").lower().startswith(("http://", "https://")):
-            raise ValueError("neither http nor https")
-        reply: requests.Response = _adapter().send(prepared, timeout=(CONNECT, STALL), **settings)
-        return reply
+        for _ in range(1 + REDIRECTS):
+            with deadline.guard("unreachable"):
+                response = session.request(
+                    method, target, data=data or None, stream=True, timeout=(CONNECT, STALL)
+                )
+            if redirects == "none" or response.status_code not in (301, 302, 303, 307, 308):
+                break
+            with response, deadline.guard("redirect"):
+                target = urljoin(response.url, response.headers.get("Location", ""))
+                same_host = host_of(target) == host_of(url)
+            shown = one_line(redact_credentials(target), 200, token)
+            if not same_host and redirects == "same-host":
+                raise HttpFailure("redirect", f"redirected to another host: {shown}")
+            if not target.startswith("https://") and (
+                response.url.startswith("https://") or not target.startswith("http://")
+            ):
+                raise HttpFailure("redirect", f"redirected out of https: {shown}")
+            # Credentials of the address and of ~/.netrc are in the request that was redirected.
+            session.headers.pop("Authorization", None)
+            session.auth = lambda request: request
+            if same_host and "Authorization" in response.request.headers:
+                session.headers["Authorization"] = response.request.headers["Authorization"]
+        else:
+            raise HttpFailure("redirect", f"redirected more than {REDIRECTS} times")
+        with session, response:
+            yield Reply(response, deadline)
 
 
 def request(
@@ -362,7 +294,6 @@ def request(
     seconds: float = 60.0,
     attempts: int = ATTEMPTS,
     longest_wait: float = 10.0,
-    busy: Callable[[Reply], bool] = lambda reply: reply.status in (429, 503),
     **options: Any,
 ) -> Reply:
     """
@@ -374,7 +305,6 @@ def request(
         seconds: For all attempts together.
         longest_wait: Seconds of a ``Retry-After`` that are waited for; a reply that asks for more
             is returned.
-        busy: Does the reply ask to wait?
         options: As for `exchange`.
 
     Raises:
@@ -382,16 +312,13 @@ def request(
     """
     until = time.monotonic() + seconds
     for attempt in range(1, attempts + 1):
-        pause, reply = seconds / 200 * 2**attempt, None
+        pause = seconds / 200 * 2**attempt
         try:
-            with exchange(method, url, seconds=until - time.monotonic(), **options) as stream:
-                reply = Reply(stream.status, stream.headers, stream.read(limit), stream.url)
+            with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
+                reply.read(limit)
         except HttpFailure as error:
-            if (
-                error.kind in ("address", "redirect", "size")
-                or attempt == attempts
-                or time.monotonic() + pause > until
-            ):
+            passing = error.kind not in ("address", "redirect", "size")
+            if not passing or attempt == attempts or time.monotonic() + pause > until:
                 raise
             console.detail(f"{error}; sending the request again")
         else:
@@ -399,7 +326,8 @@ def request(
             passing = reply.status >= 500 or (
                 reply.status == 429 and "x-ratelimit-reset" not in reply.headers
             )
-            if busy(reply) and reply.retry_after is not None:
+            # GitHub says 403 for some limits.
+            if reply.status in (403, 429, 503) and reply.retry_after is not None:
                 pause, passing = reply.retry_after, reply.retry_after <= longest_wait
                 if passing and pause >= 1 and attempt < attempts:
                     console.note(f"{host_of(url)} asks to wait {pause:.0f} s")
@@ -438,23 +366,14 @@ def download(
             _resume(url, partial, size, on_progress, stopped)
             return
         except HttpFailure as error:
-            passing = (
-                error.kind in ("broken", "slow", "unreachable")
-                or error.status == 429
-                or error.status >= 500
-            )
             if error.kind == "size":
                 partial.unlink(missing_ok=True)
+            passing = error.kind in ("broken", "slow", "unreachable") or error.status >= 500
             # A line that breaks often, and brings something each time, gets there; one that stalls
             # is tried once more.
-            idle = (
-                idle + ATTEMPTS // 2
-                if error.kind == "slow"
-                else 0
-                if _size(partial) > before
-                else idle + 1
-            )
-            if not passing or idle >= ATTEMPTS or stop.is_set():
+            progressed = error.kind != "slow" and _size(partial) > before
+            idle = 0 if progressed else idle + (2 if error.kind == "slow" else 1)
+            if not (passing or error.status == 429) or idle >= ATTEMPTS or stop.is_set():
                 raise
             console.detail(f"{partial.name}: {error}; going on with {_size(partial)} bytes")
     raise HttpFailure("unreachable", "stopped")
@@ -474,24 +393,20 @@ def _resume(
     headers = {"Range": f"bytes={have}-"} if have else {}
     with exchange(
         "GET", url, headers=headers, redirects="any", netrc=True, seconds=STALL, stopped=stopped
-    ) as stream:
-        if stream.status == 416 and have:
+    ) as reply:
+        if reply.status == 416 and have:
             return  # the server has no byte after these; the hash decides
-        if stream.status not in (200, 206):
-            raise HttpFailure("status", f"answered {stream.status}", stream.status)
-        if stream.status != 206 or not stream.headers.get("content-range", "").startswith(
-            f"bytes {have}-"
-        ):
+        if reply.status not in (200, 206):
+            raise HttpFailure("status", f"answered {reply.status}", reply.status)
+        if not reply.headers.get("content-range", "").startswith(f"bytes {have}-"):
             have = 0
-        total = size or (have + stream.length if stream.length is not None else 0)
-        if size and stream.length is not None and have + stream.length != size:
-            raise HttpFailure(
-                "size", f"{have + stream.length} bytes are served, and {size} are expected"
-            )
+        total = size if reply.length is None else have + reply.length
+        if size and total != size:
+            raise HttpFailure("size", f"{total} bytes are served, and {size} are expected")
         on_progress(have, total)
         with room_guard(partial.parent), partial.open("ab" if have else "wb") as sink:
             try:
-                for piece in stream.pieces((size or LARGEST_FILE) - have, steady=True):
+                for piece in reply.pieces((size or LARGEST_FILE) - have, steady=True):
                     sink.write(piece)
                     have += len(piece)
                     on_progress(have, total)

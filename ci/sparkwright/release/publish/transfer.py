@@ -10,7 +10,7 @@ from typing import IO
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import GitHub
-from sparkwright.core.http import LARGEST, HttpFailure, Reply
+from sparkwright.core.http import HttpFailure, Reply
 from sparkwright.core.store import room_guard
 from sparkwright.release.errors import InstallError
 from sparkwright.release.publish.hosts import Moved
@@ -51,8 +51,9 @@ def upload(github: GitHub, url: str, path: Path, moved: Moved) -> tuple[Reply, s
     with path.open("rb") as file:
         body = Body(file, path.stat().st_size, path.name, moved)
         seconds = GRACE + len(body) / SLOWEST
-        with github.stream("POST", url, data=body, headers={"Content-Type": _BINARY}, seconds=seconds) as stream:
-            return Reply(stream.status, stream.headers, stream.read(LARGEST)), body.hash.hexdigest()
+        with github.stream("POST", url, data=body, headers={"Content-Type": _BINARY}, seconds=seconds) as reply:
+            reply.read()
+            return reply, body.hash.hexdigest()
 
 
 def fetch(url: str, path: Path, size: int, sha256: str) -> None:
