@@ -17,9 +17,8 @@ from tests.refusals import refusal
 
 from sparkwright.cherry_picks import already_upstream, apply, conflict, patch, series
 from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
-from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.history import Commit
-from sparkwright.cherry_picks.patch import Hunk, Patch
+from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Hunk, Section
+from sparkwright.cherry_picks.patch import Hunk, PatchError, Section
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
 
@@ -250,8 +249,11 @@ LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "}\n"]), max_size=9)
 
 def applied_at(objects: Objects, text: bytes, patch: bytes, hunk: Hunk, *, reverse: bool = False) -> int | None:
     """Return the line at which git applies the one hunk of *patch* to a file of *text*; None when it does not."""
-    with objects.index(stored(objects, {"x": (git.REGULAR, text)})) as index:
-        fits, said = index.apply(patch, reverse=reverse)
+    words = ["apply", "--cached", "--verbose", *(["--reverse"] if reverse else []), "-"]
+    env = {"GIT_INDEX_FILE": str(objects.path / "index")}
+    objects.run(["read-tree", stored(objects, {"x": (git.REGULAR, text)})], env=env)
+    status, _, said = objects.run(words, env=env, stdin=patch, check=False)
+    fits = status == 0
     if not fits:
         return None
     named = re.search(r"Hunk #1 succeeded at (\d+)", said)

@@ -372,34 +372,6 @@ def test_names_that_are_not_utf_8_survive(objects: Objects, repository: Reposito
     assert [change.status for change in objects.changes(objects.without_paths(tree, objects.paths(tree)), tree)] == ["A"]
 
 
-# Patches in an index.
-
-EDIT = b"diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-one\n+two\n"
-
-
-def test_an_index_applies_a_patch_and_takes_it_away(objects: Objects) -> None:
-    """What is applied is in the next tree, what is reversed is out of it again, and checking changes nothing."""
-    tree = stored(objects)
-    with objects.index(tree) as index:
-        assert index.apply(EDIT, check=True)[0]
-        assert index.tree() == tree
-        assert index.apply(EDIT)[0]
-        assert objects.blob(index.tree(), "a.txt") == b"two\n"
-        assert not index.apply(EDIT)[0]
-        assert index.apply(EDIT, reverse=True)[0]
-        assert index.tree() == tree
-
-
-def test_an_index_that_refused_a_patch_is_as_it_was(objects: Objects) -> None:
-    """Of a patch for two files that fits one, nothing is left, and git's words come back."""
-    tree = stored(objects)
-    with objects.index(tree) as index:
-        fits, said = index.apply(EDIT + EDIT.replace(b"a.txt", b"gone.txt"))
-        assert not fits
-        assert "error: gone.txt: does not exist in index" in said
-        assert index.tree() == tree
-
-
 # Killed, damaged, surrounded.
 
 

@@ -31,8 +31,7 @@ from sparkwright.builder.environment.toolchain import EnvironmentSpec
 from sparkwright.cherry_picks import apply, drift, history, patch, series, upstream_revisions
 from sparkwright.cherry_picks.already_upstream import CONTEXT
 from sparkwright.cherry_picks.drift import Trial
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream_revisions import Base, Release, Upstream
 from sparkwright.core import digest, git, process, strict_yaml
 from sparkwright.core.console import console, duration

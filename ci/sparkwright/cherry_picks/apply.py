@@ -7,22 +7,30 @@ have moved, but each must then fit at one place only. git decides whether a patc
 here are for what git lets pass: lines that occur at several places, a last line without its end
 that is joined to the next (apply.c treats both as equal), a change that is there already, a patch
 without effect.
+
+git works on an index of the files that the series names, and on objects that are not flushed to the
+disk. One fast-import then stores the trees of all steps, so the time does not grow with the source.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core.console import console
-from sparkwright.core.git_store import Index, Objects
+from sparkwright.core.git_store import Objects, quoted
 
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
+
+#: The files of an index: path → (mode, blob id).
+Files = dict[str, tuple[str, str]]
 
 
 class AppliedPatch(msgspec.Struct, frozen=True):
@@ -69,7 +77,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """
 
     status: Literal["applied", "already-upstream", "empty", "conflict"]
-    tree: str
+    tree: str = ""
     moved: int = 0
     says: tuple[str, ...] = ()
 
@@ -77,6 +85,98 @@ class Outcome(msgspec.Struct, frozen=True):
 #: Returns the failure for a patch that conflicts with a tree, from the patches before it and git's
 #: messages.
 Explain = Callable[[str, Patch, Sequence[Patch], Sequence[str]], PatchError]
+
+
+class SeriesIndex:
+    """A temporary index of the files of *base* that *patches* name; a context manager."""
+
+    def __init__(self, objects: Objects, base: str, patches: Sequence[Patch]) -> None:
+        self._objects, self._base = objects, base
+        self._paths = {path for patch in patches for path in _paths(patch)}
+        self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
+
+    def __enter__(self) -> SeriesIndex:
+        folder = Path(self._folder.name)
+        (folder / "info").mkdir()
+        (folder / "info" / "alternates").write_text(f"{self._objects.path.resolve() / 'objects'}\n")
+        self._index = folder / "index"
+        self._env = {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_INDEX_FILE": str(self._index)}
+        # A file may stand where a new path has a folder.
+        wanted = set(self._paths)
+        for path in self._paths:
+            while path := posixpath.dirname(path):
+                wanted.add(path)
+        words = ["ls-tree", "-z", "--full-tree", self._base, "--", *sorted(wanted)]
+        rows = self._objects.run(words)[1].split(b"\0") if wanted else []
+        entries = b"".join(row + b"\0" for row in rows if b" blob " in row)
+        self._git("update-index", "--force-write-index", "-z", "--index-info", stdin=entries)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def _git(self, *words: str, **options: Any) -> tuple[int, bytes, str]:
+        return self._objects.run(words, env=self._env, durable=False, **options)
+
+    def apply(
+        self, patch: bytes, *, reverse: bool = False, check: bool = False
+    ) -> tuple[bool, str]:
+        """
+        Apply *patch* exactly, and return whether it fits, and git's messages with its offsets.
+
+        Args:
+            reverse: Revert the patch instead.
+            check: Leave the index as it is; it is left so, too, if the patch does not fit.
+        """
+        how = [*(["--reverse"] if reverse else []), *(["--check"] if check else [])]
+        words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *how, "-"]
+        status, _, output = self._git(*words, stdin=patch, check=False)
+        # A binary hunk that is cut off is an error to git, but its status is that of the rest.
+        failed = status or any(line.startswith("error:") for line in output.splitlines())
+        return not failed, output
+
+    def files(self) -> Files:
+        """Return the files that the index holds."""
+        out = self._git("ls-files", "-s", "-z")[1].decode("utf-8", "surrogateescape")
+        rows = (row.split("\t", 1) for row in out.split("\0") if row)
+        return {path: (head.split()[0], head.split()[1]) for head, path in rows}
+
+    def blob(self, path: str) -> bytes:
+        """Return the file at *path*; nothing if there is none."""
+        return self._git("cat-file", "blob", f":{path}", check=False)[1]
+
+    def save(self) -> bytes:
+        """Return the state of the index for `restore`."""
+        return self._index.read_bytes()
+
+    def restore(self, state: bytes) -> None:
+        """Make the index hold *state* again."""
+        self._index.write_bytes(state)
+
+    def store(self, before: Files, states: Sequence[Files]) -> list[str]:
+        """Store a tree for each of *states*, which follow *before*, and return their ids."""
+        stored = {blob for _, blob in before.values()}
+        blobs = {blob: blob for files in states for _, blob in files.values() if blob not in stored}
+        contents = dict(self._objects.contents(blobs, env=self._env))
+        ref = f"refs/import/{Path(self._folder.name).name}"
+        stream = b""
+        for number, files in enumerate(states):
+            stream += f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode()
+            stream += b"" if number else f'M 040000 {self._base} ""\n'.encode()
+            for path in before.keys() - files.keys():
+                stream += b"D %s\n" % quoted(path)
+            for path, (mode, blob) in files.items():
+                if before.get(path) != (mode, blob):
+                    data = contents.get(blob)
+                    source = blob if data is None else "inline"
+                    stream += f"M {mode} {source} ".encode() + quoted(path) + b"\n"
+                    stream += b"" if data is None else b"data %d\n%s\n" % (len(data), data)
+            stream += b'ls ""\n'
+            before = files
+        stream += f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode()
+        words = ["-c", "fastimport.unpackLimit=1", "fast-import", "--quiet", "--done"]
+        out = self._objects.run(words, stdin=stream)[1].decode()
+        return [line.split()[2] for line in out.splitlines()]
 
 
 def apply_patches(
@@ -90,31 +190,20 @@ def apply_patches(
         patch-already-upstream: The base or an earlier patch has the change already.
         patch-no-effect: A patch leaves the tree as it was.
     """
-    tree, steps = base, list[AppliedPatch]()
-    with console.step(f"apply {len(patches)} patches to {fork}"), objects.index(base) as index:
-        for patch in patches:
-            outcome = attempt(objects, index, tree, patch)
+    steps = list[AppliedPatch]()
+    with console.step(f"apply {len(patches)} patches to {fork}"):
+        for patch, outcome in zip(
+            patches, evaluate(objects, base, patches, strict=True), strict=False
+        ):
             if outcome.status != "applied":
                 error = refusal(fork, patch, outcome)
-                raise (
-                    explain(tree, patch, patches[: len(steps)], error.details)
-                    if explain and outcome.status == "conflict"
-                    else error
-                )
-            tree = outcome.tree
-            steps.append(
-                AppliedPatch(
-                    patch.name,
-                    patch.sha256,
-                    patch.subject,
-                    patch.reason,
-                    tree,
-                    patch.pick,
-                    outcome.moved,
-                )
-            )
-            console.note(f"{tree[:12]}  {patch.subject}")
-    return PatchedTree(fork, base, tree, tuple(steps))
+                if explain and outcome.status == "conflict":
+                    raise explain(outcome.tree, patch, patches[: len(steps)], error.details)
+                raise error
+            record = (patch.name, patch.sha256, patch.subject, patch.reason, outcome.tree)
+            steps.append(AppliedPatch(*record, patch.pick, outcome.moved))
+            console.note(f"{outcome.tree[:12]}  {patch.subject}")
+    return PatchedTree(fork, base, steps[-1].tree if steps else base, tuple(steps))
 
 
 def refusal(fork: str, patch: Patch, outcome: Outcome) -> PatchError:
@@ -132,61 +221,111 @@ def refusal(fork: str, patch: Patch, outcome: Outcome) -> PatchError:
     return PatchError("patch-conflict", f"{patch.name} does not apply to {fork}.", details=details)
 
 
-def evaluate(objects: Objects, base: str, patches: Sequence[Patch]) -> list[Outcome]:
+def evaluate(
+    objects: Objects, base: str, patches: Sequence[Patch], *, strict: bool = False
+) -> list[Outcome]:
     """
-    Try every patch at any lines, without those that do not apply. Only upkeep uses this, no build.
-    """
-    tree, outcomes = base, list[Outcome]()
-    with objects.index(base) as index:
-        for patch in patches:
-            outcomes.append(attempt(objects, index, tree, patch, movable=True))
-            tree = outcomes[-1].tree
-    return outcomes
-
-
-def attempt(
-    objects: Objects, index: Index, tree: str, patch: Patch, *, movable: bool = False
-) -> Outcome:
-    """
-    Try *patch* on *index*, which holds *tree*, and holds the resulting tree afterwards.
+    Try every patch, without those before it that do not apply.
 
     Args:
-        movable: Let a patch of ours apply at other lines than it names, as a pick may.
+        strict: Apply as a build does: patches of ours only at the lines that they name, and none
+            after the first that does not apply. Otherwise all may move; that is for upkeep.
     """
-    movable = movable or bool(patch.pick)
-    parts = patch.sections()
-    same = _keeps_lines(patch)
+    outcomes, states = list[Outcome](), list[Files]()
+    if not patches:
+        return []
+    with SeriesIndex(objects, base, patches) as index:
+        before = current = index.files()
+        for batch in _batches(patches):
+            results = _apply_batch(index, current, batch) if len(batch) > 1 else []
+            for patch in batch[len(results) :]:
+                outcome = _attempt(index, current, patch, movable=not strict or bool(patch.pick))
+                current = index.files() if outcome.status == "applied" else current
+                results.append((outcome, current))
+                if strict and outcome.status != "applied":
+                    break
+            current = results[-1][1]
+            outcomes += [outcome for outcome, _ in results]
+            states += [files for _, files in results]
+            if strict and outcomes[-1].status != "applied":
+                break
+        trees = index.store(before, states)
+    return [
+        msgspec.structs.replace(outcome, tree=tree)
+        for outcome, tree in zip(outcomes, trees, strict=True)
+    ]
+
+
+def _batches(patches: Sequence[Patch]) -> Iterator[list[Patch]]:
+    """Yield the patches in order, those together that change different files in a plain way."""
+    batch, paths = list[Patch](), set[str]()
+    for patch in patches:
+        plain = patch.data.strip() and b"\n\\ " not in patch.data and not _repeatable(patch)
+        if batch and (not plain or paths & _paths(patch)):
+            yield batch
+            batch, paths = [], set()
+        batch.append(patch)
+        paths |= _paths(patch)
+        if not plain:
+            yield batch
+            batch, paths = [], set()
+    if batch:
+        yield batch
+
+
+def _apply_batch(
+    index: SeriesIndex, before: Files, batch: Sequence[Patch]
+) -> list[tuple[Outcome, Files]]:
+    """
+    Apply patches of different files by one call of git, and return the files after each; nothing
+    if they have to be tried one by one.
+    """
+    saved, results = index.save(), list[tuple[Outcome, Files]]()
+    fits, output = index.apply(b"".join(patch.data for patch in batch))
+    after = index.files() if fits and not _OFFSET.search(output) else before
+    for patch in batch:
+        files = {path: entry for path, entry in before.items() if path not in _paths(patch)}
+        files |= {path: after[path] for path in _paths(patch) if path in after}
+        if files == before:
+            index.restore(saved)
+            return []
+        results.append((Outcome("applied"), files))
+        before = files
+    return results
+
+
+def _attempt(index: SeriesIndex, before: Files, patch: Patch, *, movable: bool) -> Outcome:
+    """Try *patch* on *index*, which holds *before* and is changed only if the patch applies."""
+    parts, same = patch.sections(), _keeps_lines(patch)
     if not patch.data.strip():
-        return Outcome("empty", tree, says=("its diff is empty",))
+        return Outcome("empty", says=("its diff is empty",))
     if same and all(
         part.hunks and part.old == part.new and b"\nnew mode " not in part.data for part in parts
     ):
-        return Outcome("empty", tree, says=("it changes nothing",))
+        return Outcome("empty", says=("it changes nothing",))
+    saved = index.save()
     fits, output = index.apply(patch.data)
     moved = len(_OFFSET.findall(output))
     if not fits or moved or b"\n\\ " in patch.data or _repeatable(patch):
-        if fits:
-            index.reset(tree)
+        index.restore(saved)
         reverse_fits, reverse_output = index.apply(patch.data, reverse=True, check=True)
-        reverse_fits = reverse_fits and not list(_joined_lines(objects, tree, patch, done=True))
+        reverse_fits = reverse_fits and not list(_joined_lines(index, patch, done=True))
         # A patch that fits at its own lines is not there already because similar lines are
         # elsewhere.
         elsewhere = bool(_OFFSET.search(reverse_output)) and not (movable and (moved or not fits))
         if reverse_fits and not elsewhere and not (fits and same):
-            return Outcome(
-                "already-upstream", tree, says=("the whole change can be reverted in this tree",)
-            )
-        if reasons := _obstacles(objects, tree, patch, fits, output, movable=movable):
-            return Outcome("conflict", tree, says=tuple(reasons))
+            says = ("the whole change can be reverted in this tree",)
+            return Outcome("already-upstream", says=says)
+        if reasons := _obstacles(index, patch, fits, output, movable=movable):
+            return Outcome("conflict", says=tuple(reasons))
         index.apply(patch.data)
-    after = index.tree()
-    if after == tree:
-        return Outcome("already-upstream", tree, says=("the tree is the same with it as without",))
-    return Outcome("applied", after, moved)
+    if index.files() == before:
+        return Outcome("already-upstream", says=("the tree is the same with it as without",))
+    return Outcome("applied", moved=moved)
 
 
 def _obstacles(
-    objects: Objects, tree: str, patch: Patch, fits: bool, output: str, *, movable: bool
+    index: SeriesIndex, patch: Patch, fits: bool, output: str, *, movable: bool
 ) -> list[str]:
     """Return why the patch is a conflict; nothing if it is none."""
     if not fits:
@@ -197,12 +336,12 @@ def _obstacles(
             if line.startswith("error:") and "while searching for" not in line
         ]
         return errors or output.strip().splitlines()[-5:]
-    if joined := list(_joined_lines(objects, tree, patch)):
+    if joined := list(_joined_lines(index, patch)):
         return ["it ends a file where this tree goes on", *joined]
     moved = _OFFSET.findall(output)
     if moved and not movable:
         return ["it applies only at other lines than it names", *moved]
-    if moved and (unclear := list(_ambiguous_hunks(objects, tree, patch))):
+    if moved and (unclear := list(_ambiguous_hunks(index, patch))):
         return ["hunks that fit at other lines than they name fit there more than once", *unclear]
     return []
 
@@ -213,22 +352,21 @@ def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozens
     *tree* has them.
     """
     present = set()
-    with objects.index(tree) as index:
+    with SeriesIndex(objects, tree, patches) as index:
         for patch in reversed(patches):
             # git reverts a change of modes alone in any tree, with a warning; and a joined line is
             # another line.
             modes = _keeps_lines(patch) and all(
                 part.old == part.new and not part.binary for part in patch.sections()
             )
-            if (
-                not patch.data.strip()
-                or modes
-                or list(_joined_lines(objects, index.tree(), patch, done=True))
-            ):
-                continue
-            if index.apply(patch.data, reverse=True)[0]:
+            ignored = not patch.data.strip() or modes or any(_joined_lines(index, patch, done=True))
+            if not ignored and index.apply(patch.data, reverse=True)[0]:
                 present.add(patch.name)
     return frozenset(present)
+
+
+def _paths(patch: Patch) -> set[str]:
+    return {path for part in patch.sections() for path in (part.old, part.new) if path}
 
 
 def _keeps_lines(patch: Patch) -> bool:
@@ -249,10 +387,10 @@ def _repeatable(patch: Patch) -> bool:
     )
 
 
-def _ambiguous_hunks(objects: Objects, tree: str, patch: Patch) -> Iterator[str]:
+def _ambiguous_hunks(index: SeriesIndex, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in patch.sections():
-        text = (objects.blob(tree, part.old) if part.hunks and part.old else None) or b""
+        text = index.blob(part.old) if part.hunks and part.old else b""
         hunks = [(hunk, hunk.places(text)) for hunk in part.hunks if part.old]
         for hunk, places in [] if all(hunk.start in places for hunk, places in hunks) else hunks:
             if len(places) > 1:
@@ -261,9 +399,7 @@ def _ambiguous_hunks(objects: Objects, tree: str, patch: Patch) -> Iterator[str]
                 yield f"{part.path}: {hunk.label} names no line that is there"
 
 
-def _joined_lines(
-    objects: Objects, tree: str, patch: Patch, *, done: bool = False
-) -> Iterator[str]:
+def _joined_lines(index: SeriesIndex, patch: Patch, *, done: bool = False) -> Iterator[str]:
     """
     Yield the hunks that end with a line without a line end, where the file has one.
 
@@ -274,5 +410,5 @@ def _joined_lines(
         for hunk in part.hunks[-1:]:
             lines, path = (hunk.after, part.new) if done else (hunk.before, part.old)
             ends_open = path and lines and not lines[-1].endswith(b"\n")
-            if ends_open and not hunk.places(objects.blob(tree, path) or b"", done=done):
+            if ends_open and not hunk.places(index.blob(path), done=done):
                 yield f"{path}: {hunk.label}"

@@ -20,9 +20,8 @@ import msgspec
 from sparkwright.cherry_picks import already_upstream, apply, history
 from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.apply import Explain
-from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.history import Commit
-from sparkwright.cherry_picks.patch import Hunk, Patch, Section, lines_of
+from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError

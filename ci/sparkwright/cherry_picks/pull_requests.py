@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from sparkwright.cherry_picks import history, patch
-from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core import digest, github
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitError, GitHubError, UsageError

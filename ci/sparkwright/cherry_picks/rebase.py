@@ -21,8 +21,7 @@ import msgspec
 
 from sparkwright.cherry_picks import apply, ledger, series
 from sparkwright.cherry_picks.already_upstream import CONTEXT
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Patch, parse, render
+from sparkwright.cherry_picks.patch import Patch, PatchError, parse, render
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import digest, git
 from sparkwright.core.console import console

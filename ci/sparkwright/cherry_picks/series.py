@@ -8,8 +8,7 @@ import msgspec
 
 from sparkwright.cherry_picks import apply, conflict, ledger, patch, pull_requests
 from sparkwright.cherry_picks.apply import PatchedTree
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
 from sparkwright.core import digest
 from sparkwright.forks.context import RunContext

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sparkwright.cherry_picks import bump, history, rebase
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import MEANING
-from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream_revisions import Upstream
 from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show

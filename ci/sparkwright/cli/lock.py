@@ -8,7 +8,7 @@ import dataclasses
 from sparkwright.builder import workspace
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import lock, resolve

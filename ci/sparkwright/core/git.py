@@ -111,12 +111,14 @@ def run(
     stdin: bytes | IO[bytes] | None = None,
     check: bool = True,
     timeout: int | None = None,
+    durable: bool = True,
     on_progress: OnProgress | None = None,
 ) -> tuple[int, bytes, str]:
     """
     Run ``git`` with *arguments* and return its status, standard output and standard error.
 
     Args:
+        durable: Flush files to the disk; False for files that do not outlive the run.
         on_progress: Told what git's ``--progress`` says, as it comes; standard output is not
             returned then.
 
@@ -128,6 +130,7 @@ def run(
     command = [
         "git",
         *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")),
+        *([] if durable else ["-c", "core.fsync=none"]),
         *arguments,
     ]
     own = {

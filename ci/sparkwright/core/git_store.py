@@ -8,7 +8,6 @@ git.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -139,13 +138,14 @@ class Objects:
             }
         )
 
-    def contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    def contents(
+        self, blobs: Mapping[str, str], env: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[str, bytes]]:
         """
         Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them.
         """
-        out = self.run(
-            ["cat-file", "--batch"], stdin="".join(f"{blob}\n" for blob in blobs.values()).encode()
-        )[1]
+        ids = "".join(f"{blob}\n" for blob in blobs.values()).encode()
+        out = self.run(["cat-file", "--batch"], stdin=ids, env=env)[1]
         start = 0
         for path, blob in blobs.items():
             head = out.index(b"\n", start)
@@ -204,12 +204,6 @@ class Objects:
             for path, folder in folders.items():
                 self.run(["read-tree", "-i", f"--prefix={path}/", folder], env=env)
             return self._write_tree(env)
-
-    @contextlib.contextmanager
-    def index(self, tree: str) -> Iterator[Index]:
-        """Yield a temporary index that holds *tree*."""
-        with self._index(tree) as env:
-            yield Index(self, env)
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -319,49 +313,6 @@ class Objects:
 
     def _index(self, tree: str) -> _TemporaryIndex:
         return _TemporaryIndex(self, tree)
-
-
-class Index:
-    """
-    An index in which patches are applied one after another; nothing else ever sees it half done.
-    """
-
-    def __init__(self, objects: Objects, env: Mapping[str, str]) -> None:
-        self._objects, self._env = objects, env
-
-    def apply(
-        self, patch: bytes, *, reverse: bool = False, check: bool = False
-    ) -> tuple[bool, str]:
-        """
-        Apply *patch* exactly: no fuzz, no 3-way, no whitespace repair.
-
-        Args:
-            reverse: Take the patch away instead.
-            check: Only find out whether it would apply.
-
-        Returns:
-            Whether it applied; if not, the index is as it was. And what git said, offsets included.
-        """
-        how = [*(["--reverse"] if reverse else []), *(["--check"] if check else [])]
-        status, _, said = self._objects.run(
-            ["apply", "--cached", "--verbose", "--whitespace=nowarn", *how, "-"],
-            env=self._env,
-            stdin=patch,
-            check=False,
-        )
-        # A binary hunk that is cut off gets an error from git, but no status: the rest would be
-        # applied.
-        return status == 0 and not any(
-            line.startswith("error:") for line in said.splitlines()
-        ), said
-
-    def reset(self, tree: str) -> None:
-        """Make the index hold *tree* again."""
-        self._objects.run(["read-tree", tree], env=self._env)
-
-    def tree(self) -> str:
-        """Return the tree that the index holds now."""
-        return self._objects.run(["write-tree", "--missing-ok"], env=self._env)[1].decode().strip()
 
 
 class _TemporaryIndex:
