@@ -77,14 +77,13 @@ def prepare(session: RunContext, output: Path | None) -> RunContext:
     store.mkdir()
     for name in SHARED:
         (store / name).symlink_to(session.store.folder(name), target_is_directory=True)
-    made = upstreams.write(folder / "upstreams")
     project = Project(folder / "project", "demo")
     made_for = dataclasses.replace(
         session,
         project=project,
         store=Store(store),
         forks=tuple(project.spec.forks),
-        mirrors=made.mirror_map(),
+        mirrors=upstreams.write(folder / "upstreams"),
         source="git",
         output=output.absolute() if output else folder / "dist",
         without=(),

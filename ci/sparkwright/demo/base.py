@@ -8,20 +8,18 @@ family.
 
 from __future__ import annotations
 
-import base64
 import concurrent.futures
 import contextlib
-import functools
-import hashlib
 import http.server
 import platform
 import threading
-import zipfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from sparkwright.builder.errors import BuildError
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, process
 from sparkwright.demo.upstreams import SOURCES
 
@@ -48,9 +46,6 @@ FLAGS = (
     "arch=compute_120f,code=sm_120f",
     "--compress-mode=size",
 )
-
-#: The earliest time that a zip archive can state.
-_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def tag(machine: str = "") -> str:
@@ -88,75 +83,36 @@ def write_base_wheel(
         for library, patterns in LIBRARIES.items()
     }
     sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
-    includes = [
-        f"-I{path}"
-        for path in (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
-    ]
+    includes = (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
+    options = [*FLAGS, *(f"-I{path}" for path in includes)]
+    if compiler:
+        options.append(f"-ccbin={compiler}")
     scratch.mkdir(parents=True, exist_ok=True)
 
-    def build(library: str) -> Path:
-        made = scratch / f"{library}.abi3.so"
-        command: list[str | Path] = [
-            nvcc,
-            *FLAGS,
-            *([f"-ccbin={compiler}"] if compiler else ()),
-            *includes,
-            "-o",
-            made,
-            *sources[library],
-        ]
+    def build(library: str) -> None:
         process.run(
-            command,
+            [nvcc, *options, "-o", scratch / f"{library}.abi3.so", *sources[library]],
             log=scratch / f"{library}.log",
             env=env,
             failure=partial(BuildError, "compile-failed"),
         )
-        return made
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        libraries = list(pool.map(build, sources))
-    members = {
-        f"{PACKAGE}/{path.relative_to(tree / PACKAGE)}": path.read_bytes()
-        for path in sorted((tree / PACKAGE).rglob("*.py"))
-    }
-    members |= {f"{PACKAGE}/{library.name}": library.read_bytes() for library in libraries}
-    info = f"{PACKAGE}-{VERSION}.dist-info"
-    described = {
-        "Metadata-Version": "2.4",
-        "Name": NAME,
-        "Version": VERSION,
-        "Requires-Python": ">=3.9",
-        "License-File": "LICENSE",
-    }
-    members |= {
-        f"{info}/METADATA": "".join(
-            f"{field}: {value}\n" for field, value in described.items()
-        ).encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: sparkwright demo\nRoot-Is-Purelib: "
-        f"false\nTag: {tag(machine)}\n".encode(),
-        f"{info}/entry_points.txt": f"[console_scripts]\n{NAME} = "
-        f"{PACKAGE}.__main__:main\n".encode(),
-        f"{info}/licenses/LICENSE": (tree / "LICENSE").read_bytes(),
-    }
+        list(pool.map(build, sources))
+    name = WheelName(PACKAGE, VERSION, tag(machine))
+    paths = {f"{path.relative_to(tree)}": path for path in (tree / PACKAGE).rglob("*.py")}
+    paths |= {f"{PACKAGE}/{library}.abi3.so": scratch / f"{library}.abi3.so" for library in sources}
+    paths[f"{name.info}/licenses/LICENSE"] = tree / "LICENSE"
+    members = {member: path.read_bytes() for member, path in paths.items()}
+    program = f"[console_scripts]\n{NAME} = {PACKAGE}.__main__:main\n"
+    members[f"{name.info}/entry_points.txt"] = program.encode()
+    metadata = (
+        f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {VERSION}\n"
+        "Requires-Python: >=3.9\nLicense-File: LICENSE\n"
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{PACKAGE}-{VERSION}-{tag(machine)}.whl"
-    _pack(wheel, members, f"{info}/RECORD")
-    return wheel
-
-
-def _pack(wheel: Path, members: Mapping[str, bytes], record: str) -> None:
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        lines = [f"{name},sha256={_unpadded(data)},{len(data)}\n" for name, data in members.items()]
-        for name, data in {**members, record: "".join([*lines, f"{record},,\n"]).encode()}.items():
-            member = zipfile.ZipInfo(name, _DATE)
-            member.compress_type = zipfile.ZIP_DEFLATED
-            member.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
-            archive.writestr(member, data)
-
-
-def _unpadded(data: bytes) -> str:
-    """Return the sha256 of *data* as RECORD holds it."""
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    archive.write(folder / name.filename, name, members, metadata, pure=False)
+    return folder / name.filename
 
 
 def write_index(root: Path, wheel: Path) -> None:
@@ -166,15 +122,10 @@ def write_index(root: Path, wheel: Path) -> None:
     page = root / "simple" / NAME / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     place = f"../../{wheel.relative_to(root)}#sha256={digest.sha256_file(wheel)}"
-    page.write_text(
-        f'<!DOCTYPE html>\n<html><body><a href="{place}">{wheel.name}</a></body></html>\n', "utf-8"
-    )
-    (root / "simple" / "index.html").write_text(
-        f'<!DOCTYPE html>\n<html><body><a href="{NAME}/">{NAME}</a></body></html>\n', "utf-8"
-    )
+    page.write_text(f'<!DOCTYPE html>\n<a href="{place}">{wheel.name}</a>\n', "utf-8")
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class _Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
         """Say nothing; the base class writes to standard error."""
 
@@ -184,13 +135,10 @@ def serve(folder: Path) -> Iterator[str]:
     """
     Serve the files of *folder* on a free loopback port while the block runs, and yield the address.
     """
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    handler = partial(_Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-            thread.join()

@@ -14,10 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from sparkwright.core import git
-from sparkwright.core.errors import FileError
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"
@@ -50,149 +47,77 @@ def max_tokens() -> int:
 '''
 
 
-class Upstream(msgspec.Struct, frozen=True):
-    """
-    One repository.
-
-    Attributes:
-        url: The address by which the demo's stack knows it.
-        path: The bare repository.
-        commit, tree: What *tag* names.
-        refs: Every ref and the commit or tag object that it names.
-    """
-
-    url: str
-    path: Path
-    tag: str
-    commit: str
-    tree: str
-    refs: dict[str, str]
-
-
-class Upstreams(msgspec.Struct, frozen=True):
-    """The repositories by the name of their fork."""
-
-    forks: dict[str, Upstream]
-
-    def mirror_map(self) -> dict[str, str]:
-        """Return what ``--mirror`` would say: each url and the repository in its place."""
-        return {upstream.url: str(upstream.path) for upstream in self.forks.values()}
-
-
-class _Edit(NamedTuple):
-    """Replace *old*, which occurs once in the file, by *new*; an empty *old* makes a new file."""
-
-    path: str
-    old: str
-    new: str
-
-
 class _Commit(NamedTuple):
-    """A commit on *ref*, on top of the commit number *parent*."""
+    """A commit of the tree *files* on *ref*, on top of the commit number *parent*."""
 
     ref: str
     parent: int | None
     message: str
     files: Mapping[str, bytes]
-    renames: tuple[tuple[str, str], ...] = ()
     author: str = _MAINTAINER
 
 
-def write(folder: Path) -> Upstreams:
-    """Write the repositories to *folder*, in place of those that are there."""
-    return Upstreams({fork: _write_one(fork, folder / f"{fork}.git") for fork in TAGS})
+def write(folder: Path) -> dict[str, str]:
+    """
+    Write the repositories ``<fork>.git`` to *folder*, in place of those that are there, and return
+    the mirror map that leads to them.
+    """
+    for fork, tag in TAGS.items():
+        path = folder / f"{fork}.git"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        git.run(
+            ["init", "-q", "--bare", "--template=", "-b", "main", "--object-format=sha1", "."],
+            cwd=path,
+        )
+        stream = b"".join(_stream(_history(fork), tag))
+        git.run(["fast-import", "--quiet", "--done"], cwd=path, stdin=stream)
+    return {f"{HOST}{fork}.git": str(folder / f"{fork}.git") for fork in TAGS}
 
 
 def files(fork: str) -> dict[str, bytes]:
     """Return the tree of the tag of *fork*: path → bytes, in order."""
     root = SOURCES / fork
     # Whatever imports the shipped Python files leaves its byte code beside them.
-    paths = [
+    paths = (
         path for path in root.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    ]
-    found = {str(path.relative_to(root)): path.read_bytes() for path in paths}
-    return dict(sorted({**found, **EXTRA.get(fork, {})}.items()))
-
-
-def _write_one(fork: str, path: Path) -> Upstream:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    git.run(
-        [
-            "init",
-            "--quiet",
-            "--bare",
-            "--template=",
-            "--initial-branch=main",
-            "--object-format=sha1",
-            ".",
-        ],
-        cwd=path,
     )
-    tag = TAGS[fork]
-    commits = [_Commit("refs/heads/main", None, f"Release {tag.removeprefix('v')}\n", files(fork))]
-    if fork == "vllm":
-        commits += _later_commits(commits[0].files)
-    git.run(["fast-import", "--quiet", "--done"], cwd=path, stdin=b"".join(_stream(commits, tag)))
-    listed = (
-        git.run(["for-each-ref", "--format=%(refname) %(objectname)"], cwd=path)[1]
-        .decode()
-        .splitlines()
-    )
-    named = (
-        git.run(["rev-parse", f"{tag}^{{commit}}", f"{tag}^{{tree}}"], cwd=path)[1].decode().split()
-    )
-    refs = dict(line.split(" ", 1) for line in listed)
-    return Upstream(f"{HOST}{fork}.git", path, tag, named[0], named[1], refs)
+    shipped = {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    return dict(sorted({**shipped, **EXTRA.get(fork, {})}.items()))
 
 
-def _later_commits(tagged: Mapping[str, bytes]) -> list[_Commit]:
-    """Return what happened to vllm after its tag; commit 0 is the tagged one."""
+def _history(fork: str) -> list[_Commit]:
+    """Return the commits of *fork*; number 0 is the tagged one."""
+    main, tagged = "refs/heads/main", files(fork)
+    release = _Commit(main, None, f"Release {TAGS[fork].removeprefix('v')}\n", tagged)
+    if fork != "vllm":
+        return [release]
     envs, scales = "mini_vllm/envs.py", "mini_vllm/quantization/nvfp4_scales.py"
+    limits = {"docs/limits.md": b"# Limits\n\n2048 tokens in a batch.\n"}
     last = 'return int(os.environ.get("MINI_VLLM_MAX_EXPERTS", "512"))\n'
-    first = _edited(tagged, _Edit(envs, last, last + _MAX_TOKENS))
-    limits = _Edit("docs/limits.md", "", "# Limits\n\n2048 tokens in a batch.\n")
-    second = _edited({**tagged, **first}, _Edit(envs, '"1024"', '"2048"'), limits)
+    scaled = _edited(
+        tagged, scales, "return max(self.values)", "return max(*self.values, 2.0**-126)"
+    )
+    renamed = _edited(scaled, "CMakeLists.txt", "csrc/moe/topk.cu", "csrc/moe/topk_one.cu")
+    renamed["csrc/moe/topk_one.cu"] = renamed.pop("csrc/moe/topk.cu")
+    limited = _edited(tagged, envs, last, last + _MAX_TOKENS)
+    doubled = {**_edited(limited, envs, '"1024"', '"2048"'), **limits}
+    merged = {**renamed, envs: doubled[envs], **limits}
+    message = "Keep the largest scale above zero\n\nA layer of zeros would divide by it.\n"
     return [
-        _Commit(
-            "refs/heads/main", 0, "Keep the largest scale above zero\n\nA layer of zeros would "
-                "divide by it.\n",
-            _edited(tagged, _Edit(scales, "return max(self.values)", "return max(*self.values, "
-                "2.0**-126)")),
-        ),
-        _Commit(
-            "refs/heads/main", 1, "Name the top-k unit for what it computes\n",
-            _edited(tagged, _Edit("CMakeLists.txt", '  "csrc/moe/topk.cu")\nset', '  "csrc/moe/topk_one.cu")\nset'),
-                    _Edit("CMakeLists.txt", 'SRCS "csrc/moe/topk.cu"', 'SRCS "csrc/moe/topk_one.cu"')),
-            renames=(("csrc/moe/topk.cu", "csrc/moe/topk_one.cu"),),
-        ),
-        _Commit(PULL_REQUEST, 0, "Limit the tokens of a batch\n", first, author=_CONTRIBUTOR),
-        _Commit(PULL_REQUEST, 3, "Double the limit, and write it "
-            "down\n", second, author=_CONTRIBUTOR),
-        _Commit("refs/heads/main", 2, "Limit the tokens of a batch "
-            "(#7)\n", {**first, **second}, author=_CONTRIBUTOR),
-    ]  # fmt: skip
+        release,
+        _Commit(main, 0, message, scaled),
+        _Commit(main, 1, "Name the top-k unit for what it computes\n", renamed),
+        _Commit(PULL_REQUEST, 0, "Limit the tokens of a batch\n", limited, _CONTRIBUTOR),
+        _Commit(PULL_REQUEST, 3, "Double the limit, and write it down\n", doubled, _CONTRIBUTOR),
+        _Commit(main, 2, "Limit the tokens of a batch (#7)\n", merged, _CONTRIBUTOR),
+    ]
 
 
-def _edited(before: Mapping[str, bytes], *edits: _Edit) -> dict[str, bytes]:
-    """
-    Return the files that *edits* change, whole.
-
-    Raises:
-        file-invalid: A text to replace does not occur exactly once: the shipped file was changed
-            without its history.
-    """
-    after: dict[str, bytes] = {}
-    for edit in edits:
-        text = after.get(edit.path, before.get(edit.path, b"")).decode()
-        if edit.old and text.count(edit.old) != 1:
-            raise FileError(
-                "file-invalid",
-                f"The demo's {edit.path} holds {edit.old!r} {text.count(edit.old)} times instead "
-                f"of once.",
-            )
-        after[edit.path] = (text.replace(edit.old, edit.new) if edit.old else edit.new).encode()
-    return after
+def _edited(tree: Mapping[str, bytes], path: str, old: str, new: str) -> dict[str, bytes]:
+    """Return *tree* with *new* in place of *old*, which its file *path* holds."""
+    assert old.encode() in tree[path], f"{path} was changed without its history"
+    return {**tree, path: tree[path].replace(old.encode(), new.encode())}
 
 
 def _stream(commits: Iterable[_Commit], tag: str) -> Iterable[bytes]:
@@ -204,18 +129,13 @@ def _stream(commits: Iterable[_Commit], tag: str) -> Iterable[bytes]:
             f"{when}\ncommitter {_MAINTAINER} {when}\n"
         ).encode()
         yield _data(commit.message.encode())
-        if commit.parent is not None:
-            yield f"from :{commit.parent + 1}\n".encode()
-        for old, new in commit.renames:
-            yield f"R {old} {new}\n".encode()
+        yield b"" if commit.parent is None else f"from :{commit.parent + 1}\n".encode()
+        yield b"deleteall\n"
         for path, content in commit.files.items():
             yield f"M {git.REGULAR} inline {path}\n".encode() + _data(content)
         yield b"\n"
-    yield (
-        f"tag {tag}\nfrom :1\ntagger {_MAINTAINER} {_EPOCH} +0000\n".encode()
-        + _data(f"{tag}\n".encode())
-        + b"done\n"
-    )
+    yield f"tag {tag}\nfrom :1\ntagger {_MAINTAINER} {_EPOCH} +0000\n".encode()
+    yield _data(f"{tag}\n".encode()) + b"done\n"
 
 
 def _data(content: bytes) -> bytes:

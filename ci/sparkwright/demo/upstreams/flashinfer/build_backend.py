@@ -18,19 +18,6 @@ def _copy_sources() -> None:
         shutil.copytree(ROOT / name, DATA / name)
 
 
-def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    return list(build_meta.get_requires_for_build_wheel(config_settings))
-
-
-def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
-    return list(build_meta.get_requires_for_build_sdist(config_settings))
-
-
-def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
-    _copy_sources()
-    return str(build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
-
-
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     _copy_sources()
     return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
