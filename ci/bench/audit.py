@@ -14,13 +14,15 @@ import threading
 import zipfile
 from pathlib import Path
 
+import msgspec
 import psutil
 
 import measure
-from sparkwright.audit import device_code, gpu_compat, host, policy, wheel
-from sparkwright.audit.device import Case
+from sparkwright.audit import policy, wheel
+from sparkwright.audit.library import LibraryAudit
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.sass import CudaTools
+from sparkwright.audit.report import Library
+from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf
 from sparkwright.core.console import console
@@ -64,7 +66,7 @@ options.runs = min(options.runs, 3)
 session = measure.session(options)
 locked = session.lock.forks["vllm"].bases[session.machine]
 base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
-tools = CudaTools(toolchain.obtain(session).cuda / "bin")
+programs = toolchain.obtain(session).cuda / "bin"
 rules: AuditPolicy = policy.load(session.project.audit_file, session.project.spec.arch)
 scratch = session.store.folder("work")
 
@@ -81,35 +83,31 @@ def unpacked(folder: Path) -> dict[str, Path]:
     return made
 
 
-def ours(libraries: dict[str, Path]) -> None:
+def ours(libraries: dict[str, Path], scratch: Path) -> None:
     """Read all that the audit reads of them but their instructions."""
+    nothing = Contents((), "", (), ours=False)
+    plain = msgspec.structs.replace(rules, distributions={})
     for name, path in libraries.items():
-        wants = rules.library("vllm", name)
         with elf.mapped(path) as data:
-            capability = gpu_compat.capability(rules.arch)
-            case = Case(rules, wants, tools, lambda *_: None, capability, ours=False)
             shared = elf.shared_object(data)
-            host.operators(data, elf.sections(data), shared, case)
-            whole = wants is not None and wants.role == "target"
-            images = [image for image, _ in device_code.images(data, shared, rules.generation, whole_ptx=whole)]
-            groups = device_code.by_container(images).values()
-            kinds = [[device_code.targets(group, kind) for kind in ("cubin", "ptx")] for group in groups]
-            gpu_compat.of_units(kinds, capability)
+            audited = LibraryAudit(plain, "vllm", name, nothing, programs, ours=False)
+            audited.check_host(data, shared, ())
+            audited.check_device(Library(name, "", 0, "base"), data, shared, scratch)
 
 
 def listed(libraries: dict[str, Path]) -> None:
     """List the names of their cubins."""
     for path in libraries.values():
-        subprocess.run([tools.program("cuobjdump"), "--list-elf", path], check=False, capture_output=True)
+        subprocess.run([programs / "cuobjdump", "--list-elf", path], check=False, capture_output=True)
 
 
 with tempfile.TemporaryDirectory(dir=scratch) as folder:
     libraries = unpacked(Path(folder))
-    cases = {"sparkwright, without disassembly": lambda: ours(libraries), "cuobjdump --list-elf": lambda: listed(libraries)}
+    cases = {"sparkwright, without disassembly": lambda: ours(libraries, Path(folder)), "cuobjdump --list-elf": lambda: listed(libraries)}
     measure.compare(f"{len(libraries)} libraries of {base.name}", cases, options)
 console.result(f"budget: {RATIO:g} times the list, so at least {1 / RATIO:.2f} in the last column")
 
 with Peak() as peak:
-    whole = {"sparkwright audit": lambda: wheel.audit(base, rules, tools, scratch=scratch, judged="any")}
+    whole = {"sparkwright audit": lambda: wheel.audit(base, rules, programs, scratch=scratch, judged="any")}
     measure.compare(f"audit of {as_size(base.stat().st_size)}", whole, options, budget=SECONDS)
 console.result(f"budget: {as_size(MEMORY)}; most of all processes at once: {as_size(peak.bytes)}")

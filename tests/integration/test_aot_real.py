@@ -18,7 +18,6 @@ from tests.refusals import refusal
 from uv import find_uv_bin
 
 from sparkwright.audit import policy, wheel
-from sparkwright.audit.sass import CudaTools
 from sparkwright.builder import pipeline as building
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain

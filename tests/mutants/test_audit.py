@@ -15,7 +15,6 @@ import pytest
 
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES
-from sparkwright.audit.sass import CudaTools
 from sparkwright.audit.wheel import audit
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel import elf, fatbin
@@ -121,7 +120,7 @@ class Workshop:
     def ask(self, wheel: Path) -> tuple[Check, ...]:
         """Return the checks that `sparkwright gate` would make."""
         rules = msgspec.convert(POLICY, AuditPolicy)
-        return audited.run(audit(wheel, rules, CudaTools(self.cuda_bin), scratch=self.folder))
+        return audited.run(audit(wheel, rules, self.cuda_bin, scratch=self.folder))
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.audit import wheel_reader
+from sparkwright.audit.report import Subject
 from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.source_tree import SourceTree
@@ -213,7 +214,7 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
         verdicts.write_result(path, verdicts.result(path))
 
 
-def subject(path: Path) -> wheel_reader.Subject:
+def subject(path: Path) -> Subject:
     """Return what the wheel at *path* is called, and its sha256."""
     return wheel_reader.subject(path)
 

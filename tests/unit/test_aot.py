@@ -20,7 +20,6 @@ from tests.refusals import refusal
 
 from sparkwright.audit import policy, wheel_reader
 from sparkwright.audit import wheel as auditing
-from sparkwright.audit.sass import CudaTools
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel import flashinfer_aot, jit_cache, jit_specs
 from sparkwright.builder.wheel.archive import WheelName

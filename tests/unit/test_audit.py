@@ -160,14 +160,6 @@ def write_policy(folder: Path, common: Mapping[str, Any], own: Mapping[str, Any]
     return folder / "audit" / "test.yaml"
 
 
-def test_a_stack_adds_libraries_to_the_common_ones(tmp_path: Path) -> None:
-    """The two files make one policy; the stack's glob is asked first, so that it may name one of many."""
-    loaded = audit_policy.load(write_policy(tmp_path, COMMON, {"libraries": {"probe": [{**HOST_ONLY, "glob": "probe/a*"}]}}), "12.1f")
-
-    assert loaded == policy(distributions={"probe": {"reason": "A test.", "libraries": [{**HOST_ONLY, "glob": "probe/a*"}, *LISTED]}})
-    assert [one.glob for name in ("probe/a", LIBRARY) if (one := loaded.library("probe", name))] == ["probe/a*", LIBRARY]
-
-
 @pytest.mark.parametrize(
     ("common", "own", "arch", "place"),
     [
@@ -210,89 +202,7 @@ def test_a_policy_with_a_gap_is_refused(tmp_path: Path, library: dict[str, Any],
 # What cubins and disassembly say.
 
 
-def _note(options: bytes, version: int = 2) -> bytes:
-    strings = b"\0ptxas\0Cuda compilation tools\0Build cuda_13.0\0"
-    description = struct.pack("<6I", version, 0, 1, 7, 30, len(strings)) + strings + options + b"\0"
-    return struct.pack("<3I", 12, len(description), 2000) + b"NVIDIA Corp\0" + description
-
-
-@pytest.mark.parametrize(
-    ("note", "target"),
-    [
-        (_note(b"-arch sm_121f -m 64 "), "sm_121f"),
-        (_note(b"-O3 -arch=sm_121"), "sm_121"),
-        (_note(b"--gpu-name sm_120a -v"), "sm_120a"),
-        (_note(b"-arch sm_121fx"), ""),
-        (_note(b"-arch sm_121f", version=3), ""),
-        (_note(b"-arch sm_121f")[:30], ""),
-        (b"", ""),
-    ],
-)
-def test_note_target(note: bytes, target: str) -> None:
-    assert device_code.note_target(note) == target
-
-
 # The archive.
-
-
-def _linked(info: zipfile.ZipInfo) -> None:
-    info.external_attr = 0o120777 << 16
-
-
-def _packed(info: zipfile.ZipInfo) -> None:
-    info.compress_type = zipfile.ZIP_LZMA
-
-
-def _leaving(name: str) -> Callable[[zipfile.ZipInfo], None]:
-    return lambda info: setattr(info, "filename", name)
-
-
-@pytest.mark.parametrize(
-    ("change", "data", "reference", "says"),
-    [
-        (_linked, b"/etc/passwd", "archive-unsafe", "link"),
-        *((_leaving(name), b"x", "archive-unsafe", "leave") for name in ("../out", "p/../../out", "/abs", "p//out", "p/./out", "p/\x1b[2J")),
-        (_packed, b"x" * 100, "wheel-invalid", "not every installer"),
-        (_leaving("probe-1.dist-info/METADATA"), b"x", "wheel-invalid", "same member twice"),
-        # 100 MB in 0.1 MB is no library and no text, and is refused before it is unpacked.
-        (lambda info: setattr(info, "compress_type", zipfile.ZIP_DEFLATED), bytes(100_000_000), "wheel-invalid", "larger than any wheel"),
-    ],
-)  # fmt: skip
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_hostile_member_is_refused(
-    tmp_path: Path, change: Callable[[zipfile.ZipInfo], None], data: bytes, reference: str, says: str
-) -> None:
-    wheel = write_wheel(tmp_path, {})
-    info = zipfile.ZipInfo("probe/new")
-    change(info)
-    with zipfile.ZipFile(wheel, "a") as opened:
-        opened.writestr(info, data)
-    with refusal(reference, match=says):
-        audit(wheel, policy(), NOWHERE)
-
-
-def _sharing(data: bytearray) -> None:
-    first = data.index(b"PK\x01\x02")
-    second = data.index(b"PK\x01\x02", first + 4)
-    data[second + 42 : second + 46] = data[first + 42 : first + 46]
-
-
-def _flipped(data: bytearray) -> None:
-    data[40] ^= 0xFF
-
-
-def _cut(data: bytearray) -> None:
-    del data[-30:]
-
-
-@pytest.mark.parametrize(("change", "says"), [(_sharing, "overlap"), (_flipped, "damaged"), (_cut, "damaged"), (bytearray.clear, "damaged")])
-def test_a_damaged_archive_is_refused(tmp_path: Path, change: Callable[[bytearray], None], says: str) -> None:
-    wheel = write_wheel(tmp_path, {"probe/a": bytes(range(256)) * 4, "probe/b": b"1" * 500})
-    data = bytearray(wheel.read_bytes())
-    change(data)
-    wheel.write_bytes(data)
-    with refusal("wheel-invalid", match=says):
-        audit(wheel, policy(), NOWHERE)
 
 
 @pytest.mark.parametrize(("name", "said"), [("probe.zip", "probe"), ("probe-2-py3-none-any.whl", "probe"), ("", "other")])
@@ -300,13 +210,6 @@ def test_a_wheel_of_another_name_is_refused(tmp_path: Path, name: str, said: str
     wheel = write_wheel(tmp_path, {}, said=said)
     with refusal("wheel-invalid"):
         audit(wheel.rename(wheel.with_name(name or wheel.name)), policy(), NOWHERE)
-
-
-def test_a_pure_wheel_needs_no_policy_and_no_tools(tmp_path: Path) -> None:
-    report = audit(write_wheel(tmp_path, {"probe/a.py": b"1"}, tag="any"), policy(distributions={}), NOWHERE)
-    assert report.passed
-    assert (report.subject.name, report.subject.version, report.device_code, report.libraries) == ("probe", "1", "", ())
-    raise_for_findings(report)
 
 
 def test_record_is_checked_against_the_bytes(tmp_path: Path) -> None:
@@ -326,41 +229,6 @@ def test_record_is_checked_against_the_bytes(tmp_path: Path) -> None:
     with refusal("audit-failed") as caught:
         raise_for_findings(report)
     assert len(caught.value.details) == 5
-
-
-def test_a_member_of_five_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path, {"probe/a": b"1"})
-    data = bytearray(wheel.read_bytes())
-    entry = data.index(b"PK\x01\x02")
-    extra = struct.pack("<HHQ", 1, 8, 5 * 1024**3)
-    name_size = struct.unpack_from("<H", data, entry + 28)[0]
-    struct.pack_into("<I", data, entry + 24, 0xFFFFFFFF)
-    struct.pack_into("<H", data, entry + 30, len(extra))
-    data[entry + 46 + name_size : entry + 46 + name_size] = extra
-    end = data.index(b"PK\x05\x06")
-    struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(extra))
-    wheel.write_bytes(data)
-    with refusal("wheel-invalid", match="larger"):
-        audit(wheel, policy(), NOWHERE)
-
-
-def test_more_members_than_any_wheel_are_refused_before_the_directory_is_read(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path, {})
-    wheel.write_bytes(b"PK\x01\x02" * 200_001)
-    with refusal("wheel-invalid", match="members"):
-        audit(wheel, policy(), NOWHERE)
-
-
-def test_a_bomb_that_says_it_is_small_is_read_no_further(tmp_path: Path) -> None:
-    """The directory says 1,000 bytes and the packed data holds 100 MB: reading ends after what was said, with an error."""
-    wheel = write_wheel(tmp_path, {"probe/a": bytes(100_000_000)})
-    data = bytearray(wheel.read_bytes())
-    for place in (data.index(b"PK\x01\x02") + 24, data.index(b"PK\x03\x04") + 22):
-        assert struct.unpack_from("<I", data, place)[0] == 100_000_000
-        struct.pack_into("<I", data, place, 1000)
-    wheel.write_bytes(data)
-    with refusal("wheel-invalid", match="damaged"):
-        audit(wheel, policy(), NOWHERE)
 
 
 # Host code.
@@ -412,14 +280,6 @@ def test_who_calls_the_driver_has_to_name_it(tmp_path: Path, calls: str, link: l
     assert rules(audit(wheel, policy(HOST_ONLY, needed=["libc.so.6", "libcuda.so.1"]), NOWHERE)) == expected
 
 
-def test_a_driver_under_another_file_name_is_found(tmp_path: Path) -> None:
-    """The loader knows a library by its soname."""
-    (tmp_path / "a.c").write_text("int cuInit(unsigned flags) { return 0; }\n")
-    process.output(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", tmp_path / "a.c", "-o", tmp_path / "a.so"])
-    report = audit(write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}), policy(HOST_ONLY), NOWHERE)
-    assert rules(report) == ["vendored-driver"]
-
-
 OPERATORS = """
 #include <string.h>
 const char *volatile sink;
@@ -436,18 +296,6 @@ void PyInit__C(void) {
 #endif
 }
 """
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        *((name, ["vendored-driver"]) for name in ("p/libcuda.so.1", "p.libs/libcuda-1a2b3c4d.so.1", "p/libnvidia-ml.so.1")),
-        *((name, ["vendored-library"]) for name in ("p/libtorch_cpu.so", "p.libs/libnuma-5f1d7e2a.so.1", "p/libgomp-abcdef01.so.1")),
-        *((name, []) for name in ("p/libprobe.so", "p/libcommon.so", "p/libcudata.so")),
-    ],
-)
-def test_copies_are_found_by_their_names(name: str, expected: list[str]) -> None:
-    assert [rule for _, rule, _ in host.copies("probe", [name])] == expected
 
 
 @pytest.mark.parametrize(
@@ -539,56 +387,6 @@ def test_another_target_is_found(tmp_path: Path, compiler: Compiler, codes: list
     assert rules(report) == sorted(expected)
     for finding in report.findings:
         assert expected[finding.rule] in finding.message
-
-
-@pytest.mark.toolchain
-def test_code_that_traps_instead_of_converting_is_found(tmp_path: Path, compiler: Compiler) -> None:
-    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f", fp4=False)})
-    other = {"kernels": "^absent$", "reason": "Not there."}
-    report = audit(wheel, policy({"opcodes": [FP4], "trap_free": [NO_TRAP, {**NO_TRAP, "kernels": "plain"}, other]}), compiler.tools)
-    assert rules(report) == ["kernel-missing", "opcode-missing", "trap-present"]
-    assert report.libraries[0].traps == 1
-
-
-@pytest.mark.toolchain
-def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_path: Path, compiler: Compiler) -> None:
-    good = compiler.library("sm_121f")
-    bad = good.replace(bytes.fromhex("50ed55ba"), bytes(4))
-    assert bad != good
-    report = audit(write_wheel(tmp_path, {LIBRARY: bad, "probe/unknown.so": good}), policy({}), NOWHERE)
-    assert rules(report) == ["device-unreadable", "library-unknown"]
-    assert "no fatbin begins with 0x00000000" in report.findings[0].message
-    assert report.libraries[1].cubins == {"sm_121f": 1}
-
-
-@pytest.mark.toolchain
-def test_a_note_that_lies_about_its_length_tells_no_target(tmp_path: Path, compiler: Compiler) -> None:
-    """A cubin whose note would lead beyond its section does not say what it was made for, which is a finding."""
-    good = compiler.library("sm_121f", options=("-compress-mode=none",))
-    bad = bytearray(good)
-    for found in re.finditer(rb"NVIDIA Corp\0", good):
-        struct.pack_into("<I", bad, found.start() - 8, 0x7FFFFFFF)
-    report = audit(write_wheel(tmp_path, {LIBRARY: bytes(bad)}), policy({}), NOWHERE)
-    assert "arch-unknown" in rules(report)
-
-
-@pytest.mark.toolchain
-def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path, compiler: Compiler) -> None:
-    def digest(library: bytes, python: bytes) -> str:
-        return audit(write_wheel(tmp_path, {LIBRARY: library, "probe/a.py": python}), policy({}), compiler.tools).device_code
-
-    first = digest(compiler.library("sm_121f"), b"1")
-    assert first == digest(compiler.library("sm_121f"), b"2")
-    assert first != digest(compiler.library("sm_121f", fp4=False), b"1")
-
-
-@pytest.mark.toolchain
-def test_device_code_without_the_tools_names_the_missing_one(tmp_path: Path, compiler: Compiler) -> None:
-    """Only what is disassembled needs a program of NVIDIA's."""
-    wheel = write_wheel(tmp_path, {LIBRARY: compiler.library("sm_121f")})
-    assert audit(wheel, policy(), NOWHERE).passed
-    with refusal("tool-missing", match="nvdisasm"):
-        audit(wheel, policy({"opcodes": [FP4]}), NOWHERE)
 
 
 # The unit manifest.
@@ -692,69 +490,6 @@ def test_a_wheel_of_others_is_judged_by_what_a_spark_gets(
     assert report.judged == "any"
 
 
-@pytest.mark.toolchain
-def test_wheels_stand_side_by_side(tmp_path: Path, compiler: Compiler, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row for each library of each wheel, those of one name together, and no row for what holds no device code anywhere."""
-    reports = []
-    for name, code in (("one", "sm_121f"), ("two", "sm_120f")):
-        (tmp_path / name).mkdir()
-        wheel = write_wheel(tmp_path / name, {LIBRARY: compiler.library(code), f"probe/{name}.so": compiler.library("sm_90", fp4=False)})
-        reports.append(audit(wheel, policy({}), compiler.tools, judged="any"))
-    made = reports_of.comparison(dict(zip("AB", reports, strict=True)))
-
-    assert [row[:2] for row in made] == [[LIBRARY, "A"], ["", "B"], ["probe/one.so", "A"], ["", "B"], ["probe/two.so", "A"], ["", "B"]]
-    assert [row[3] for row in made[:2]] == ["121f×1", "120f×1"]
-    assert [row[-1] for row in made] == ["1 native", "1 family", "nothing for this GPU", *["not in this wheel"] * 2, "nothing for this GPU"]
-    reports_of.show_comparison(reports)
-    assert "what a Spark gets" in capsys.readouterr().out
-
-
 # What was damaged or is no file, by the verbs that read wheels.
 
 
-def _ending(data: bytes, place: int, value: int) -> bytes:
-    """Return the archive *data* with the four bytes at *place* of its last record saying *value*."""
-    at = data.rindex(b"PK\x05\x06") + place
-    return data[:at] + struct.pack("<L", value) + data[at + 4 :]
-
-
-def _long(data: bytes) -> bytes:
-    """Return *data* with a last record in the form for large files, whose directory is longer than all files."""
-    at = data.rindex(b"PK\x05\x06")
-    large = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, (1 << 64) - 1, 0)
-    return data[:at] + large + struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1) + data[at : at + 8] + b"\xff" * 12 + data[at + 20 :]
-
-
-DAMAGED: dict[str, Callable[[bytes], bytes]] = {
-    "a directory longer than the file": lambda data: _ending(data, 12, 0x7FFFFFFF),
-    "a directory beyond the file": lambda data: _ending(data, 16, 0x7FFFFFFF),
-    "a directory longer than all files": _long,
-    "cut off": lambda data: data[:-30],
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-@pytest.mark.parametrize("verb", ["audit", "publish", "rebuild"])
-def test_a_damaged_archive_is_refused_by_every_verb(cli: Cli, tmp_path: Path, verb: str, name: str) -> None:
-    """Wherever its last record points, an archive that cannot be read is an expected failure that names it."""
-    wheel = wheels.vllm(tmp_path / "dist")
-    wheel.write_bytes(DAMAGED[name](wheel.read_bytes()))
-    keys.make(tmp_path / "key")
-    words = ["--dry-run", "--at", tmp_path / "at", "--key", tmp_path / "key", "--url", publishing.URL] if verb == "publish" else []
-    done = cli(verb, wheel, *words, "--root", ROOT, "--stack", wheels.STACK, "--cache-dir", tmp_path / "cache", "--offline", "--json")
-
-    assert (done.returncode, msgspec.json.decode(done.stdout)["error"]["reference"]) == (1, "wheel-invalid"), done.stderr
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-@pytest.mark.parametrize("verb", ["audit", "publish", "rebuild"])
-def test_what_is_no_file_is_no_wheel(cli: Cli, tmp_path: Path, verb: str, kind: str) -> None:
-    """A folder or a pipe with a wheel's name is neither read nor waited for."""
-    place = tmp_path / "mini-1.0-py3-none-any.whl"
-    place.mkdir() if kind == "folder" else os.mkfifo(place)
-    keys.make(tmp_path / "key")
-    words = ["--dry-run", "--at", tmp_path / "at", "--key", tmp_path / "key", "--url", publishing.URL] if verb == "publish" else []
-    done = cli(verb, place, *words, "--root", ROOT, "--stack", wheels.STACK, "--cache-dir", tmp_path / "cache", "--offline", "--json")
-    expected = {"audit": (1, "wheel-invalid"), "publish": (2, "usage"), "rebuild": (1, "not-provided")}[verb]
-
-    assert (done.returncode, msgspec.json.decode(done.stdout)["error"]["reference"]) == expected

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit.wheel_reader import Subject
+from sparkwright.audit.report import Subject
 from sparkwright.gates import ladder
 from sparkwright.gates.declared import declared
 from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb

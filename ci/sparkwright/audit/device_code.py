@@ -1,18 +1,23 @@
 """
-The device code of a library and of a wheel: its cubins and PTX texts, their real targets, and one
-digest for all of it.
+The device code of a library: its cubins and PTX texts, their real targets, what a GPU gets from
+them, and a digest of them all.
 
 A cubin's file name (``….sm_121.cubin``) and its ELF flags are the same for ``sm_121`` and
 ``sm_121f``; only ``-arch`` among the ptxas options in its ``.note.nv.tkinfo`` section tells them
-apart. As an ELF
-note: name ``NVIDIA Corp``, type 2000, and a description of six little-endian words (2, object,
-    tool, version, build, options), of which the last five are offsets into the NUL-terminated
-    strings that follow (seen with CUDA 13.0.88).
+apart. As an ELF note: name ``NVIDIA Corp``, type 2000, and a description of six little-endian words
+(2, object, tool, version, build, options), of which the last five are offsets into the
+NUL-terminated strings that follow (seen with CUDA 13.0.88).
 
-The digest covers what a GPU of the stack could load. For a library compiled here these are its
-cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so that
+The digest covers the code that a GPU of the stack could load. For a library compiled here these are
+its cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so that
 neither link order nor compression changes it; for a library that came with the official wheel, its
 fatbin sections as they are. Python, host code and the version label are no part of it.
+
+A GPU of compute capability X.Y loads (CUDA C++ Programming Guide, "Binary Compatibility", "PTX
+Compatibility", "Feature Set Compiler Targets") machine code for ``sm_XZ`` and ``sm_XZf`` if Z ≤ Y,
+and for ``sm_XZa`` if Z = Y. The driver compiles PTX for ``compute_WZ`` for any GPU that is not
+older; with ``f`` for the family from Z on, with ``a`` for exactly that GPU. FP4 instructions exist
+on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 """
 
 from __future__ import annotations
@@ -20,21 +25,17 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-import tempfile
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-from sparkwright.audit import wheel_reader
-from sparkwright.audit.policy import AuditPolicy, is_generation
+from sparkwright.audit.policy import is_generation
 from sparkwright.builder.wheel import elf, fatbin
-from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
-from sparkwright.builder.wheel.fatbin import Entry, FatbinUnreadable
-from sparkwright.core.console import console
+from sparkwright.builder.wheel.elf import Buffer, SharedObject
+from sparkwright.builder.wheel.fatbin import Entry
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.core.store import room_guard
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
@@ -43,8 +44,18 @@ _ARCH_OPTION = re.compile(r"(?:^|\s)(?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=\s|$
 _PTX_TARGET = re.compile(rb"^\.target +(sm_\d+[af]?)", re.MULTILINE)
 #: The directive stands at the top, after comments.
 _PTX_HEAD = 1 << 14
-#: In names with internal linkage nvcc puts a hash of the real path of their source.
-_INTERNAL = re.compile(rb"(_GLOBAL__N__|_INTERNAL_)[0-9a-f]{8}(?=_\d+_)")
+_TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
+
+#: From best to worst: what a GPU gets from a compiled unit.
+Gain = Literal["native", "family", "plain", "jit", "nothing"]
+GAINS: Mapping[Gain, str] = {
+    "native": "machine code for exactly this GPU, with all its instructions",
+    "family": "machine code of its family, with the FP4 instructions",
+    "plain": "machine code without a feature set: it runs, and cannot hold FP4 instructions",
+    "jit": "PTX alone: compiled when it is loaded (a slow first start), and only by a driver "
+    "that knows its PTX version",
+    "nothing": "no form that this GPU can load: it may be for other GPUs alone",
+}
 
 
 class DeviceImage(msgspec.Struct, frozen=True):
@@ -54,10 +65,9 @@ class DeviceImage(msgspec.Struct, frozen=True):
     Attributes:
         container: The number of its fatbin in the library: one per translation unit.
         listed: The target in the fatbin's table, by which a driver chooses; empty for a bare cubin.
-        target: The target that the code itself states; ``sm_121?`` where it should and does not,
-            and
-            *listed* where it was not unpacked.
-        sha256: Of the unpacked bytes; empty where they were not unpacked whole.
+        target: The target that the code itself states; ``sm_121?`` if it should and does not, and
+            *listed* if it was not unpacked.
+        sha256: Of the unpacked bytes; empty if they were not unpacked whole.
         kernels: The mangled names of a cubin's functions.
     """
 
@@ -75,61 +85,16 @@ class DeviceImage(msgspec.Struct, frozen=True):
         return stated and self.listed != self.target
 
 
-class LibraryCode(msgspec.Struct, frozen=True):
-    """
-    The device code of one member.
-
-    Attributes:
-        images: The sha256 of each image, and its sha256 without the hashes of source paths in
-            names;
-            empty for a library of the official wheel, and for one that cannot be read.
-        unreadable: Why its device code cannot be read; its digest is then that of its fatbin
-            sections.
-    """
-
-    name: str
-    digest: str
-    images: tuple[tuple[str, str], ...] = ()
-    unreadable: str = ""
-
-
-class WheelCode(msgspec.Struct, frozen=True):
-    """The device code of a wheel; *digest* is the audit report's."""
-
-    digest: str
-    libraries: tuple[LibraryCode, ...]
-
-
-class CodeDifference(msgspec.Struct, frozen=True):
-    """
-    A library whose device code differs.
-
-    Attributes:
-        names_only: It is the same code, under names that hold another hash of the source's folder.
-        images: How many cubins and PTX texts differ, of how many in the first wheel.
-        unreadable: Why one of the two cannot be read.
-    """
-
-    name: str
-    names_only: bool
-    images: tuple[int, int]
-    unreadable: str = ""
-
-
 def note_target(data: bytes) -> str:
-    """
-    Return the target that the bytes of a ``.note.nv.tkinfo`` section state; empty without one.
-    """
+    """Return the target that a ``.note.nv.tkinfo`` section states; empty without one."""
     position = 0
     while position + 12 <= len(data):
         name_size, size, kind = struct.unpack_from("<3I", data, position)
+        name = data[position + 12 : position + 12 + name_size]
         begin = position + 12 + (name_size + 3) // 4 * 4
         if begin + size > len(data):
             break
-        name, description = (
-            data[position + 12 : position + 12 + name_size],
-            data[begin : begin + size],
-        )
+        description = data[begin : begin + size]
         position = begin + (size + 3) // 4 * 4
         if name.rstrip(b"\0") != b"NVIDIA Corp" or kind != _TKINFO or size < 24:
             continue
@@ -181,47 +146,44 @@ def images(
         else:
             text = fatbin.unpack(data, entry, None if whole_ptx else _PTX_HEAD)
             match = _PTX_TARGET.search(text[:_PTX_HEAD])
-            target, sha256 = (
-                match[1].decode() if match else entry.arch,
-                sha256_bytes(text) if whole_ptx else "",
-            )
+            target = match[1].decode() if match else entry.arch
+            sha256 = sha256_bytes(text) if whole_ptx else ""
             yield DeviceImage("ptx", entry.container, entry.arch, target, sha256), text
 
 
 def _cubin(data: Buffer, entry: Entry) -> tuple[DeviceImage, bytes]:
     content = fatbin.unpack(data, entry)
     target, kernels = read_cubin(content)
-    target = target or f"{entry.arch or 'sm'}?"
-    return DeviceImage(
-        "cubin", entry.container, entry.arch, target, sha256_bytes(content), kernels
-    ), content
+    target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)
+    return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content
 
 
-def by_container(listed: Iterable[DeviceImage]) -> dict[int, list[DeviceImage]]:
-    """Return the images of each fatbin."""
+def by_container(listed: Iterable[DeviceImage]) -> list[list[DeviceImage]]:
+    """Return the images of each fatbin, which is a translation unit."""
     groups: dict[int, list[DeviceImage]] = {}
     for image in listed:
         groups.setdefault(image.container, []).append(image)
-    return groups
+    return list(groups.values())
 
 
-def targets(listed: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> list[str]:
-    """Return the targets of the images of that kind."""
-    return [image.target for image in listed if image.kind == kind]
+def counts(listed: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> dict[str, int]:
+    """Return the number of images of that kind by target."""
+    numbers = Counter(image.target for image in listed if image.kind == kind)
+    return dict(sorted(numbers.items(), key=lambda item: (len(item[0].rstrip("af?")), item[0])))
 
 
 def sections_digest(data: Buffer, library: SharedObject) -> str:
-    """Return the sha256 over the sections that hold device code; empty when there are none."""
+    """Return the sha256 over all device code as it is: fatbin sections, or the whole bare cubin."""
     sha = hashlib.sha256()
     with memoryview(data) as view:
-        for offset, size in library.fatbins:
+        for offset, size in library.fatbins or ((0, len(data)),):
             sha.update(view[offset : offset + size])
-    return sha.hexdigest() if library.fatbins else ""
+    return sha.hexdigest()
 
 
 def library_digest(hashes: Iterable[str]) -> str:
     """Return a library's digest from the sha256 of its cubins and PTX texts."""
-    return sha256_bytes(canonical(sorted(hashes)))
+    return sha256_bytes(canonical(sorted(filter(None, hashes))))
 
 
 def wheel_digest(digests: Iterable[str]) -> str:
@@ -230,83 +192,42 @@ def wheel_digest(digests: Iterable[str]) -> str:
     return sha256_bytes(canonical(parts)) if parts else ""
 
 
-def read_wheel(wheel: Path, policy: AuditPolicy, scratch: Path) -> WheelCode:
+def _parsed(target: str) -> tuple[int, int, str]:
+    """Return ``sm_121f`` as 12, 1 and ``f``; zeros if it is no target."""
+    match = _TARGET.fullmatch(target)
+    return (int(match[1]), int(match[2]), match[3]) if match else (0, 0, "")
+
+
+def loads(target: str, device: tuple[int, int]) -> bool:
+    """Return whether a GPU of capability *device* loads machine code for *target*."""
+    major, minor, suffix = _parsed(target)
+    return major == device[0] and (minor == device[1] if suffix == "a" else minor <= device[1])
+
+
+def compiles(target: str, device: tuple[int, int]) -> bool:
+    """Return whether the driver compiles PTX for *target* for a GPU of capability *device*."""
+    major, minor, suffix = _parsed(target)
+    if suffix == "a":
+        return (major, minor) == device
+    return 0 < major and (major, minor) <= device and (suffix != "f" or major == device[0])
+
+
+def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> tuple[Gain, str]:
     """
-    Return the device code of *wheel*, without judging it.
+    Return what a GPU of capability *device* gets from a unit with code for these targets, and the
+    target of the code that it would load.
 
-    Args:
-        scratch: An existing folder for the libraries while they are read, one at a time.
-
-    Raises:
-        wheel-invalid, archive-unsafe, disk-full: As `sparkwright.audit.wheel.audit`.
+    Machine code comes before PTX, and the nearest before one that is further away.
     """
-    subject = wheel_reader.subject(wheel)
-    libraries: list[LibraryCode] = []
 
-    def visit(binary: wheel_reader.Binary) -> None:
-        try:
-            with elf.mapped(binary.path) as data:
-                if code := _library(binary, data, policy, subject.name):
-                    libraries.append(code)
-        except ElfUnreadable:
-            return
+    def nearest(target: str) -> tuple[int, int, int]:
+        major, minor, suffix = _parsed(target)
+        return major, minor, ("", "f", "a").index(suffix)
 
-    with (
-        room_guard(scratch),
-        tempfile.TemporaryDirectory(prefix="code-", dir=scratch) as folder,
-        console.progress(f"device code of {wheel.name}", 0, "bytes") as progress,
-    ):
-        wheel_reader.walk(wheel, subject, Path(folder), visit, progress.update)
-    ordered = tuple(sorted(libraries, key=lambda library: library.name))
-    return WheelCode(wheel_digest(library.digest for library in ordered), ordered)
-
-
-def _library(
-    binary: wheel_reader.Binary, data: Buffer, policy: AuditPolicy, distribution: str
-) -> LibraryCode | None:
-    library = elf.shared_object(data)
-    if not library.has_device_code:
-        return None
-    whole, wants = (
-        sections_digest(data, library) or binary.sha256,
-        policy.library(distribution, binary.name),
-    )
-    if not (wants and wants.role == "target"):
-        return LibraryCode(binary.name, whole)
-    try:
-        unpacked = list(images(data, library, policy.generation, whole_ptx=True))
-    except (FatbinUnreadable, ElfUnreadable) as error:
-        return LibraryCode(binary.name, whole, unreadable=str(error))
-    hashes = sorted(
-        (image.sha256, sha256_bytes(_INTERNAL.sub(rb"\g<1>00000000", content)))
-        for image, content in unpacked
-        if image.sha256
-    )
-    return LibraryCode(binary.name, library_digest(sha256 for sha256, _ in hashes), tuple(hashes))
-
-
-def compare(first: WheelCode, second: WheelCode) -> tuple[CodeDifference, ...]:
-    """Return the libraries whose device code differs, by name."""
-    before, after = (
-        {library.name: library for library in code.libraries} for code in (first, second)
-    )
-    missing = LibraryCode("", "")
-    pairs = [
-        (name, before.get(name, missing), after.get(name, missing))
-        for name in sorted(before | after)
-    ]
-    return tuple(
-        _difference(name, *libraries)
-        for name, *libraries in pairs
-        if libraries[0].digest != libraries[1].digest
-    )
-
-
-def _difference(name: str, before: LibraryCode, after: LibraryCode) -> CodeDifference:
-    old, new = (
-        [unnamed for sha256, unnamed in library.images if sha256 not in dict(other.images)]
-        for library, other in ((before, after), (after, before))
-    )
-    names_only = bool(old) and sorted(old) == sorted(new)
-    count = (max(len(old), len(new)), len(before.images))
-    return CodeDifference(name, names_only, count, before.unreadable or after.unreadable)
+    if loadable := [target for target in cubins if loads(target, device)]:
+        best = max(loadable, key=nearest)
+        _, minor, suffix = _parsed(best)
+        return ("plain" if not suffix else "native" if minor == device[1] else "family"), best
+    if compilable := [target for target in ptx if compiles(target, device)]:
+        return "jit", max(compilable, key=nearest)
+    return "nothing", ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -205,16 +204,19 @@ class AuditPolicy(_Record, frozen=True):
         """
         return "sm_" + self.arch.partition(".")[0]
 
+    @property
+    def device(self) -> tuple[int, int]:
+        """The compute capability of the stack's GPU: ``12.1f`` → ``(12, 1)``."""
+        major, _, minor = self.arch.rstrip("af").partition(".")
+        return int(major), int(minor)
+
     def library(self, distribution: str, name: str) -> LibraryPolicy | None:
-        """
-        Return the first policy of *distribution* whose glob matches the member *name*, or None.
-        """
-        listed = self.distributions.get(distribution)
-        return (
-            next((policy for policy in listed.libraries if fnmatchcase(name, policy.glob)), None)
-            if listed
-            else None
-        )
+        """Return the first policy of *distribution* whose glob matches the member *name*."""
+        if listed := self.distributions.get(distribution):
+            for policy in listed.libraries:
+                if fnmatchcase(name, policy.glob):
+                    return policy
+        return None
 
 
 def is_generation(arch: str, generation: str) -> bool:
@@ -236,26 +238,16 @@ def load(path: Path, arch: str) -> AuditPolicy:
     Raises:
         file-invalid: A file is missing or not valid, or both list the same library.
     """
-    common, own = (
-        strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy),
-        strict_yaml.load(path, StackPolicy),
-    )
+    common = strict_yaml.load(path.parent.with_suffix(".yaml"), CommonPolicy)
+    own = strict_yaml.load(path, StackPolicy).libraries
     try:
-        return AuditPolicy(arch, common.needed, _joined(common.distributions, own.libraries))
+        if unknown := sorted(own.keys() - common.distributions.keys()):
+            raise ValueError(f"the common policy has no distribution {', '.join(unknown)}")
+        distributions = {
+            name: replace(listed, libraries=own.get(name, ()) + listed.libraries)
+            for name, listed in common.distributions.items()
+        }
+        return AuditPolicy(arch, common.needed, distributions)
     except ValueError as error:
-        raise FileError(
-            "file-invalid",
-            f"The policy of {path.stem} does not hold together.",
-            details=[str(error), str(path)],
-        ) from error
-
-
-def _joined(
-    common: Mapping[str, DistributionPolicy], own: Mapping[str, tuple[LibraryPolicy, ...]]
-) -> dict[str, DistributionPolicy]:
-    if unknown := sorted(own.keys() - common.keys()):
-        raise ValueError(f"the common policy has no distribution {', '.join(unknown)}")
-    return {
-        name: replace(one, libraries=own.get(name, ()) + one.libraries)
-        for name, one in common.items()
-    }
+        what = f"The policy of {path.stem} does not hold together."
+        raise FileError("file-invalid", what, details=[str(error), str(path)]) from error

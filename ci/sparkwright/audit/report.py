@@ -1,19 +1,13 @@
-"""
-The findings of an audit, as frozen records and as tables for people; several audits in one table.
-"""
+"""The records of an audit, and their tables for people."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from string import ascii_uppercase
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import msgspec
 
-from sparkwright.audit.checkers import Checker
-from sparkwright.audit.gpu_compat import FP4_OPCODES, Spark
-from sparkwright.audit.wheel_reader import Subject
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
 from sparkwright.core.errors import Advice, SparkwrightError
@@ -36,17 +30,37 @@ class AuditError(SparkwrightError):
     }
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Subject(msgspec.Struct, frozen=True):
     """
-    One disagreement between a wheel and its policy.
+    The wheel that a report is about.
+
+    Attributes:
+        file: Its file name.
+        sha256: Of the whole file.
+        size: Bytes.
+        name: The normalised distribution name.
+        version: With its local label.
+        platforms: The platform tags of the file name.
+    """
+
+    file: str
+    sha256: str
+    size: int
+    name: str
+    version: str
+    platforms: tuple[str, ...]
+
+
+class Finding(msgspec.Struct, frozen=True, order=True):
+    """
+    A disagreement between a wheel and its policy.
 
     Attributes:
         library: The member's name; empty when it concerns the whole wheel.
         rule: One of `RULES`.
-        message: What was found, and what was asked for.
-        units: The translation units concerned, such as ``csrc/a.cu (target _C)``; empty where the
-            wheel
-            has no unit manifest, or the finding is about no unit.
+        message: The state of the wheel, and what the policy asks for.
+        units: The translation units concerned, such as ``csrc/a.cu (target _C)``; empty if the
+            wheel has no unit manifest, or the finding is about no unit.
     """
 
     library: str
@@ -55,12 +69,11 @@ class Finding(msgspec.Struct, frozen=True):
     units: tuple[str, ...] = ()
 
     @property
-    def subject(self) -> str:
-        """The library and the first units, for tables."""
-        more = (
-            [f"and {len(self.units) - SHOWN_UNITS} more"] if len(self.units) > SHOWN_UNITS else []
-        )
-        return "\n".join([self.library or "(the wheel)", *self.units[:SHOWN_UNITS], *more])
+    def text(self) -> str:
+        """The message after the first units, for tables and errors."""
+        more = len(self.units) - SHOWN_UNITS
+        units = ", ".join([*self.units[:SHOWN_UNITS], *([f"{more} more"] if more > 0 else [])])
+        return f"{units}: {self.message}" if units else self.message
 
 
 #: Every rule that a finding may name, and what breaking it means.
@@ -110,9 +123,11 @@ class OpcodeCount(msgspec.Struct, frozen=True):
     How often an opcode pattern of the policy occurs.
 
     Attributes:
-        arch: The real target of the code that was counted: the stack's where there is any, else
-            what such a GPU would load. kernels: How many kernels hold it. found: How many
-            instructions, over all kernels. least: How many the policy asks for.
+        arch: The real target of the code that was counted: the stack's if there is any, else the
+            target that such a GPU would load.
+        kernels: How many kernels hold it.
+        found: How many instructions, over all kernels.
+        least: How many the policy asks for.
     """
 
     pattern: str
@@ -124,16 +139,18 @@ class OpcodeCount(msgspec.Struct, frozen=True):
 
 class Library(msgspec.Struct, frozen=True):
     """
-    One ELF member.
+    An ELF member.
 
     Attributes:
         role: ``target``, ``base``, or ``unknown`` when no policy names it.
-        cubins: How many by target: of the stack's generation as the code itself says, else as the
-            table lists it. ptx: How many by arch. device_code: The library's part of the report's
-            digest; empty without device code. spark: What a GPU of the stack gets from it.
-            operators, declared: The operators of torch that it implements, and those that it only
-            declares. opcodes: Filled only where the policy asks for some. traps: In the kernels
-            that the policy wants trap-free.
+        cubins: How many by target: of the stack's generation as the code itself states it, else as
+            the table lists it.
+        ptx: How many by arch.
+        device_code: The library's part of the report's digest; empty without device code.
+        spark: How many compiled units give a GPU of the stack what, best first
+            (`sparkwright.audit.device_code.GAINS`).
+        opcodes: Only for the patterns of the policy.
+        traps: In the kernels that the policy wants trap-free.
     """
 
     name: str
@@ -148,27 +165,40 @@ class Library(msgspec.Struct, frozen=True):
     cubins: dict[str, int] = {}
     ptx: dict[str, int] = {}
     device_code: str = ""
-    spark: Spark = Spark("")
-    operators: tuple[str, ...] = ()
-    declared: tuple[str, ...] = ()
+    spark: dict[str, int] = {}
     opcodes: tuple[OpcodeCount, ...] = ()
     traps: int = 0
 
 
+class Checker(msgspec.Struct, frozen=True):
+    """
+    The part of another project's tool in an audit.
+
+    Attributes:
+        state: ``ran``; ``not-run`` if it should have; ``not-needed`` if the wheel promises nothing
+            that it could check.
+        says: Its result in a few words, or why it did not run.
+    """
+
+    name: str
+    state: Literal["ran", "not-run", "not-needed"]
+    says: str
+    version: str = ""
+
+
 class AuditReport(msgspec.Struct, frozen=True):
     """
-    The audit of one wheel.
+    The audit of a wheel.
 
     Attributes:
         target: What target libraries had to be made for (``sm_121f``).
-        judged: ``stack`` where the wheel must be what the stack's build makes; ``any`` where it was
-            not built here, and is read for what a
-            Spark gets from it, and judged by what every wheel must keep to.
-        checkers: What others' tools did.
         policy: The sha256 of the policy, so that a verdict names what it was judged by.
         device_code: The sha256 over the sorted, distinct `Library.device_code` of all libraries;
-            empty without device code. It does
-            not change when only Python, host code or the version label does.
+            empty without device code. It does not change when only Python, host code or the
+            version label does.
+        judged: ``stack`` if the wheel must be what the stack's build makes; ``any`` if it was not
+            built here, and is judged by what every wheel must keep to.
+        checkers: The results of other projects' tools.
     """
 
     subject: Subject
@@ -187,173 +217,79 @@ class AuditReport(msgspec.Struct, frozen=True):
 
 def raise_for_findings(report: AuditReport) -> None:
     """
-    Do nothing when the *report* passed.
+    Raise if the *report* did not pass.
 
     Raises:
-        audit-failed: It did not; the details are the findings, one a line.
+        audit-failed: The details are the findings, one a line.
     """
     if report.passed:
         return
-    where = len({finding.library for finding in report.findings})
+    libraries = len({finding.library for finding in report.findings})
+    file = report.subject.file
     raise AuditError(
         "audit-failed",
-        f"{report.subject.file} has {len(report.findings)} finding(s) in {where} place(s).",
+        f"{file} has {len(report.findings)} finding(s) in {libraries} place(s).",
         details=[
-            f"{finding.rule}: {_place(report, finding)}: {finding.message}"
+            f"{finding.rule}: {finding.library or file}: {finding.text}"
             for finding in report.findings
         ],
     )
 
 
-def _place(report: AuditReport, finding: Finding) -> str:
-    units = ", ".join(finding.units[:SHOWN_UNITS])
-    return f"{finding.library or report.subject.file}{f': {units}' if units else ''}"
+def show(*reports: AuditReport, result: bool = False) -> None:
+    """
+    Print *reports* side by side: the wheels, their libraries, the tools and the findings.
+
+    Args:
+        result: It is what the verb was asked for (`Console.table`).
+    """
+    wheels, tools, findings = list[list[str]](), list[list[str]](), list[list[str]]()
+    libraries: list[tuple[str, int, list[str]]] = []
+    for number, report in enumerate(reports, 1):
+        about, broken = report.subject, Counter(finding.library for finding in report.findings)
+        judged = f"for {report.target}" if report.judged == "stack" else "not built here"
+        code = f"device code {report.device_code[:16]}…" if report.device_code else "no device code"
+        hashes = f"sha256 {about.sha256[:16]}…, {code}"
+        wheels.append([str(number), about.file, judged, as_size(about.size), hashes, _verdict(broken)])
+        for library in report.libraries:
+            verdict = _verdict(Counter({"": broken[library.name]}))
+            libraries.append((library.name, number, [*_cells(library), verdict]))
+        tools += [
+            [str(number), tool.name, tool.version or "–", tool.state.replace("-", " "), tool.says]
+            for tool in report.checkers
+        ]
+        findings += [
+            [str(number), finding.rule, finding.library or "(the wheel)", finding.text]
+            for finding in report.findings[:SHOWN]
+        ]
+        if len(report.findings) > SHOWN:
+            console.note(f"{about.file}: {len(report.findings) - SHOWN} more findings")
+    columns = ["", "wheel", "judged", ">size", "hashes", "verdict"]
+    console.table("wheels", columns, wheels, result=result)
+    rows = [[name, str(number), *cells] for name, number, cells in sorted(libraries)]
+    columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets", "verdict"]
+    for title, headings, lines in (
+        ("libraries", columns, rows),
+        ("", ["", "tool", "version", "state", "says"], tools),
+        ("", ["", "rule", "library", "finding"], findings),
+    ):
+        if lines:
+            console.table(title, headings, lines, result=result)
+
+
+def _verdict(broken: Counter[str]) -> str:
+    return f"{broken.total()} finding(s)" if broken.total() else "pass"
+
+
+def _cells(library: Library) -> list[str]:
+    opcodes = [f"{count.pattern} {count.found}≥{count.least}" for count in library.opcodes]
+    if library.opcodes or library.traps:
+        opcodes.append(f"traps {library.traps}")
+    gains = ", ".join(f"{count} {gain}" for gain, count in library.spark.items())
+    codes = [_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–", gains or "–"]
+    return [library.role, as_size(library.size), *codes]
 
 
 def _counts(by_arch: Mapping[str, int]) -> str:
     """Return ``{"sm_120f": 35}`` as ``120f×35``."""
     return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items()) or "–"
-
-
-def show(report: AuditReport, *, result: bool = False) -> None:
-    """
-    Print *report*: a line per library, then its findings.
-
-    Args:
-        result: It is what the verb was asked for (`Console.table`).
-    """
-    broken = Counter(finding.library for finding in report.findings)
-    rows = []
-    for library in report.libraries:
-        opcodes = [f"{count.pattern} {count.found}≥{count.least}" for count in library.opcodes]
-        if library.opcodes or library.traps:
-            opcodes.append(f"traps {library.traps}")
-        verdict = f"{broken[library.name]} finding(s)" if broken[library.name] else "pass"
-        codes = (
-            _counts(library.cubins),
-            _counts(library.ptx),
-            ", ".join(opcodes) or "–",
-            library.spark.says,
-        )
-        rows.append([library.name, library.role, as_size(library.size), *codes, verdict])
-    about = report.subject
-    judged = (
-        ""
-        if report.judged == "stack"
-        else " (not built here: judged by what every wheel must keep to)"
-    )
-    title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}{judged}, "
-    title += f"sha256 {about.sha256[:16]}…, {as_size(about.size)}"
-    title += f", device code {report.device_code[:16]}…" if report.device_code else ""
-    if not rows:
-        rows = [["(none)", "–", "–", "–", "–", "–", "–", "pass" if report.passed else "fail"]]
-    console.table(
-        title,
-        ["library", "role", ">size", "cubins", "PTX", "opcodes", "what a Spark gets", "verdict"],
-        rows,
-        result=result,
-    )
-    if report.checkers:
-        tools = [
-            [checker.name, checker.version or "–", checker.state.replace("-", " "), checker.says]
-            for checker in report.checkers
-        ]
-        console.table("", ["tool", "version", "state", "says"], tools, result=result)
-    if report.findings:
-        lines = [
-            [finding.rule, finding.subject, finding.message] for finding in report.findings[:SHOWN]
-        ]
-        console.table("", ["rule", "library and units", "finding"], lines, result=result)
-    if len(report.findings) > SHOWN:
-        console.note(f"… and {len(report.findings) - SHOWN} more")
-
-
-_COLUMNS = (
-    "library",
-    "wheel",
-    ">size",
-    "cubins for SM 12",
-    "others",
-    "PTX",
-    ">OMMA",
-    ">F2FP",
-    ">FP4 traps",
-    ">operators",
-    "what a Spark gets",
-)
-
-
-def comparison(reports: Mapping[str, AuditReport]) -> list[list[str]]:
-    """
-    Return a row for each library of each report, those of one name together; without libraries that
-    hold no device code anywhere.
-
-    Args:
-        reports: By the short name of the wheel.
-    """
-    by_name: dict[str, dict[str, list[str]]] = {}
-    with_code: set[str] = set()
-    for letter, report in reports.items():
-        for library in report.libraries:
-            by_name.setdefault(library.name, {})[letter] = _cells(
-                library, report.target.rstrip("af")[:-1]
-            )
-            if library.cubins or library.ptx:
-                with_code.add(library.name)
-    absent = ["–"] * 8 + ["not in this wheel"]
-    return [
-        [name if number == 0 else "", letter, *by_name[name].get(letter, absent)]
-        for name in sorted(with_code)
-        for number, letter in enumerate(reports)
-    ]
-
-
-def _cells(library: Library, generation: str) -> list[str]:
-    native = {arch: count for arch, count in library.cubins.items() if arch.startswith(generation)}
-    others = sum(library.cubins.values()) - sum(native.values())
-    opcodes = [
-        str(library.spark.instructions.get(pattern, 0)) if native else "–"
-        for pattern in FP4_OPCODES
-    ]
-    traps = str(library.spark.traps) if native else "–"
-    registered = len(library.operators) + len(library.declared)
-    operators = f"{len(library.operators)}/{registered}" if registered else "–"
-    code = [_counts(native), str(others or "–"), _counts(library.ptx)]
-    return [as_size(library.size), *code, *opcodes, traps, operators, library.spark.says]
-
-
-def show_comparison(reports: Sequence[AuditReport]) -> None:
-    """Print the wheels, their libraries side by side, and the findings of each."""
-    letters = [
-        *ascii_uppercase[: len(reports)],
-        *map(str, range(len(ascii_uppercase) + 1, len(reports) + 1)),
-    ]
-    named = dict(zip(letters, reports, strict=True))
-    wheels, findings = [], []
-    for letter, report in named.items():
-        built = "ours" if report.judged == "stack" else "not built here"
-        verdict = "pass" if report.passed else f"{len(report.findings)} finding(s)"
-        about = report.subject
-        wheels.append(
-            [
-                letter,
-                about.file,
-                built,
-                as_size(about.size),
-                report.device_code[:16] or "–",
-                verdict,
-            ]
-        )
-        findings += [
-            [letter, one.rule, one.subject, one.message] for one in report.findings[:SHOWN]
-        ]
-    console.table(
-        "wheels", ["", "wheel", "judged as", ">size", "device code", "verdict"], wheels, result=True
-    )
-    console.table("", _COLUMNS, comparison(named), result=True)
-    console.note(
-        "operators: implemented/declared. Others: cubins that no GPU of this generation loads."
-        " Libraries without device code are left out."
-    )
-    if findings:
-        console.table("", ["", "rule", "library and units", "finding"], findings, result=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,18 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.audit import device_code
-from sparkwright.audit.device_code import CodeDifference
+from sparkwright.audit import wheel_reader
+from sparkwright.audit.device_code import images, library_digest, sections_digest, wheel_digest
 from sparkwright.audit.policy import AuditPolicy
+from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder import pipeline
 from sparkwright.builder.environment import cross
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, members
+from sparkwright.builder.wheel.elf import ElfUnreadable
+from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -44,6 +49,8 @@ CACHES = ("cache", "ccache")
 #: Cost records: no result of a build, and its memory is planned by them.
 COSTS = "records/costs"
 
+#: In names with internal linkage nvcc puts a hash of the real path of their source.
+_INTERNAL = re.compile(rb"(_GLOBAL__N__|_INTERNAL_)[0-9a-f]{8}(?=_\d+_)")
 #: A build record names every patch with its reason; this is many times the largest.
 _LARGEST_RECORD = 16 << 20
 
@@ -72,7 +79,7 @@ class Rebuild(msgspec.Struct, frozen=True):
     device_code: tuple[str, str]
     compiler: tuple[str, str]
     cached: bool
-    code: tuple[CodeDifference, ...] = ()
+    code: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     equal: int = 0
     unexplained: tuple[str, ...] = ()
@@ -216,45 +223,87 @@ def compare(
         same_paths: The compilers saw the same folder names in both builds.
 
     Raises:
-        wheel-invalid, archive-unsafe, disk-full: As `device_code.read_wheel`.
+        wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
     """
-    codes = [device_code.read_wheel(path, policy, scratch) for path in (first, again)]
-    hashes = (digest.sha256_file(first), digest.sha256_file(again))
-    rebuild = Rebuild(
-        first.name, "identical", *hashes, (codes[0].digest, codes[1].digest), compiler, cached
-    )
-    if first.name == again.name and hashes[0] == hashes[1]:
-        return rebuild
-    before, after = _member_hashes(first), _member_hashes(again)
-    differing = tuple(
-        sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    )
-    code = device_code.compare(codes[0], codes[1])
-    same_code = {library.name for library in code if library.names_only}
-    other_code = {library.name for library in code} - same_code
-
-    def is_explained(name: str) -> bool:
-        if name in other_code or not (name in before and name in after):
-            return False
-        if name in same_code or name.endswith(".dist-info/RECORD"):
-            return True
-        if compiler[0] != compiler[1] and name.endswith(
-            (f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
-        ):
-            return True
-        return name.endswith(".so") and (compiler[0] != compiler[1] or not same_paths)
-
-    unexplained = [name for name in differing if not is_explained(name)]
+    before, after = (read_device_code(path, policy, scratch) for path in (first, again))
+    members = _member_hashes(first), _member_hashes(again)
+    names = sorted(members[0].keys() | members[1].keys())
+    differing = [name for name in names if members[0].get(name) != members[1].get(name)]
+    code = [
+        name
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, ("", ""))[1] != after.get(name, ("", ""))[1]
+    ]
+    same_host = compiler[0] == compiler[1]
+    explained = {name for name in differing if name.endswith(".dist-info/RECORD")}
+    for name in differing:
+        if name.endswith((f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")) and not same_host:
+            explained.add(name)
+        renamed = name in before and name in after and before[name] != after[name]
+        if name.endswith(".so") and (renamed or not same_host or not same_paths):
+            explained.add(name)
+    explained -= {*code, *(members[0].keys() ^ members[1].keys())}
+    unexplained = [name for name in differing if name not in explained]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    return msgspec.structs.replace(
-        rebuild,
-        verdict="different" if unexplained else "same-device-code",
-        code=code,
-        members=differing,
-        equal=len(before.keys() | after.keys()) - len(differing),
-        unexplained=tuple(unexplained),
+    hashes = (digest.sha256_file(first), digest.sha256_file(again))
+    verdict: Verdict = "identical" if hashes[0] == hashes[1] else "same-device-code"
+    verdict = "different" if unexplained else verdict
+    digests = [
+        wheel_digest(library for library, _ in libraries.values())
+        for libraries in (before, after)
+    ]
+    return Rebuild(
+        first.name,
+        verdict,
+        *hashes,
+        (digests[0], digests[1]),
+        compiler,
+        cached,
+        tuple(code),
+        tuple(differing),
+        len(names) - len(differing),
+        tuple(unexplained),
     )
+
+
+def read_device_code(
+    wheel: Path, policy: AuditPolicy, scratch: Path
+) -> dict[str, tuple[str, str]]:
+    """
+    Return two digests of the device code of each library of *wheel*, without judging it.
+
+    The first is the library's part of the audit's device-code digest, the second leaves out the
+    hashes of source paths in names. They are equal for a library of the official wheel, and for one
+    whose device code cannot be read.
+
+    Raises:
+        wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
+    """
+    subject, libraries = wheel_reader.subject(wheel), dict[str, tuple[str, str]]()
+
+    def visit(binary: Binary) -> None:
+        wants = policy.library(subject.name, binary.name)
+        with (
+            contextlib.suppress(ElfUnreadable, FatbinUnreadable),
+            elf.mapped(binary.path) as data,
+        ):
+            shared = elf.shared_object(data)
+            if not shared.has_device_code:
+                return
+            libraries[binary.name] = (sections_digest(data, shared),) * 2
+            if wants and wants.role == "target":
+                listed = list(images(data, shared, policy.generation, whole_ptx=True))
+                renamed = [
+                    digest.sha256_bytes(_INTERNAL.sub(rb"\g<1>00000000", content))
+                    for image, content in listed
+                    if image.sha256
+                ]
+                hashes = [image.sha256 for image, _ in listed]
+                libraries[binary.name] = library_digest(hashes), library_digest(renamed)
+
+    wheel_reader.walk(wheel, subject, scratch, visit)
+    return libraries
 
 
 def _member_hashes(path: Path) -> dict[str, str]:
@@ -267,33 +316,26 @@ def _member_hashes(path: Path) -> dict[str, str]:
 
 
 def show(rebuild: Rebuild) -> None:
-    """Print the members and the device code that differ, and the verdict."""
-    if rebuild.members:
-        rows = [
-            [name, "unexplained" if name in rebuild.unexplained else "explained"]
-            for name in rebuild.members
+    """Print the members that differ, and the verdict."""
+    rows = [
+        [
+            name,
+            "device code" if name in rebuild.code else "",
+            "unexplained" if name in rebuild.unexplained else "explained",
         ]
+        for name in rebuild.members
+    ]
+    if rows:
         title = f"{rebuild.wheel}: {rebuild.equal} members equal"
-        console.table(title, ["member that differs", ""], rows, result=True)
-    if rebuild.code:
-        rows = [[library.name, _code_note(library)] for library in rebuild.code]
-        console.table("device code", ["library", "what differs"], rows, result=True)
+        console.table(title, ["member that differs", "", ""], rows, result=True)
     cached = ", units from the compiler cache: no real rebuild" if rebuild.cached else ""
     console.result(f"{rebuild.wheel}: {rebuild.verdict}{cached}")
-    console.result(f"  sha256      {rebuild.first}")
-    console.result(f"  again       {rebuild.again}")
-    console.result(f"  device code {', '.join(dict.fromkeys(rebuild.device_code)) or 'none'}")
-    if rebuild.compiler[0] != rebuild.compiler[1]:
-        console.result(
-            f"  compiled by {rebuild.compiler[0]}, then by {rebuild.compiler[1]}: host code may "
-            f"differ"
-        )
-
-
-def _code_note(library: CodeDifference) -> str:
-    if library.unreadable:
-        return f"it cannot be read: {library.unreadable}"
-    return "names with a hash of the source's folder" if library.names_only else "code"
+    for name, values in (
+        ("sha256", (rebuild.first, rebuild.again)),
+        ("device code", rebuild.device_code),
+        ("host compiler", rebuild.compiler),
+    ):
+        console.result(f"  {name}: {', then '.join(dict.fromkeys(values)) or 'none'}")
 
 
 def raise_for_difference(rebuild: Rebuild) -> None:

@@ -4,8 +4,9 @@ The audit: every library of a wheel against the policy, from the bytes that woul
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,205 +14,160 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from sparkwright.audit import checkers, device, device_code, gpu_compat, host, wheel_reader
-from sparkwright.audit.checkers import Checker, HostLibrary, Outcome
-from sparkwright.audit.device import Case
-from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import AuditReport, Finding, Library
-from sparkwright.audit.sass import CudaTools
-from sparkwright.audit.wheel_reader import Binary, Contents, Subject
+from sparkwright.audit import device_code, tools, wheel_reader
+from sparkwright.audit.library import DRIVER_FILES, LibraryAudit
+from sparkwright.audit.policy import AuditPolicy, DistributionPolicy
+from sparkwright.audit.report import AuditReport, Checker, Finding, Library, Subject
+from sparkwright.audit.tools import HostLibrary, Outcome
+from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable
-from sparkwright.core.console import console
+from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.store import room_guard
 
-Judged = Literal["stack", "any"]
-
-
-class _Audit:
-    """An audit in progress: its inputs, and its findings so far."""
-
-    def __init__(
-        self,
-        about: Subject,
-        contents: Contents,
-        policy: AuditPolicy,
-        tools: CudaTools,
-        judged: Judged,
-        folder: Path,
-    ) -> None:
-        self.about, self.contents, self.policy, self.tools = about, contents, policy, tools
-        self.ours, self.folder = judged == "stack", folder
-        self.findings: list[Finding] = []
-        self.libraries: list[Library] = []
-        self.host_libraries: list[HostLibrary] = []
-
-    def _case(self, name: str) -> Case:
-        wants = self.policy.library(self.about.name, name)
-        policy = replace(self.policy, arch=wants.arch) if wants and wants.arch else self.policy
-        units = tuple(unit for unit in self.contents.units if unit.library in (name, ""))
-
-        def find(rule: str, message: str, units: Sequence[str] = ()) -> None:
-            self.findings.append(Finding(name, rule, message, tuple(units)))
-
-        capability = gpu_compat.capability(self.policy.arch)
-        return Case(policy, wants, self.tools, find, capability, self.ours, units)
-
-    def visit(self, binary: Binary) -> None:
-        """Read one library."""
-        case = self._case(binary.name)
-        wants = case.wants
-        library = Library(
-            binary.name, binary.sha256, binary.size, wants.role if wants else "unknown"
-        )
-        if wants is None and self.ours:
-            case.find("library-unknown", f"no policy for {self.about.name} names it")
-        elif wants and wants.size_max is not None and binary.size > wants.size_max:
-            case.find("size-over", f"{binary.size} bytes, allowed: {wants.size_max}")
-        try:
-            with elf.mapped(binary.path) as data:
-                library = self._read(library, data, case)
-        except ElfUnreadable as error:
-            case.find("elf-unreadable", str(error))
-        self.libraries.append(library)
-
-    def _read(self, library: Library, data: Buffer, case: Case) -> Library:
-        shared = elf.shared_object(data)
-        host.check(shared, case, self.about.platforms)
-        implemented, declared = host.operators(data, elf.sections(data), shared, case)
-        library = replace(
-            library,
-            machine=shared.machine,
-            needed=shared.needed,
-            rpath=shared.rpath,
-            glibc=shared.version("GLIBC"),
-            glibcxx=shared.version("GLIBCXX"),
-            operators=implemented,
-            declared=declared,
-        )
-        # A folder each, as two members may have the same last part; a tool judges by the end of a
-        # name.
-        path = self.folder / str(len(self.host_libraries)) / library.name.rpartition("/")[2][-120:]
-        copy = checkers.strip_fatbins(data, shared.fatbins, path)
-        self.host_libraries.append(HostLibrary(library.name, copy, shared.needed))
-        if shared.has_device_code:
-            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-                return device.inspect(library, data, shared, case, Path(folder))
-        if case.target:
-            case.find(
-                "arch-missing",
-                "it holds no device code at all",
-                [unit.name for unit in case.units if unit.library],
-            )
-        return library
-
-    def check_whole(self, mismatches: Sequence[wheel_reader.Mismatch]) -> None:
-        """Report what concerns the wheel as a whole."""
-        self.findings += [
-            Finding(mismatch.member, mismatch.rule, mismatch.message) for mismatch in mismatches
-        ]
-        self.findings += [
-            Finding(*copy) for copy in host.copies(self.about.name, self.contents.names)
-        ]
-        listed = self.policy.distributions.get(self.about.name)
-        if listed and listed.size_max is not None and self.about.size > listed.size_max:
-            self.findings.append(
-                Finding("", "size-over", f"{self.about.size} bytes, allowed: {listed.size_max}")
-            )
-        policies = [
-            self.policy.library(self.about.name, library.name) for library in self.libraries
-        ]
-        for wants in listed.libraries if listed and self.ours else ():
-            if wants.role == "target" and wants not in policies:
-                self.findings.append(
-                    Finding(wants.glob, "library-missing", "the policy asks for it")
-                )
-
-    def stable(self, name: str) -> bool:
-        """Return whether the policy wants the member *name* to use torch's stable ABI alone."""
-        wants = self.policy.library(self.about.name, name)
-        return wants is not None and wants.torch == "stable"
+#: Libraries of torch, the CUDA wheels and the system.
+_OTHERS = re.compile(
+    r"lib(torch\w*|c10\w*|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti"
+    r"|nvrtc[\w-]*|nvJitLink|nvshmem\w*|nccl|stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)"
+    r"(-[0-9a-f]{8})?\.so(\.\d+)*"
+)
+#: Distributions whose libraries these are.
+_OWNERS = re.compile(r"torch|triton|nvidia-.+|cuda-.+")
 
 
 def audit(
     wheel: Path,
     policy: AuditPolicy,
-    tools: CudaTools,
+    programs: Path,
     *,
     scratch: Path | None = None,
-    judged: Judged = "stack",
-    which: Sequence[checkers.Name] = checkers.ALL,
+    judged: Literal["stack", "any"] = "stack",
+    checkers: Sequence[tools.Name] = tools.ALL,
 ) -> AuditReport:
     """
-    Return what is in *wheel*, and where that is not what *policy* asks for.
+    Return the contents of *wheel*, and the differences from *policy*.
 
     `sparkwright.audit.device_code` describes the device-code digest.
 
     Args:
-        scratch: An existing folder for the libraries while they are read, one at a time, up to half
-            a
-            gigabyte for vLLM; the system's temporary folder by default.
+        programs: The folder of nvdisasm.
+        scratch: An existing folder for the libraries while they are read; the system's temporary
+            folder by default.
         judged: See `AuditReport.judged`.
-        which: Others' tools to run, where the wheel has what they check; those left out are
-            reported as
-            not run.
+        checkers: Other projects' tools to run; the others are reported as not run.
 
     Raises:
         wheel-invalid: It is not a wheel, is damaged, is too large, or is another distribution than
-            its
-            name says.
+            its name states.
         archive-unsafe: A member's name leaves its folder, or it is a link.
-        tool-missing: *tools* lacks nvdisasm, and a kernel is to be read.
+        tool-missing: *programs* lacks nvdisasm, and a kernel is to be read.
         disk-full: There is no room for the largest library and its cubins.
     """
     about = wheel_reader.subject(wheel)
     contents = wheel_reader.contents(wheel, about)
+    listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
+    libraries, hosts = list[Library](), list[HostLibrary]()
+    findings = [*_whole(about, contents.names, listed)]
     parent = scratch or Path(tempfile.gettempdir())
     with (
         room_guard(parent),
         tempfile.TemporaryDirectory(prefix="audit-", dir=parent) as temporary,
-        console.progress(f"auditing {wheel.name}", 0, "bytes") as progress,
         ThreadPoolExecutor(2) as pool,
     ):
         folder = Path(temporary)
-        state = _Audit(about, contents, policy, tools, judged, folder)
-        answers = folder / "checkers"
-        answers.mkdir()
         runs = {
-            "abi3audit": partial(checkers.abi3, about, contents, state.host_libraries, answers),
+            "abi3audit": partial(tools.abi3, about, contents, hosts, folder),
             "torch-abi-audit": partial(
-                checkers.torch, contents, state.host_libraries, state.stable, answers
+                tools.torch,
+                contents,
+                hosts,
+                lambda name: (wants := policy.library(about.name, name)) is not None
+                and wants.torch == "stable",
+                folder,
             ),
-            "auditwheel": partial(checkers.platform_tag, wheel, about, answers),
+            "auditwheel": partial(tools.platform_tag, wheel, about, folder),
         }
+
+        def visit(binary: Binary) -> None:
+            library = LibraryAudit(
+                policy, about.name, binary.name, contents, programs, ours=judged == "stack"
+            )
+            libraries.append(_inspect(library, binary, about, hosts, folder))
+            findings.extend(library.findings)
+
         # auditwheel reads the wheel itself; the others need the libraries.
-        early = pool.submit(runs.pop("auditwheel")) if "auditwheel" in which else None
-        state.check_whole(wheel_reader.walk(wheel, about, folder, state.visit, progress.update))
-        jobs = {name: pool.submit(run) for name, run in runs.items() if name in which}
-        jobs |= {"auditwheel": early} if early else {}
-        left_out = {
-            name: Outcome(Checker(name, "not-run", "it was not asked for")) for name in checkers.ALL
-        }
+        late = ("abi3audit", "torch-abi-audit")
+        jobs = {name: pool.submit(runs[name]) for name in checkers if name not in late}
+        findings += wheel_reader.walk(wheel, about, folder, visit)
+        jobs |= {name: pool.submit(runs[name]) for name in checkers if name not in jobs}
+        skipped = "it was not asked for"
         outcomes = [
-            jobs[name].result() if name in jobs else left_out[name] for name in checkers.ALL
+            jobs[name].result() if name in jobs else Outcome(Checker(name, "not-run", skipped))
+            for name in tools.ALL
         ]
-    findings = [
-        *state.findings,
-        *(Finding(*one) for outcome in outcomes for one in outcome.findings),
-    ]
+    if judged == "stack":
+        present = [policy.library(about.name, library.name) for library in libraries]
+        findings += [
+            Finding(wants.glob, "library-missing", "the policy asks for it")
+            for wants in listed.libraries
+            if wants.role == "target" and wants not in present
+        ]
+    findings += [finding for outcome in outcomes for finding in outcome.findings]
     return AuditReport(
         subject=about,
         target=policy.target,
         policy=sha256_bytes(canonical(policy)),
-        libraries=tuple(sorted(state.libraries, key=lambda library: library.name)),
-        findings=tuple(
-            sorted(
-                findings,
-                key=lambda finding: (finding.library, finding.rule, finding.message, finding.units),
-            )
-        ),
-        device_code=device_code.wheel_digest(library.device_code for library in state.libraries),
+        libraries=tuple(sorted(libraries, key=lambda library: library.name)),
+        findings=tuple(sorted(findings)),
+        device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
         checkers=tuple(outcome.checker for outcome in outcomes),
     )
+
+
+def _whole(about: Subject, names: Sequence[str], listed: DistributionPolicy) -> Iterator[Finding]:
+    """Yield findings about the wheel's size, and copies of others' libraries among its members."""
+    if listed.size_max is not None and about.size > listed.size_max:
+        yield Finding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
+    if _OWNERS.fullmatch(about.name):
+        return
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if DRIVER_FILES.fullmatch(file):
+            message = "the driver is the machine's own, and a copy of another version breaks it"
+            yield Finding(name, "vendored-driver", message)
+        elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
+            message = "two copies of a library in one process do not share their state"
+            yield Finding(name, "vendored-library", message)
+
+
+def _inspect(
+    audited: LibraryAudit, binary: Binary, about: Subject, hosts: list[HostLibrary], folder: Path
+) -> Library:
+    """Return the contents of one library, and add it without its device code to *hosts*."""
+    wants = audited.wants
+    library = Library(binary.name, binary.sha256, binary.size, wants.role if wants else "unknown")
+    if wants is None and audited.ours:
+        audited.find("library-unknown", f"no policy for {about.name} names it")
+    elif wants and wants.size_max is not None and binary.size > wants.size_max:
+        audited.find("size-over", f"{binary.size} bytes, allowed: {wants.size_max}")
+    try:
+        with elf.mapped(binary.path) as data, tempfile.TemporaryDirectory(dir=folder) as cubins:
+            shared = elf.shared_object(data)
+            audited.check_host(data, shared, about.platforms)
+            library = replace(
+                library,
+                machine=shared.machine,
+                needed=shared.needed,
+                rpath=shared.rpath,
+                glibc=shared.version("GLIBC"),
+                glibcxx=shared.version("GLIBCXX"),
+            )
+            # Two members may have the same last part, and a checker goes by the end of a name.
+            path = folder / str(len(hosts)) / binary.name.rpartition("/")[2][-120:]
+            tools.strip_fatbins(data, shared.fatbins, path)
+            hosts.append(HostLibrary(library.name, path, shared.needed))
+            library = audited.check_device(library, data, shared, Path(cubins))
+    except ElfUnreadable as error:
+        audited.find("elf-unreadable", str(error))
+    return library

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import tempfile
 import zipfile
 from collections.abc import Callable
 from email.message import Message
@@ -22,41 +23,22 @@ from typing import IO
 import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from sparkwright.audit.report import Finding, Subject
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.wheel.archive import BUILD_RECORD, MOST_MEMBERS, member_text, members
 from sparkwright.builder.wheel.elf import MAGIC
+from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
+from sparkwright.core.store import room_guard
 from sparkwright.forks import archive as archives
 
-_DAMAGED = partial(WheelError, "wheel-invalid")
 _ENTRY = b"PK\x01\x02"
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
-class Subject(msgspec.Struct, frozen=True):
-    """
-    The wheel that a report is about.
-
-    Attributes:
-        file: Its file name.
-        sha256: Of the whole file.
-        size: Bytes.
-        name: The normalised distribution name.
-        version: With its local label.
-        platforms: The platform tags of the file name.
-    """
-
-    file: str
-    sha256: str
-    size: int
-    name: str
-    version: str
-    platforms: tuple[str, ...]
-
-
 class Contents(msgspec.Struct, frozen=True):
     """
-    What the directory and the metadata of a wheel state.
+    The statements of a wheel's directory and metadata.
 
     Attributes:
         names: Of all members.
@@ -73,20 +55,8 @@ class Contents(msgspec.Struct, frozen=True):
     units: tuple[CompiledUnit, ...] = ()
 
 
-class Mismatch(msgspec.Struct, frozen=True):
-    """
-    A member on which RECORD and the archive disagree: *rule* is the finding's, *message* says how.
-    """
-
-    member: str
-    rule: str
-    message: str
-
-
 class Binary(msgspec.Struct, frozen=True):
-    """
-    An ELF member: its name in the wheel, the path of its copy, the sha256 and count of its bytes.
-    """
+    """An ELF member: its name in the wheel, the path of its copy, its sha256 and its size."""
 
     name: str
     path: Path
@@ -118,9 +88,8 @@ def subject(wheel: Path) -> Subject:
                 sha.update(block)
                 entries += block.count(_ENTRY)
     except (InvalidWheelFilename, OSError) as error:
-        raise WheelError(
-            "wheel-invalid", f"{wheel.name} is not a wheel.", details=[str(error)]
-        ) from error
+        what = f"{wheel.name} is not a wheel."
+        raise WheelError("wheel-invalid", what, details=[str(error)]) from error
     # zipfile reads the whole directory into memory, so its length is bounded first; archives that
     # are members count a little too.
     if entries > 2 * MOST_MEMBERS:
@@ -129,27 +98,22 @@ def subject(wheel: Path) -> Subject:
     return Subject(wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms)
 
 
-def _dist_info(
+def _metadata(
     archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: Subject
 ) -> tuple[str, Message]:
     """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
-    folders = {
-        name.split("/")[0] for name in listed if name.partition("/")[0].endswith(".dist-info")
-    }
+    tops = {name.partition("/")[0] for name in listed}
+    folders = sorted(top for top in tops if top.endswith(".dist-info"))
     if len(folders) != 1:
         what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
-        raise WheelError("wheel-invalid", what, details=sorted(folders))
-    folder = folders.pop()
-    metadata = BytesParser().parsebytes(
-        member_text(archive, listed, f"{folder}/METADATA", about.file), headersonly=True
-    )
+        raise WheelError("wheel-invalid", what, details=folders)
+    text = member_text(archive, listed, f"{folders[0]}/METADATA", about.file)
+    metadata = BytesParser().parsebytes(text, headersonly=True)
     name, version = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
     if (name, version) != (about.name, about.version):
-        details = [f"METADATA: {name} {version}"]
-        raise WheelError(
-            "wheel-invalid", f"{about.file} holds another distribution.", details=details
-        )
-    return folder, metadata
+        what = f"{about.file} holds another distribution."
+        raise WheelError("wheel-invalid", what, details=[f"METADATA: {name} {version}"])
+    return folders[0], metadata
 
 
 def contents(wheel: Path, about: Subject) -> Contents:
@@ -159,101 +123,87 @@ def contents(wheel: Path, about: Subject) -> Contents:
     Raises:
         wheel-invalid, archive-unsafe: As `walk`; also for a build record that is not one.
     """
-    units: tuple[CompiledUnit, ...] = ()
     with archives.zip_file(wheel) as archive:
         listed = members(archive, about.file)
-        folder, metadata = _dist_info(archive, listed, about)
+        folder, metadata = _metadata(archive, listed, about)
         record = f"{folder}/{BUILD_RECORD}"
         ours = record in listed
-        if ours:
-            units = msgspec.json.decode(
-                member_text(archive, listed, record, about.file), type=_Units
-            ).units
+        text = member_text(archive, listed, record, about.file) if ours else b"{}"
+        units = msgspec.json.decode(text, type=_Units).units
     requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
-    return Contents(
-        tuple(sorted(listed)), str(metadata["Requires-Python"] or ""), requires, ours, units
-    )
+    python = str(metadata["Requires-Python"] or "")
+    return Contents(tuple(sorted(listed)), python, requires, ours, units)
 
 
-def _stream_hash(stream: IO[bytes], sink: Path) -> tuple[str, bool]:
+def walk(
+    wheel: Path, about: Subject, scratch: Path, visit: Callable[[Binary], None]
+) -> tuple[Finding, ...]:
     """
-    Return the sha256 of *stream*, and whether it begins like ELF; then also write it to *sink*.
+    Read every member of *wheel* once, and return the differences between RECORD and the members.
+
+    Args:
+        scratch: An existing folder that holds an ELF member while *visit* is called with it, up to
+            half a gigabyte for vLLM.
+
+    Raises:
+        wheel-invalid: The archive is damaged, too large, or another distribution than its name
+            states.
+        archive-unsafe: A member's name leaves its folder, or it is a link.
+        disk-full: There is no room for a member.
     """
-    sha = hashlib.sha256()
-    block = stream.read(1 << 20)
-    binary = block.startswith(MAGIC)
-    with sink.open("wb") if binary else contextlib.nullcontext() as output:
+    damage_guard = partial(archives.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
+    findings: list[Finding] = []
+    with (
+        archives.opened(wheel) as archive,
+        room_guard(scratch),
+        tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
+        console.progress(f"reading {wheel.name}", about.size, "bytes") as progress,
+    ):
+        # Errors of *visit* are no damage of the archive.
+        with damage_guard():
+            listed = members(archive, about.file)
+            info_folder, _ = _metadata(archive, listed, about)
+            record = member_text(archive, listed, f"{info_folder}/RECORD", about.file)
+            table = csv.reader(io.StringIO(record.decode("utf-8")))
+            rows = {row[0]: (row[1], row[2]) for row in table if len(row) == 3}
+        unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
+        copy = Path(folder, "library")
+        for name, info in sorted(listed.items()):
+            with damage_guard(), archive.open(info) as stream:
+                sha256, is_binary = _stream_hash(stream, copy)
+            if name not in unsigned:
+                findings += _differences(name, rows.get(name), sha256, info.file_size)
+            if is_binary:
+                visit(Binary(name, copy, sha256, info.file_size))
+                copy.unlink()
+            progress.update(progress.done + info.compress_size, name)
+    message = "RECORD lists it, the wheel does not hold it"
+    findings += [
+        Finding(name, "record-surplus", message) for name in rows.keys() - listed.keys() - unsigned
+    ]
+    return tuple(sorted(findings))
+
+
+def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
+    """Return the sha256 of *stream*; write it to *copy* if it begins like ELF, and return so."""
+    sha, block = hashlib.sha256(), stream.read(1 << 20)
+    is_binary = block.startswith(MAGIC)
+    with copy.open("wb") if is_binary else contextlib.nullcontext() as output:
         while block:
             sha.update(block)
             if output is not None:
                 output.write(block)
             block = stream.read(1 << 20)
-    return sha.hexdigest(), binary
+    return sha.hexdigest(), is_binary
 
 
-def _compare(name: str, row: tuple[str, str] | None, sha256: str, size: int) -> Mismatch | None:
+def _differences(
+    name: str, row: tuple[str, str] | None, sha256: str, size: int
+) -> list[Finding]:
     if row is None:
-        return Mismatch(name, "record-missing", "RECORD does not list it")
+        return [Finding(name, "record-missing", "RECORD does not list it")]
     digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
-    if row[0].rstrip("=") != digest:
-        return Mismatch(
-            name, "record-mismatch", f"RECORD says {row[0] or 'no hash'}, the bytes are {digest}"
-        )
-    if row[1] not in ("", str(size)):
-        return Mismatch(name, "record-mismatch", f"RECORD says {row[1]} bytes, there are {size}")
-    return None
-
-
-def walk(
-    wheel: Path,
-    about: Subject,
-    folder: Path,
-    visit: Callable[[Binary], None],
-    advance: Callable[[int, str], None],
-) -> tuple[Mismatch, ...]:
-    """
-    Read every member of *wheel* once.
-
-    Args:
-        folder: Where ELF members are put, one at a time, under a name of ours.
-        visit: Called with each ELF member; its file is gone afterwards.
-        advance: Called with the bytes read so far and the member's name.
-
-    Returns:
-        Where RECORD and the members disagree, by member name.
-
-    Raises:
-        wheel-invalid: The archive is damaged, too large, or is another distribution than its name
-            says. archive-unsafe: A member's name leaves its folder, or it is a link.
-    """
-    mismatches: list[Mismatch | None] = []
-    copy, done = folder / "library", 0
-    with contextlib.ExitStack() as stack:
-        archive = stack.enter_context(archives.opened(wheel))
-        # What *visit* raises is not damage of the archive.
-        with archives.damage_guard(wheel.name, _DAMAGED):
-            listed = members(archive, about.file)
-            info_folder, _ = _dist_info(archive, listed, about)
-            record = member_text(archive, listed, f"{info_folder}/RECORD", about.file).decode(
-                "utf-8"
-            )
-            rows = {
-                row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(record)) if len(row) == 3
-            }
-        unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
-        for name, info in sorted(listed.items()):
-            with archives.damage_guard(wheel.name, _DAMAGED), archive.open(info) as stream:
-                sha256, binary = _stream_hash(stream, copy)
-            if name not in unsigned:
-                mismatches.append(_compare(name, rows.get(name), sha256, info.file_size))
-            if binary:
-                visit(Binary(name, copy, sha256, info.file_size))
-                copy.unlink()
-            done += info.file_size
-            advance(done, name)
-    surplus = rows.keys() - listed.keys() - unsigned
-    mismatches += [
-        Mismatch(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
-        for name in surplus
-    ]
-    return tuple(sorted((one for one in mismatches if one), key=lambda mismatch: mismatch.member))
+    if row[0].rstrip("=") == digest and row[1] in ("", str(size)):
+        return []
+    message = f"RECORD has {row[0] or 'no hash'} and {row[1]} bytes; it is {digest}, {size} bytes"
+    return [Finding(name, "record-mismatch", message)]

@@ -11,7 +11,6 @@ from typing import Literal
 
 from sparkwright.audit import policy, report, wheel, wheel_reader
 from sparkwright.audit.report import AuditReport
-from sparkwright.audit.sass import CudaTools
 from sparkwright.builder import pipeline as building
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import flashinfer_aot, jit_cache
@@ -22,7 +21,7 @@ from sparkwright.forks.errors import SourceError
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for
 #: it.
-FORM = 4
+FORM = 5
 
 
 def run(session: RunContext, arguments: argparse.Namespace) -> int:
@@ -38,14 +37,10 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
             todo="Run `sparkwright build`, or name a wheel.",
         )
     reports = [audited(session, path, judged_as(path, arguments.judge)) for path in wheels]
-    if arguments.compare:
-        report.show_comparison(reports)
-    else:
-        for one in reports:
-            report.show(one, result=True)
+    report.show(*reports, result=True)
     console.document({"reports": reports})
-    for one in reports:
-        report.raise_for_findings(one)
+    for audit_report in reports:
+        report.raise_for_findings(audit_report)
     return 0
 
 
@@ -80,9 +75,9 @@ def audited(
     known = session.store.get("audit", key, AuditReport)
     if known:
         return known
-    tools = CudaTools(toolchain.obtain(session).cuda / "bin")
+    programs, scratch = toolchain.obtain(session).cuda / "bin", session.store.folder("work")
     with console.step(f"audit {path.name}"):
-        made = wheel.audit(path, rules, tools, scratch=session.store.folder("work"), judged=judged)
+        made = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
     # A tool that is missing today may be there tomorrow.
     if all(checker.state != "not-run" for checker in made.checkers):
         session.store.put("audit", key, made)

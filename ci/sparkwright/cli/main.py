@@ -308,9 +308,6 @@ def _audit(verb: argparse.ArgumentParser) -> None:
         help="by the stack's policy, or by what every wheel must keep to (default: the latter "
         "for a wheel without our build record)",
     )
-    verb.add_argument(
-        "--compare", action="store_true", help="show the wheels side by side, library by library"
-    )
 
 
 def _rebuild(verb: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparkwright.audit.report import RULES, SHOWN_UNITS, AuditReport, Finding
+from sparkwright.audit.report import RULES, AuditReport, Finding
 from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, not_run, passed
 
 TITLE = "the bytes in the wheel"
@@ -81,12 +81,7 @@ def _group(report: AuditReport, name: str) -> Check:
 
 
 def _samples(found: Iterable[Finding]) -> list[Sample]:
-    return [Sample(finding.library or "(the wheel)", RULES[finding.rule], _message(finding)[:200]) for finding in found]
-
-
-def _message(finding: Finding) -> str:
-    units = ", ".join(finding.units[:SHOWN_UNITS])
-    return f"{units}: {finding.message}" if units else finding.message
+    return [Sample(finding.library or "(the wheel)", RULES[finding.rule], finding.text[:200]) for finding in found]
 
 
 def _figures(report: AuditReport, name: str, findings: int) -> list[Figure]:
@@ -103,7 +98,6 @@ def _figures(report: AuditReport, name: str, findings: int) -> list[Figure]:
             for library in libraries
             for count in library.opcodes
         ],
-        "operators": [Figure("operators implemented", sum(len(library.operators) for library in libraries))],
         "size": [Figure("size of the wheel", report.subject.size, "B")],
     }
     return [Figure("findings", findings, bound=0), *own.get(name, [])]

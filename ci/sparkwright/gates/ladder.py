@@ -14,7 +14,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.audit.wheel_reader import Subject
+from sparkwright.audit.report import Subject
 from sparkwright.core.console import console, duration
 from sparkwright.gates import declared
 from sparkwright.gates.verdict import Check, State, Verdict, not_run, worst

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import gpu_compat, wheel_reader
+from sparkwright.audit import device_code, wheel_reader
 from sparkwright.builder.wheel import elf, fatbin
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable
 from sparkwright.builder.wheel.fatbin import FatbinUnreadable
@@ -95,7 +95,7 @@ def fitting(library: Path, gpu: Gpu, folder: Path) -> tuple[Cubin, ...] | None:
             return None
         found: list[Cubin] = []
         for entry in fatbin.entries(data, host.fatbins):
-            if entry.kind == "cubin" and gpu_compat.loads(entry.arch, (gpu.major, gpu.minor)):
+            if entry.kind == "cubin" and device_code.loads(entry.arch, (gpu.major, gpu.minor)):
                 found.append(_written(fatbin.unpack(data, entry), entry.arch, folder / f"{len(found):05}.{entry.arch}.cubin"))
         return tuple(found)
 
@@ -179,8 +179,7 @@ def checks(wheel: Path, gpu: Gpu, seconds: float, scratch: Path) -> tuple[Check,
             if check := library(binary.path, binary.name, gpu, seconds, Path(folder)):
                 made.append(check)
 
-    with tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder:
-        wheel_reader.walk(wheel, wheel_reader.subject(wheel), Path(folder), visit, lambda *_: None)
+    wheel_reader.walk(wheel, wheel_reader.subject(wheel), scratch, visit)
     return tuple(sorted(made, key=lambda check: check.name))
 
 

@@ -19,13 +19,12 @@ import msgspec
 
 from sparkwright.audit import wheel_reader
 from sparkwright.audit.policy import AuditPolicy
+from sparkwright.audit.report import Subject
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import FileError, WheelError
-from sparkwright.core.store import room_guard
 from sparkwright.forks.archive import zip_file
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
@@ -81,17 +80,14 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
     _check_archive(path)
     about = wheel_reader.subject(path)
     found = libraries.Found(about, audit)
-    place = scratch or Path(tempfile.gettempdir())
-    with room_guard(place), tempfile.TemporaryDirectory(prefix="inspect-", dir=place) as folder:
-        texts = _texts(path, name)
-        _check_metadata(name, texts)
-        with console.progress(f"reading {path.name}", 0, "bytes") as progress:
-            mismatches = wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
+    texts = _texts(path, name)
+    _check_metadata(name, texts)
+    mismatches = wheel_reader.walk(path, about, scratch or Path(tempfile.gettempdir()), found.visit)
     if mismatches:
         raise WheelError(
             "wheel-mismatch",
             f"RECORD of {path.name} is not what it holds.",
-            details=[f"{one.member}: {one.message}" for one in mismatches[:20]],
+            details=[f"{one.library}: {one.message}" for one in mismatches[:20]],
         )
     came = origin.of(path, name, texts.get(BUILD_RECORD))
     rows = {row[0]: (content.hexed(row[1]), int(row[2] or 0)) for row in csv.reader(io.StringIO(texts["RECORD"].decode())) if len(row) == 3}
@@ -155,7 +151,7 @@ def _check_metadata(name: WheelName, texts: Mapping[str, bytes]) -> None:
         raise WheelError("wheel-mismatch", f"{name.filename} says inside that it is another wheel.", details=faults)
 
 
-def _machine(filename: str, about: wheel_reader.Subject) -> Machine:
+def _machine(filename: str, about: Subject) -> Machine:
     found = {next((MACHINES[end] for end in MACHINES if tag.endswith(end)), None) for tag in about.platforms}
     machine = found.pop()
     if found or machine is None:

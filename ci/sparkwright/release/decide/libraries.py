@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
 from sparkwright.audit import device_code
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.wheel_reader import Binary, Subject
+from sparkwright.audit.report import Subject
+from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
 from sparkwright.builder.wheel.fatbin import FatbinUnreadable
@@ -53,16 +53,15 @@ class Found:
     def _read(self, binary: Binary, data: Buffer, host: SharedObject, audit: AuditPolicy) -> None:
         wants = audit.library(self._about.name, binary.name)
         target = wants is not None and wants.role == "target"
-        whole = device_code.sections_digest(data, host) or binary.sha256
+        whole = device_code.sections_digest(data, host)
         try:
             images = [image for image, _ in device_code.images(data, host, audit.generation, whole_ptx=target)]
         except (FatbinUnreadable, ElfUnreadable):
             self._digests.append(whole)
             return
-        cubins = Counter(device_code.targets(images, "cubin"))
-        ptx = Counter(f"{arch} PTX" for arch in device_code.targets(images, "ptx"))
-        self.counts[binary.name] = dict(sorted({**cubins, **ptx}.items()))
-        self._digests.append(device_code.library_digest(one.sha256 for one in images if one.sha256) if target else whole)
+        ptx = {f"{arch} PTX": count for arch, count in device_code.counts(images, "ptx").items()}
+        self.counts[binary.name] = dict(sorted({**device_code.counts(images, "cubin"), **ptx}.items()))
+        self._digests.append(device_code.library_digest(image.sha256 for image in images) if target else whole)
 
 
 def listed(filename: str, found: Found, came: Origin, rows: Mapping[str, tuple[str, int]]) -> tuple[Library, ...]:

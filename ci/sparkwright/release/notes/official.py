@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright.audit import policy, wheel_reader
 from sparkwright.core import digest
-from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
-from sparkwright.core.store import room_guard
 from sparkwright.forks.context import RunContext
 from sparkwright.release.decide.libraries import Found
 from sparkwright.release.manifest.records import Fork, Library
@@ -25,13 +22,7 @@ def libraries(session: RunContext, path: Path) -> tuple[Library, ...]:
     """
     about = wheel_reader.subject(path)
     found = Found(about, policy.load(session.project.audit_file, session.project.spec.arch))
-    place = session.store.folder("work")
-    with (
-        room_guard(place),
-        tempfile.TemporaryDirectory(prefix="stock-", dir=place) as folder,
-        console.progress(f"reading {path.name}", 0, "bytes") as progress,
-    ):
-        wheel_reader.walk(path, about, Path(folder), found.visit, progress.update)
+    wheel_reader.walk(path, about, session.store.folder("work"), found.visit)
     return tuple(Library(one.name, one.size, "base", found.counts.get(one.name, {})) for one in found.binaries)
 
 
