@@ -194,7 +194,7 @@ def test_the_libraries_hold_the_stack_s_code_and_nothing_else(built: Built) -> N
     """Read from the bytes: every cubin was made for sm_121f, there is no PTX, and the loader needs nothing that torch does not bring."""
     project = built.session.project
     rules = policy.load(project.audit_file, project.spec.arch)
-    report = wheel.audit(built.modules, rules, CudaTools(built.tools.cuda / "bin"))
+    report = wheel.audit(built.modules, rules, built.tools.cuda / "bin")
 
     assert {library.name.rpartition("/")[2]: library.cubins for library in report.libraries} == {
         "silu_and_mul.so": {"sm_121f": 1},

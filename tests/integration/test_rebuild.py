@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from sparkwright.audit import device_code, policy
+from sparkwright.audit import policy, reproduce
 from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.core import process
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo
@@ -72,7 +71,7 @@ def test_damaged_device_code_is_found(built_demo: Demo) -> None:
     found = rebuilt(built_demo, "--cached", str(changed(built_demo, {LIBRARY: bytes(data)})), status=1)
 
     assert (found["verdict"], found["error"]["reference"]) == ("different", "rebuild-differs")
-    assert [library["name"] for library in found["code"]] == [LIBRARY]
+    assert found["code"] == [LIBRARY]
     assert found["unexplained"] == [LIBRARY]
     assert set(found["members"]) == {LIBRARY, f"{built_demo.info}/RECORD"}
 
@@ -95,38 +94,8 @@ def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> 
     assert (refused["reference"], refused["details"]) == ("inputs-differ", ["build/demo/environment.yaml"])
     found = rebuilt(built_demo, "--cached", str(lying), status=1)
     assert found["verdict"] == "different"
-    assert {library["name"] for library in found["code"]} <= set(other) == set(found["unexplained"])
+    assert set(found["code"]) <= set(other) == set(found["unexplained"])
     assert found["device_code"][0] != found["device_code"][1]
-
-
-UNIT = """\
-namespace { __global__ void hidden(float* x) { x[threadIdx.x] *= 2.f; } }
-__global__ void plain(float* x) { x[threadIdx.x] += %s; }
-extern "C" void run(float* x) { hidden<<<1, 32>>>(x); plain<<<1, 32>>>(x); }
-"""
-
-
-def test_code_that_differs_is_told_from_names_that_do(tools: Toolchain, tmp_path: Path) -> None:
-    """Another constant is other code; another source folder changes names alone."""
-    rules = policy.load(ROOT / "ci" / "audit" / "demo.yaml", "12.1f")
-    made = {}
-    for name, folder, constant in (("first", "a", "1.f"), ("other code", "a", "3.f"), ("other folder", "b", "1.f")):
-        source = tmp_path / folder / "unit.cu"
-        source.parent.mkdir(exist_ok=True)
-        source.write_text(UNIT % constant)
-        flags = ["-shared", "-Xcompiler=-fPIC", "-gencode", "arch=compute_121f,code=sm_121f"]
-        process.output([tools.tool("nvcc"), *flags, "-o", tmp_path / "x.so", source], env=tools.environment())
-        (tmp_path / name).mkdir()
-        wheel = tmp_path / name / "mini_vllm-1.0-py3-none-any.whl"
-        metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
-        archive.write(wheel, WheelName.of(wheel.name), {LIBRARY: (tmp_path / "x.so").read_bytes()}, metadata, pure=False)
-        made[name] = device_code.read_wheel(wheel, rules, tmp_path)
-
-    (found,) = device_code.compare(made["first"], made["other code"])
-    assert (found.names_only, found.images) == (False, (1, 2))
-    (found,) = device_code.compare(made["first"], made["other folder"])
-    assert found.names_only
-    assert device_code.compare(made["first"], made["first"]) == ()
 
 
 def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: Path) -> None:
@@ -134,13 +103,13 @@ def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: 
     project = built_demo.folder / "project"
     document = json.loads(built_demo.build("--json").stdout)
     rules = policy.load(project / "ci" / "audit" / "demo.yaml", "12.1f")
-    made = device_code.read_wheel(built_demo.wheel(), rules, tmp_path)
+    code = reproduce.read_device_code(built_demo.wheel(), rules, tmp_path)
+    report = document["wheels"][0]["audit"]
 
-    assert made.digest == document["wheels"][0]["audit"]["device_code"]
-    assert {one.name: one.digest for one in made.libraries} == {
-        one["name"]: one["device_code"] for one in document["wheels"][0]["audit"]["libraries"] if one["device_code"]
+    assert {name: digest for name, (digest, _) in code.items()} == {
+        library["name"]: library["device_code"] for library in report["libraries"] if library["device_code"]
     }
-    assert made.digest[:16] in built_demo.build().stdout
+    assert report["device_code"][:16] in built_demo.build().stdout
 
 
 def elf_section(library: bytes, name: str) -> Any:

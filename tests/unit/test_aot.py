@@ -336,7 +336,7 @@ def test_the_wheel_is_whole_and_bound_to_the_wheel_of_the_sources(mini: Mini, so
     path = packed(mini, sources, library, tmp_path / "out")
     about = wheel_reader.subject(path)
     seen: list[str] = []
-    mismatches = wheel_reader.walk(path, about, tmp_path, lambda binary: seen.append(binary.name), lambda *_: None)
+    mismatches = wheel_reader.walk(path, about, tmp_path, lambda binary: seen.append(binary.name))
     name = WheelName.of(path.name)
     with zipfile.ZipFile(path) as archive:
         metadata = archive.read(f"{name.info}/METADATA").decode()
@@ -390,7 +390,7 @@ def test_the_audit_judges_each_library_by_the_arch_that_it_is_for(mini: Mini, so
     for arch in ("12.0f", ""):
         library = policy.LibraryPolicy("*.so", "target", "FlashInfer gives it", arch)
         rules = policy.AuditPolicy("12.1f", ("lib*", "ld-*"), {"flashinfer-jit-cache": policy.DistributionPolicy("test", (library,))})
-        findings[arch] = {finding.rule for finding in auditing.audit(wheel, rules, CudaTools(cuda_bin)).findings}
+        findings[arch] = {finding.rule for finding in auditing.audit(wheel, rules, cuda_bin).findings}
 
     assert findings == {"12.0f": set(), "": {"arch-missing", "arch-folded"}}
 

@@ -15,14 +15,16 @@ from elftools.elf.sections import SymbolTableSection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit import device_code, gpu_compat, host
-from sparkwright.audit.device import Case
-from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.sass import CudaTools
+from sparkwright.audit import device_code
+from sparkwright.audit.library import LibraryAudit
+from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
+from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
 
-CASE = Case(AuditPolicy("12.1f", (), {}), None, CudaTools(Path("/nonexistent")), lambda *_: None, gpu_compat.capability("12.1f"))
+WANTS = LibraryPolicy("*", "base", "A test.", operators=("half",))
+RULES = AuditPolicy("12.1f", (), {"probe": DistributionPolicy("A test.", (WANTS,))})
+AUDIT = LibraryAudit(RULES, "probe", "a.so", Contents((), "", (), ours=False), Path("/nonexistent"))
 
 SOURCE = """
 #include <math.h>
@@ -38,7 +40,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A shared library with needs, a search path, a soname and symbols."""
     folder = tmp_path_factory.mktemp("elf")
     (folder / "a.c").write_text(SOURCE)
-    command = ["cc", "-shared", "-fPIC", "-Wl,--no-as-needed,-rpath,/opt/lib:$ORIGIN,-soname,liba.so.1", "a.c", "-lm", "-o", "a.so"]
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-Wl,--no-as-needed,-rpath,/opt/lib:$ORIGIN,-soname,liba.so.1",
+        "a.c",
+        "-lm",
+        "-o",
+        "a.so",
+    ]
     subprocess.run(command, cwd=folder, check=True)
     return (folder / "a.so").read_bytes()
 
@@ -49,20 +60,38 @@ def test_it_reads_what_another_reader_reads(library: bytes, tmp_path: Path) -> N
     path.write_bytes(library)
     with path.open("rb") as stream:
         other = ELFFile(stream)
-        tags = [tag for section in other.iter_sections() if isinstance(section, DynamicSection) for tag in section.iter_tags()]
+        tags = [
+            tag
+            for section in other.iter_sections()
+            if isinstance(section, DynamicSection)
+            for tag in section.iter_tags()
+        ]
         needed = tuple(str(vars(tag)["needed"]) for tag in tags if tag.entry.d_tag == "DT_NEEDED")
         rpath = tuple(str(vars(tag)["runpath"]) for tag in tags if tag.entry.d_tag == "DT_RUNPATH")
-        chains = [section for section in other.iter_sections() if isinstance(section, GNUVerNeedSection)]
-        wanted = {entry.name for section in chains for _, entries in section.iter_versions() for entry in entries}
+        chains = [
+            section for section in other.iter_sections() if isinstance(section, GNUVerNeedSection)
+        ]
+        wanted = {
+            entry.name
+            for section in chains
+            for _, entries in section.iter_versions()
+            for entry in entries
+        }
         listed = [section.name for section in other.iter_sections()]
         dynamic = other.get_section_by_name(".dynsym")
         assert isinstance(dynamic, SymbolTableSection)
         entries = dynamic.iter_symbols()
-        symbols = {one.name for one in entries if one["st_shndx"] != "SHN_UNDEF" and one["st_info"]["bind"] != "STB_LOCAL"}
+        symbols = {
+            one.name
+            for one in entries
+            if one["st_shndx"] != "SHN_UNDEF" and one["st_info"]["bind"] != "STB_LOCAL"
+        }
 
     found = elf.shared_object(library)
     assert (found.needed, found.rpath, found.soname) == (needed, rpath, "liba.so.1")
-    assert found.version("GLIBC") == max((name.removeprefix("GLIBC_") for name in wanted), key=elf.version_key)
+    assert found.version("GLIBC") == max(
+        (name.removeprefix("GLIBC_") for name in wanted), key=elf.version_key
+    )
     assert found.version("GLIBCXX") == ""
     assert found.symbols == symbols >= {"shown", "half"}
     assert [section.name for section in elf.sections(library)] == listed
@@ -77,7 +106,12 @@ def test_what_the_loader_would_bring_is_read_without_a_section_table(library: by
     found, whole = elf.shared_object(bytes(bare)), elf.shared_object(library)
 
     assert elf.sections(bytes(bare)) == ()
-    assert (found.needed, found.rpath, found.versions, found.soname) == (whole.needed, whole.rpath, whole.versions, whole.soname)
+    assert (found.needed, found.rpath, found.versions, found.soname) == (
+        whole.needed,
+        whole.rpath,
+        whole.versions,
+        whole.soname,
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +126,9 @@ def test_what_the_loader_would_bring_is_read_without_a_section_table(library: by
         (4, "<B", 1, "not 64-bit"),
     ],
 )
-def test_a_header_that_lies_is_refused_with_what_it_says(library: bytes, place: int, form: str, value: int, says: str) -> None:
+def test_a_header_that_lies_is_refused_with_what_it_says(
+    library: bytes, place: int, form: str, value: int, says: str
+) -> None:
     bad = bytearray(library)
     struct.pack_into(form, bad, place, value)
     with pytest.raises(ElfUnreadable, match=says):
@@ -125,15 +161,23 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, data: st.Da
     for _ in range(data.draw(st.integers(1, 4))):
         begin, size = data.draw(
             st.sampled_from(
-                [(0, 64), (segments, 560), (table, len(bad) - table), (dynamic.offset, dynamic.size), (needs.offset, needs.size)]
+                [
+                    (0, 64),
+                    (segments, 560),
+                    (table, len(bad) - table),
+                    (dynamic.offset, dynamic.size),
+                    (needs.offset, needs.size),
+                ]
             )
         )
         place = begin + data.draw(st.integers(0, size - 9))
-        change = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8))))
+        change = data.draw(
+            st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8)))
+        )
         bad[place : place + len(change)] = change
     with contextlib.suppress(ElfUnreadable):
         found = elf.shared_object(bytes(bad))
         assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
-        host.operators(bytes(bad), elf.sections(bytes(bad)), found, CASE)
+        AUDIT.check_host(bytes(bad), found, ())
     with contextlib.suppress(ElfUnreadable):
         device_code.read_cubin(bytes(bad))

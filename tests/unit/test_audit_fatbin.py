@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fatbins import container, entry
 
 from sparkwright.audit import device_code
 from sparkwright.builder.wheel import elf, fatbin
@@ -25,20 +25,6 @@ SOURCE = "__global__ void twice(float* data) { data[threadIdx.x] *= 2.f; }\n"
 PACKINGS = {"none": "", "speed": "lz4", "balance": "zstd", "size": "zstd"}
 
 
-def entry(
-    payload: bytes, *, kind: int = 2, version: int = 0x0101, number: int = 121, flags: int = 0, packed: int = 0, whole: int = 0
-) -> bytes:
-    """Return an entry as nvcc writes it."""
-    padded = payload + bytes(-len(payload) % 8)
-    head = struct.pack("<HHIQIIHHIIIQQQ", kind, version, 64, len(padded), packed, 0, 8, 1, number, 0, 0, flags, 0, whole)
-    return head + padded
-
-
-def container(*entries: bytes, version: int = 1, magic: int = fatbin.MAGIC) -> bytes:
-    body = b"".join(entries)
-    return struct.pack("<IHHQ", magic, version, 16, len(body)) + body
-
-
 def read(data: bytes) -> list[Entry]:
     return list(fatbin.entries(data, [(0, len(data))]))
 
@@ -48,7 +34,11 @@ def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> 
     data = first + bytes(24) + container(entry(b"three", number=90, flags=1 << 20))
 
     found = read(data)
-    assert [(one.kind, one.arch, one.container) for one in found] == [("cubin", "sm_121f", 0), ("ptx", "sm_80", 0), ("cubin", "sm_90a", 1)]
+    assert [(one.kind, one.arch, one.container) for one in found] == [
+        ("cubin", "sm_121f", 0),
+        ("ptx", "sm_80", 0),
+        ("cubin", "sm_90a", 1),
+    ]
     assert [fatbin.unpack(data, one).rstrip(b"\0") for one in found] == [b"one", b"two", b"three"]
 
 
@@ -56,7 +46,11 @@ def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> 
 @pytest.mark.parametrize("flag", [0x8000, 0x2000])
 def test_packed_entries_unpack_to_what_was_packed(most: int | None, flag: int) -> None:
     text = b"machine code " * 300
-    packed = zstandard.ZstdCompressor().compress(text) if flag == 0x8000 else lz4.block.compress(text, store_size=False)
+    packed = (
+        zstandard.ZstdCompressor().compress(text)
+        if flag == 0x8000
+        else lz4.block.compress(text, store_size=False)
+    )
     data = container(entry(packed, flags=flag, packed=len(packed), whole=len(text)))
 
     assert fatbin.unpack(data, read(data)[0], most) == text[:most]
@@ -73,8 +67,14 @@ def test_packed_entries_unpack_to_what_was_packed(most: int | None, flag: int) -
         (container(entry(b"x")[:-8]), "ends beyond its fatbin"),
         (container(entry(b"x")[:40]), "no room for its header"),
         (container(entry(b"x", flags=0x2000, packed=99)), "ends beyond its fatbin"),
-        (container(entry(b"x", flags=0x8000, packed=1, whole=1 << 40)), "states that it unpacks to 1099511627776 bytes"),
-        (container(entry(b"x", flags=0x2000, packed=1, whole=5000)), "states that it unpacks to 5000 bytes"),
+        (
+            container(entry(b"x", flags=0x8000, packed=1, whole=1 << 40)),
+            "states that it unpacks to 1099511627776 bytes",
+        ),
+        (
+            container(entry(b"x", flags=0x2000, packed=1, whole=5000)),
+            "states that it unpacks to 5000 bytes",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused_with_its_number(data: bytes, says: str) -> None:
@@ -83,27 +83,33 @@ def test_what_is_not_known_is_refused_with_its_number(data: bytes, says: str) ->
         read(data)
 
 
-@pytest.mark.parametrize("whole", [10, 5000])
-def test_a_size_that_is_not_that_of_the_unpacked_bytes_is_refused(whole: int) -> None:
-    """Neither more nor less may come out than the table says; nothing beyond that is held in memory."""
-    packed = zstandard.ZstdCompressor().compress(bytes(1000))
-    data = container(entry(packed, flags=0x8000, packed=len(packed), whole=whole))
-    with pytest.raises(FatbinUnreadable, match="the table says"):
-        fatbin.unpack(data, read(data)[0])
+PACKED = zstandard.ZstdCompressor().compress(bytes(1000))
 
 
-@pytest.mark.parametrize(("flag", "name"), [(0x8000, "zstd"), (0x2000, "lz4")])
-def test_damaged_packing_is_refused(flag: int, name: str) -> None:
-    packed = b"\xff" * 60
-    data = container(entry(packed, flags=flag, packed=len(packed), whole=5120))
-    with pytest.raises(FatbinUnreadable, match=name):
+@pytest.mark.parametrize(
+    ("packed", "flags", "whole", "says"),
+    [
+        (PACKED, 0x8000, 10, "the table says"),
+        (PACKED, 0x8000, 5000, "the table says"),
+        (b"\xff" * 60, 0x8000, 5120, "zstd"),
+        (b"\xff" * 60, 0x2000, 5120, "lz4"),
+    ],
+)
+def test_damaged_packing_is_refused(packed: bytes, flags: int, whole: int, says: str) -> None:
+    """Neither more nor less may come out than the table states; no more is held in memory."""
+    data = container(entry(packed, flags=flags, packed=len(packed), whole=whole))
+    with pytest.raises(FatbinUnreadable, match=says):
         fatbin.unpack(data, read(data)[0])
 
 
 @given(st.integers(0, 300), st.binary(min_size=1, max_size=8))
 def test_any_change_gives_an_error_or_entries_inside_the_file(place: int, change: bytes) -> None:
     """Whatever is written over the tables, the reader ends, and what it yields lies in the file."""
-    data = container(entry(b"one" * 9, flags=1 << 21), entry(b"two", kind=1)) + bytes(16) + container(entry(b"three"))
+    data = (
+        container(entry(b"one" * 9, flags=1 << 21), entry(b"two", kind=1))
+        + bytes(16)
+        + container(entry(b"three"))
+    )
     data = data[:place] + change + data[place + len(change) :]
     try:
         for one in read(data):
@@ -121,7 +127,19 @@ def _library(cuda_bin: Path, folder: Path, *options: str) -> Path:
     (folder / "a.cu").write_text(SOURCE)
     codes = ["sm_80", "compute_80", "sm_90a", "sm_120f", "sm_121a", "compute_121f"]
     arches = [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in codes]
-    process.output([cuda_bin / "nvcc", "-c", "-Xcompiler", "-fPIC", *arches, *options, folder / "a.cu", "-o", folder / "a.o"])
+    process.output(
+        [
+            cuda_bin / "nvcc",
+            "-c",
+            "-Xcompiler",
+            "-fPIC",
+            *arches,
+            *options,
+            folder / "a.cu",
+            "-o",
+            folder / "a.o",
+        ]
+    )
     process.output(["c++", "-shared", folder / "a.o", "-o", folder / "a.so"])
     return folder / "a.so"
 
@@ -134,34 +152,28 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for what in ("--extract-elf", "--extract-ptx"):
-        process.run([cuda_bin / "cuobjdump", what, "all", library], log=tmp_path / "log", cwd=theirs)
+        process.run(
+            [cuda_bin / "cuobjdump", what, "all", library], log=tmp_path / "log", cwd=theirs
+        )
 
     with elf.mapped(library) as data:
         host = elf.shared_object(data)
         found = list(fatbin.entries(data, host.fatbins))
-        ours = Counter(sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b"")) for one in found)
+        ours = Counter(
+            sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b""))
+            for one in found
+        )
         forms = [form for form, _ in device_code.images(data, host, "sm_12", whole_ptx=True)]
     assert ours == Counter(map(sha256_file, theirs.iterdir()))
     assert Counter(one.kind for one in found) == {"cubin": 4, "ptx": 2}
-    assert {form.target for form in forms if form.kind == "cubin"} == {"sm_80", "sm_90a", "sm_120f", "sm_121a"}
+    assert {form.target for form in forms if form.kind == "cubin"} == {
+        "sm_80",
+        "sm_90a",
+        "sm_120f",
+        "sm_121a",
+    }
     assert {form.target for form in forms if form.kind == "ptx"} == {"sm_80", "sm_121f"}
     assert not any(form.contradicted for form in forms)
     assert {form.container for form in forms} == {0}
     # What does not become smaller stays as it is.
     assert {one.compression for one in found} | {""} == {PACKINGS[mode], ""}
-
-
-@pytest.mark.toolchain
-def test_a_table_that_contradicts_the_code_is_noticed(cuda_bin: Path, tmp_path: Path) -> None:
-    """The flags of the table say 121f, the note in the cubin says 121a: both are told, and that they differ."""
-    library = _library(cuda_bin, tmp_path)
-    with elf.mapped(library) as data:
-        host = elf.shared_object(data)
-        whole = bytearray(data)
-        found = next(one for one in fatbin.entries(data, host.fatbins) if one.arch == "sm_121a")
-    head = whole.rindex(struct.pack("<HH", 2, 0x0101), 0, found.offset)
-    flags = struct.unpack_from("<Q", whole, head + 40)[0]
-    struct.pack_into("<Q", whole, head + 40, flags & ~(1 << 20) | 1 << 21)
-
-    forms = [form for form, _ in device_code.images(bytes(whole), elf.shared_object(bytes(whole)), "sm_12", whole_ptx=False)]
-    assert [(form.listed, form.target) for form in forms if form.contradicted] == [("sm_121f", "sm_121a")]

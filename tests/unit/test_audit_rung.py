@@ -5,19 +5,32 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.audit.checkers import ALL, Checker
-from sparkwright.audit.report import RULES, AuditReport, Finding, Library, OpcodeCount
-from sparkwright.audit.wheel_reader import Subject
+from sparkwright.audit.report import (
+    RULES,
+    AuditReport,
+    Checker,
+    Finding,
+    Library,
+    OpcodeCount,
+    Subject,
+)
+from sparkwright.audit.tools import ALL
 from sparkwright.gates import audited
 from sparkwright.gates.verdict import Check, worst
 
 RAN = tuple(Checker(name, "ran", "all is well", "1") for name in ALL)
 LIBRARY = Library(
-    "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1}, operators=("a", "b"),
+    "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1},
     opcodes=(OpcodeCount("OMMA", "sm_121f", 1, 4, 2),),
 )  # fmt: skip
 SOUND = AuditReport(
-    Subject("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()), "sm_121f", "0" * 64, (LIBRARY,), (), "", checkers=RAN
+    Subject("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()),
+    "sm_121f",
+    "0" * 64,
+    (LIBRARY,),
+    (),
+    "",
+    checkers=RAN,
 )
 
 
@@ -50,14 +63,24 @@ def test_a_finding_of_any_rule_fails_the_rung(rule: str) -> None:
     """With the rule as its reference, and the place as a sample."""
     report = replace(SOUND, findings=(Finding("probe/_C.so", rule, "it is so"),))
     (bad,) = [check for check in audited.run(report) if check.state != "pass"]
-    assert (bad.state, bad.reference, bad.samples[0].case, bad.samples[0].found) == ("fail", rule, "probe/_C.so", "it is so")
+    assert (bad.state, bad.reference, bad.samples[0].case, bad.samples[0].found) == (
+        "fail",
+        rule,
+        "probe/_C.so",
+        "it is so",
+    )
     assert state(report) == "fail"
 
 
-@pytest.mark.parametrize("checkers", [(), tuple(replace(one, state="not-run", says="it is not installed") for one in RAN)])
+@pytest.mark.parametrize(
+    "checkers",
+    [(), tuple(replace(one, state="not-run", says="it is not installed") for one in RAN)],
+)
 def test_a_tool_that_did_not_run_is_no_pass(checkers: tuple[Checker, ...]) -> None:
     report = replace(SOUND, checkers=checkers)
-    assert {name for name, check in by_name(report).items() if check.state == "not-run"} == set(audited.TOOLS)
+    assert {name for name, check in by_name(report).items() if check.state == "not-run"} == set(
+        audited.TOOLS
+    )
     assert state(report) == "not-run"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -13,12 +12,12 @@ from typing import Literal
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import wheels
+from tests.support import fatbins, wheels
 
-from sparkwright.audit import device_code, policy
+from sparkwright.audit import policy
+from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.builder import self_wheel
-from sparkwright.builder.wheel import fatbin
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.digest import sha256_bytes, sha256_file
 from sparkwright.core.errors import SparkwrightError
@@ -252,28 +251,15 @@ def test_two_wheels_of_one_project(tmp_path: Path) -> None:
         facts.inspect_all([one, wheels.vllm(tmp_path, machine="aarch64", label="spark.2026.11.2")])
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return a shared library with a fatbin in it, which holds PTX for one target and an unreadable cubin of another generation."""
-    folder = tmp_path_factory.mktemp("library")
-    text = b".version 9.0\n.target sm_121f\n.address_size 64\n"
-    head = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x0101, 64, len(text) + -len(text) % 8, 0, 0, 8, 1, 121, 0, 0, 0, 0, 0)
-    old = struct.pack("<HHIQIIHHIIIQQQ", 2, 0x0101, 64, 8, 0, 0, 8, 1, 90, 0, 0, 1 << 20, 0, 0) + bytes(8)
-    body = head + text + bytes(-len(text) % 8) + old
-    (folder / "fatbin").write_bytes(struct.pack("<IHHQ", fatbin.MAGIC, 1, 16, len(body)) + body)
-    (folder / "a.s").write_text('.section .nv_fatbin,"a"\n.align 8\n.incbin "fatbin"\n')
-    subprocess.run(["cc", "-shared", "-nostdlib", "a.s", "-o", "a.so"], cwd=folder, check=True)
-    return (folder / "a.so").read_bytes()
-
-
 @pytest.mark.parametrize("role", ["target", "base"])
-def test_device_code_is_the_audits(tmp_path: Path, library: bytes, role: Literal["target", "base"]) -> None:
+def test_device_code_is_the_audits(tmp_path: Path, role: Literal["target", "base"]) -> None:
     """With the stack's policy, libraries show their machine code by architecture, and its digest is the audit's."""
+    library = fatbins.library(tmp_path, [fatbins.ptx("sm_121f"), (2, "sm_90a", b"unreadable")])
     path = wheels.flashinfer(tmp_path, files={"flashinfer_python/kernels.so": library})
     wants = LibraryPolicy("*/kernels.so", role, "for the test")
     rules = AuditPolicy("12.1f", (), {"flashinfer-python": DistributionPolicy("for the test", (wants,))})
     found = facts.inspect(path, rules)
-    assert found.wheel.device_code == device_code.read_wheel(path, rules, tmp_path).digest != ""
+    assert found.wheel.device_code == auditing.audit(path, rules, tmp_path, checkers=()).device_code != ""
     assert [(one.name, one.code) for one in found.wheel.libraries] == [("flashinfer_python/kernels.so", {"sm_121f PTX": 1, "sm_90a": 1})]
     assert facts.inspect(path).wheel.device_code == ""
 

@@ -8,10 +8,10 @@ apart. As an ELF note: name ``NVIDIA Corp``, type 2000, and a description of six
 (2, object, tool, version, build, options), of which the last five are offsets into the
 NUL-terminated strings that follow (seen with CUDA 13.0.88).
 
-The digest covers the code that a GPU of the stack could load. For a library compiled here these are
-its cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so that
-neither link order nor compression changes it; for a library that came with the official wheel, its
-fatbin sections as they are. Python, host code and the version label are no part of it.
+The digest covers the code that a GPU of the stack could load. For a library compiled here these
+are its cubins of the stack's generation and all its PTX, each by its sha256 and in sorted order, so
+that neither link order nor compression changes it; for a library that came with the official wheel,
+its fatbin sections as they are. Python, host code and the version label are no part of it.
 
 A GPU of compute capability X.Y loads (CUDA C++ Programming Guide, "Binary Compatibility", "PTX
 Compatibility", "Feature Set Compiler Targets") machine code for ``sm_XZ`` and ``sm_XZf`` if Z ≤ Y,
@@ -209,7 +209,7 @@ def compiles(target: str, device: tuple[int, int]) -> bool:
     major, minor, suffix = _parsed(target)
     if suffix == "a":
         return (major, minor) == device
-    return 0 < major and (major, minor) <= device and (suffix != "f" or major == device[0])
+    return major > 0 and (major, minor) <= device and (suffix != "f" or major == device[0])
 
 
 def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> tuple[Gain, str]:

@@ -30,7 +30,6 @@ from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import NO_BITS, Buffer, ElfUnreadable, SharedObject
 from sparkwright.builder.wheel.fatbin import FatbinUnreadable
-from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 
 #: Provides the driver's functions; torch loads it for itself alone.
@@ -82,7 +81,7 @@ class LibraryAudit:
         return self.wants if self.wants and self.wants.role == "target" else None
 
     def check_host(self, data: Buffer, shared: SharedObject, platforms: Sequence[str]) -> None:
-        """Report needs of the library that its tag does not promise or the policy does not allow."""
+        """Report what the library needs beside the promises of its tag and the policy."""
         wants, machine = self.wants, shared.machine
         foreign = not all(platform.endswith(machine) for platform in platforms)
         if machine in ("x86_64", "aarch64") and foreign:
@@ -195,11 +194,12 @@ class LibraryAudit:
     ) -> tuple[list[DeviceImage], dict[Path, DeviceImage]]:
         """Return all images, and the cubins with a kernel that the policy names by their path."""
         target, images, cubins = self.target, list[DeviceImage](), dict[Path, DeviceImage]()
-        patterns = (
-            [re.compile(rule.kernels) for rule in (*target.opcodes, *target.trap_free)]
+        names = (
+            [rule.kernels for rule in target.opcodes] + [rule.kernels for rule in target.trap_free]
             if target
             else []
         )
+        patterns = [re.compile(name) for name in names]
         generation = self._policy.generation
         for image, content in device_code.images(
             data, shared, generation, whole_ptx=target is not None
@@ -261,10 +261,13 @@ class LibraryAudit:
             if len(present) < len(code):
                 lost = f"{len(code) - len(present)} of the {len(code)} pieces of code"
                 self.find("arch-missing", f"{lost} in its object are not in it", [unit.name])
-            elif code and any(entry.endswith(f":{target}") for entry in unit.gencode):
-                if not any(image.target == target for image in present):
-                    message = f"its object holds no cubin for {target}"
-                    self.find("arch-missing", message, [unit.name])
+            elif (
+                code
+                and any(entry.endswith(f":{target}") for entry in unit.gencode)
+                and not any(image.target == target for image in present)
+            ):
+                message = f"its object holds no cubin for {target}"
+                self.find("arch-missing", message, [unit.name])
         compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
         foreign = {image.target for sha256, image in by_hash.items() if sha256 not in compiled}
         # The device linker makes new code of relocatable code.
@@ -278,21 +281,13 @@ class LibraryAudit:
     ) -> dict[str, tuple[Counter[str], list[DeviceImage]]]:
         """Return the opcodes of all kernels of the cubins by kernel name, and their cubins."""
         kernels: dict[str, tuple[Counter[str], list[DeviceImage]]] = {}
-        with (
-            console.progress("disassembling", len(cubins), "cubins") as progress,
-            ThreadPoolExecutor(os.cpu_count()) as pool,
-        ):
-            try:
-                results = pool.map(lambda path: tools.opcodes(path, self._programs), cubins)
-                for image, opcodes in zip(cubins.values(), results, strict=True):
-                    for kernel, count in opcodes.items():
-                        total, images = kernels.setdefault(kernel, (Counter(), []))
-                        total.update(count)
-                        images.append(image)
-                    progress.update(progress.done + 1)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            results = pool.map(lambda path: tools.opcodes(path, self._programs), cubins)
+            for image, opcodes in zip(cubins.values(), results, strict=True):
+                for kernel, count in opcodes.items():
+                    total, images = kernels.setdefault(kernel, (Counter(), []))
+                    total.update(count)
+                    images.append(image)
         return kernels
 
     def _check_kernels(

@@ -238,47 +238,46 @@ def raise_for_findings(report: AuditReport) -> None:
 
 def show(*reports: AuditReport, result: bool = False) -> None:
     """
-    Print *reports* side by side: the wheels, their libraries, the tools and the findings.
+    Print *reports*: the wheels, their libraries side by side, the tools and the findings.
 
     Args:
         result: It is what the verb was asked for (`Console.table`).
     """
-    wheels, tools, findings = list[list[str]](), list[list[str]](), list[list[str]]()
-    libraries: list[tuple[str, int, list[str]]] = []
+    titles, libraries = list[str](), list[tuple[str, str, list[str]]]()
+    tools, findings = list[list[str]](), list[list[str]]()
     for number, report in enumerate(reports, 1):
-        about, broken = report.subject, Counter(finding.library for finding in report.findings)
-        judged = f"for {report.target}" if report.judged == "stack" else "not built here"
-        code = f"device code {report.device_code[:16]}…" if report.device_code else "no device code"
-        hashes = f"sha256 {about.sha256[:16]}…, {code}"
-        wheels.append([str(number), about.file, judged, as_size(about.size), hashes, _verdict(broken)])
+        mark = f"{number}" if len(reports) > 1 else ""
+        titles.append(f"{mark}: {_title(report)}".removeprefix(": "))
+        broken = Counter(finding.library for finding in report.findings)
         for library in report.libraries:
-            verdict = _verdict(Counter({"": broken[library.name]}))
-            libraries.append((library.name, number, [*_cells(library), verdict]))
+            count = broken[library.name]
+            verdict = f"{count} finding(s)" if count else "pass"
+            libraries.append((library.name, mark, [*_cells(library), verdict]))
         tools += [
-            [str(number), tool.name, tool.version or "–", tool.state.replace("-", " "), tool.says]
+            [mark, tool.name, tool.version or "–", tool.state.replace("-", " "), tool.says]
             for tool in report.checkers
         ]
         findings += [
-            [str(number), finding.rule, finding.library or "(the wheel)", finding.text]
+            [mark, finding.rule, finding.library or "(the wheel)", finding.text]
             for finding in report.findings[:SHOWN]
         ]
         if len(report.findings) > SHOWN:
-            console.note(f"{about.file}: {len(report.findings) - SHOWN} more findings")
-    columns = ["", "wheel", "judged", ">size", "hashes", "verdict"]
-    console.table("wheels", columns, wheels, result=result)
-    rows = [[name, str(number), *cells] for name, number, cells in sorted(libraries)]
-    columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets", "verdict"]
-    for title, headings, lines in (
-        ("libraries", columns, rows),
-        ("", ["", "tool", "version", "state", "says"], tools),
-        ("", ["", "rule", "library", "finding"], findings),
-    ):
-        if lines:
-            console.table(title, headings, lines, result=result)
+            titles.append(f"{len(report.findings) - SHOWN} more findings than are shown")
+    rows = [[name, mark, *cells] for name, mark, cells in sorted(libraries)]
+    columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets"]
+    console.table("\n".join(titles), [*columns, "verdict"], rows, result=result)
+    if tools:
+        console.table("", ["", "tool", "version", "state", "says"], tools, result=result)
+    if findings:
+        console.table("", ["", "rule", "library", "finding"], findings, result=result)
 
 
-def _verdict(broken: Counter[str]) -> str:
-    return f"{broken.total()} finding(s)" if broken.total() else "pass"
+def _title(report: AuditReport) -> str:
+    about = report.subject
+    judged = "" if report.judged == "stack" else ", as a wheel that was not built here"
+    title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}{judged}, "
+    title += f"sha256 {about.sha256[:16]}…, {as_size(about.size)}"
+    return title + (f", device code {report.device_code[:16]}…" if report.device_code else "")
 
 
 def _cells(library: Library) -> list[str]:

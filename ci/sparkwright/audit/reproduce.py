@@ -250,8 +250,7 @@ def compare(
     verdict: Verdict = "identical" if hashes[0] == hashes[1] else "same-device-code"
     verdict = "different" if unexplained else verdict
     digests = [
-        wheel_digest(library for library, _ in libraries.values())
-        for libraries in (before, after)
+        wheel_digest(library for library, _ in libraries.values()) for libraries in (before, after)
     ]
     return Rebuild(
         first.name,
@@ -267,9 +266,7 @@ def compare(
     )
 
 
-def read_device_code(
-    wheel: Path, policy: AuditPolicy, scratch: Path
-) -> dict[str, tuple[str, str]]:
+def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> dict[str, tuple[str, str]]:
     """
     Return two digests of the device code of each library of *wheel*, without judging it.
 

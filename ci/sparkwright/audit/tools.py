@@ -93,7 +93,12 @@ def strip_fatbins(data: Buffer, fatbins: Sequence[tuple[int, int]], target: Path
 
 
 def _run(
-    command: Sequence[str | Path], output: Path, timeout: float, *, memory: int = 0, written: int = 0
+    command: Sequence[str | Path],
+    output: Path,
+    timeout: float,
+    *,
+    memory: int = 0,
+    written: int = 0,
 ) -> tuple[int, list[str]]:
     """Run *command* with its output in the file *output*; return its status and its last words."""
     log, folder = output.with_suffix(".log"), output.parent
@@ -356,7 +361,7 @@ def opcodes(cubin: Path, folder: Path, timeout: float = TIMEOUT) -> dict[str, Co
     with tempfile.TemporaryDirectory(dir=cubin.parent) as scratch:
         text = Path(scratch, "text")
         try:
-            command = [program, "--print-code", cubin.absolute()]
+            command: list[str | Path] = [program, "--print-code", cubin.absolute()]
             status, last = _run(command, text, timeout, written=_MOST_TEXT)
         except subprocess.TimeoutExpired as error:
             what = f"nvdisasm did not end within {timeout:g} s."

@@ -81,8 +81,10 @@ def audit(
                 tools.torch,
                 contents,
                 hosts,
-                lambda name: (wants := policy.library(about.name, name)) is not None
-                and wants.torch == "stable",
+                lambda name: (
+                    (wants := policy.library(about.name, name)) is not None
+                    and wants.torch == "stable"
+                ),
                 folder,
             ),
             "auditwheel": partial(tools.platform_tag, wheel, about, folder),

@@ -197,9 +197,7 @@ def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
     return sha.hexdigest(), is_binary
 
 
-def _differences(
-    name: str, row: tuple[str, str] | None, sha256: str, size: int
-) -> list[Finding]:
+def _differences(name: str, row: tuple[str, str] | None, sha256: str, size: int) -> list[Finding]:
     if row is None:
         return [Finding(name, "record-missing", "RECORD does not list it")]
     digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()

@@ -1,0 +1,97 @@
+"""
+Shared libraries with device code, written as nvcc 13.0 writes them but without it.
+
+    data = fatbins.library(tmp_path, [cubin("sm_121f"), ptx("sm_80")], [cubin("sm_120f", kernels=("k",))])
+
+Each list is a fatbin, as of one translation unit. The kernels hold no instructions.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkwright.builder.wheel import fatbin
+
+#: Kind, listed target and stored bytes of an image.
+Image = tuple[int, str, bytes]
+
+
+def entry(
+    payload: bytes,
+    *,
+    kind: int = 2,
+    version: int = 0x0101,
+    number: int = 121,
+    flags: int = 0,
+    packed: int = 0,
+    whole: int = 0,
+) -> bytes:
+    """Return the entry of a fatbin."""
+    padded = payload + bytes(-len(payload) % 8)
+    fields = (kind, version, 64, len(padded), packed, 0, 8, 1, number, 0, 0, flags, 0, whole)
+    return struct.pack("<HHIQIIHHIIIQQQ", *fields) + padded
+
+
+def container(*entries: bytes, version: int = 1, magic: int = fatbin.MAGIC) -> bytes:
+    """Return a fatbin of *entries*."""
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", magic, version, 16, len(body)) + body
+
+
+def note(options: bytes, version: int = 2) -> bytes:
+    """Return the note in which ptxas states its *options*."""
+    strings = b"\0ptxas\0Cuda compilation tools\0Build cuda_13.0\0"
+    words = struct.pack("<6I", version, 0, 1, 7, 30, len(strings))
+    description = words + strings + options + b"\0"
+    return struct.pack("<3I", 12, len(description), 2000) + b"NVIDIA Corp\0" + description
+
+
+def cubin(
+    folder: Path, target: str, *, listed: str = "", kernels: Sequence[str] = ("kernel",)
+) -> Image:
+    """Return a cubin for *target* (empty for one that does not state it)."""
+    (folder / "note").write_bytes(note(f"-arch {target}".encode()) if target else b"")
+    source = ".section .note.nv.tkinfo\n" + f'.incbin "{folder}/note"\n'
+    source += "".join(f".section .text.{kernel}\n.byte 0\n" for kernel in kernels)
+    (folder / "cubin.s").write_text(source)
+    words: list[str | Path] = ["cc", "-c", folder / "cubin.s", "-o", folder / "cubin.o"]
+    subprocess.run(words, check=True)
+    return 2, listed or target, (folder / "cubin.o").read_bytes()
+
+
+def ptx(target: str) -> Image:
+    """Return a PTX text for *target*."""
+    return 1, target, f".version 9.0\n.target {target}\n.address_size 64\n".encode()
+
+
+def library(folder: Path, *units: Sequence[Image], source: str = "") -> bytes:
+    """Return a shared library of the C text *source* with a fatbin for each unit."""
+    body = b"".join(container(*(_entry(image) for image in unit)) for unit in units)
+    (folder / "fatbin").write_bytes(body)
+    (folder / "fatbin.c").write_text(source)
+    words: list[str | Path] = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        folder / "fatbin.c",
+        "-o",
+        folder / "fatbin.so",
+    ]
+    if units:
+        text = f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n'
+        (folder / "fatbin.s").write_text(text)
+        words.append(folder / "fatbin.s")
+    subprocess.run(words, check=True)
+    return (folder / "fatbin.so").read_bytes()
+
+
+def _entry(image: Image) -> bytes:
+    kind, listed, payload = image
+    match = re.fullmatch(r"sm_(\d+)([af]?)", listed)
+    assert match
+    flags = {"": 0, "a": 1 << 20, "f": 1 << 21}[match[2]]
+    return entry(payload, kind=kind, number=int(match[1]), flags=flags)

@@ -1,0 +1,61 @@
+"""What a GPU gets from device code: NVIDIA's rules of loading, over all combinations of targets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.audit import device_code
+
+SPARK = (12, 1)
+NUMBERS = (75, 80, 89, 90, 100, 103, 110, 120, 121, 122)
+TARGETS = [f"sm_{number}{suffix}" for number in NUMBERS for suffix in ("", "a", "f")]
+
+#: The table of gates.md §4.1, and what follows from the same rules for the rest.
+LOADS = {"sm_120", "sm_120f", "sm_121", "sm_121a", "sm_121f"}
+COMPILES = {"sm_120f", "sm_121f", "sm_121a"} | {f"sm_{number}" for number in NUMBERS[:-1]}
+
+
+def test_a_spark_loads_and_compiles_by_nvidias_rules() -> None:
+    """Code of its generation and not newer, ``a`` for 12.1 alone; PTX that is not newer."""
+    targets = [*TARGETS, "garbage", "sm_", ""]
+
+    assert {target for target in targets if device_code.loads(target, SPARK)} == LOADS
+    assert {target for target in targets if device_code.compiles(target, SPARK)} == COMPILES
+
+
+@pytest.mark.parametrize(
+    ("cubins", "ptx", "expected"),
+    [
+        (["sm_121f"], [], ("native", "sm_121f")),
+        (["sm_120f"], [], ("family", "sm_120f")),
+        (["sm_121"], [], ("plain", "sm_121")),
+        (["sm_120", "sm_120f", "sm_121f"], ["sm_80"], ("native", "sm_121f")),
+        (["sm_120f", "sm_121"], [], ("plain", "sm_121")),
+        (["sm_120a"], ["sm_120"], ("jit", "sm_120")),
+        (["sm_80", "sm_90a"], ["sm_80", "sm_90"], ("jit", "sm_90")),
+        (["sm_80"], ["sm_90a", "sm_120a", "sm_100f"], ("nothing", "")),
+        (["garbage", "sm_"], ["sm_x"], ("nothing", "")),
+    ],
+)
+def test_the_nearest_machine_code_comes_before_ptx(
+    cubins: list[str], ptx: list[str], expected: tuple[str, str]
+) -> None:
+    """The driver takes machine code if there is any that it can load."""
+    assert device_code.gain(cubins, ptx, SPARK) == expected
+
+
+lists = st.lists(st.sampled_from(TARGETS))
+
+
+@given(lists, lists, st.tuples(st.integers(7, 13), st.integers(0, 3)))
+def test_more_forms_never_give_less(
+    cubins: list[str], ptx: list[str], device: tuple[int, int]
+) -> None:
+    """A unit with PTX besides gives at least what its cubins give, on any GPU, in any order."""
+    order = list(device_code.GAINS)
+    gain = device_code.gain(cubins, ptx, device)
+
+    assert order.index(gain[0]) <= order.index(device_code.gain(cubins, [], device)[0])
+    assert gain == device_code.gain(cubins[::-1], ptx[::-1], device)
