@@ -19,7 +19,7 @@ base = download.obtain(session.store, locked.name, locked.filename, locked.sha25
 def ours() -> None:
     """Copy what stays, as it lies in the base."""
     with tempfile.TemporaryDirectory(dir=session.store.folder("work")) as folder:
-        archive.remake(base, Path(folder), version="0.33.0+bench")
+        archive.rewrite(base, Path(folder), version="0.33.0+bench")
 
 
 def theirs() -> None:

@@ -38,7 +38,7 @@ def changed(demo: Demo, members: dict[str, bytes]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     # The same version again: only the members and their hashes change.
-    return archive.remake(demo.wheel(), folder, version=demo.version, replace=members)
+    return archive.rewrite(demo.wheel(), folder, version=demo.version, replace=members)
 
 
 def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo: Demo) -> None:

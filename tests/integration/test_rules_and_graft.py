@@ -102,7 +102,7 @@ def test_a_base_wheel_of_another_release_is_refused(demo: Demo) -> None:
         other = archive.read("mini_vllm/envs.py").replace(b'"512"', b'"256"')
     fresh = demo.folder / "other"
     fresh.mkdir()
-    made = wheelfile.remake(base, fresh, version=locked.version, replace={"mini_vllm/envs.py": other})
+    made = wheelfile.rewrite(base, fresh, version=locked.version, replace={"mini_vllm/envs.py": other})
     sha256 = digest.sha256_file(made)
     # The folder of downloads is shared with the user's store, which this wheel must not get into.
     downloads = demo.folder / "store" / "downloads"

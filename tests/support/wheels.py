@@ -30,8 +30,8 @@ from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.graft import Transplant
-from sparkwright.builder.wheel.jit_cache import JitCacheRecord, PackedModule
+from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord, PackedModule
+from sparkwright.builder.wheel.graft import GraftManifest
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.digest import sha256_bytes, sha256_file
 from sparkwright.forks.fetch import FetchedSource
@@ -134,7 +134,7 @@ def ours(
         base = {f"{package}/_big_C.abi3.so": b"of the official wheel " + upstream.encode()}
         made |= here | base
         stated = {name: "sha256=" + _unpadded(data) for name, data in base.items()}
-        done = Transplant({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
+        done = GraftManifest({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
         compiled = {
             "plan": hexed("plan"), "base": hexed("base", upstream), "tools": hexed("tools"), "compiler": "13.3.0 aarch64-linux-gnu",
             "isolation": isolation, "counts": {"native": 108}, "transplant": done,

@@ -646,7 +646,7 @@ def test_a_wheel_that_says_something_else_inside_is_refused(case: Case, signer: 
     info = WheelName.of(case.path.name).info
     record = {**json.loads(zipfile.ZipFile(case.path).read(f"{info}/sparkwright.json")), "base": "0" * 64}
     changed = {"sparkwright.json": json.dumps(record).encode(), "sboms/sparkwright.cdx.json": case.inspected.sbom + b"\n"}[member]
-    path = archive.remake(case.path, tmp_path, version=case.wheel.version, replace={f"{info}/{member}": changed})
+    path = archive.rewrite(case.path, tmp_path, version=case.wheel.version, replace={f"{info}/{member}": changed})
     wheel = replace(case.wheel, sha256=digest.sha256_file(path), size=path.stat().st_size)
     other = replace(case, path=path, inspected=replace(case.inspected, wheel=wheel))
     proved = decision.decide(other.inspected, None, None, verdicts.policy())

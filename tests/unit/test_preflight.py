@@ -228,11 +228,11 @@ def test_library_without_one_member_in_the_base_is_refused(mini: Mini) -> None:
     settings = toolchain.settings(sound, "vllm")
     core = [Library(Path(member).name.partition(".")[0], Path(member).name, True) for member in LIBRARIES]
 
-    assert graft.members(base, core, settings) == {member: Path(member).name for member in LIBRARIES}
-    assert graft.members(base, [*core, Library("tests", "tests.so", False)], settings) == graft.members(base, core, settings)
+    assert graft.replaced_members(base, core, settings) == {member: Path(member).name for member in LIBRARIES}
+    assert graft.replaced_members(base, [*core, Library("tests", "tests.so", False)], settings) == graft.replaced_members(base, core, settings)
     other = with_base(mini, LIBRARIES[0], f"elsewhere/{Path(LIBRARIES[0]).name}").lock.forks["vllm"].bases[platform.machine()]
     with refusal("base-mismatch") as caught:
-        graft.members(download.path_of(sound.store, other.sha256, other.filename), core, settings)
+        graft.replaced_members(download.path_of(sound.store, other.sha256, other.filename), core, settings)
     assert [line.partition(":")[0] for line in caught.value.details] == [library.target for library in core]
 
 

@@ -23,7 +23,7 @@ from sparkwright.builder.container import PROGRAM, BindMount, BuilderImage, Exit
 from sparkwright.builder.container_engine import Engine
 from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.errors import ContainerError
-from sparkwright.builder.self_wheel import LockedFile
+from sparkwright.builder.wheel.sbom import LockedFile
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, by_reference
 from sparkwright.core.store import Store

@@ -28,9 +28,9 @@ from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.environment import cross, host_compiler, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import cutlass, graft, materials, pep517, version_label
-from sparkwright.builder.wheel.graft import Transplant
-from sparkwright.builder.wheel.sbom import Papers
+from sparkwright.builder.wheel import cutlass, graft, pep517, sbom, version
+from sparkwright.builder.wheel.graft import GraftManifest
+from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
@@ -41,8 +41,8 @@ from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 
 #: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials. 3: and
-#: their unit manifest.
-LAYOUT = 3
+#: their unit manifest. 4: the bill of materials in another order.
+LAYOUT = 4
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     size: int
     tree: str
     counts: dict[str, int] = {}
-    transplant: Transplant | None = None
+    transplant: GraftManifest | None = None
 
 
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,7 +96,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     isolation: str = ""
     counts: dict[str, int] = {}
     units: tuple[CompiledUnit, ...] = ()
-    transplant: Transplant | None = None
+    transplant: GraftManifest | None = None
 
 
 def inputs(session: RunContext, fork: str) -> dict[str, str]:
@@ -117,7 +117,7 @@ def inputs(session: RunContext, fork: str) -> dict[str, str]:
         f"forks/{stack}/stack.yaml": (
             project.spec.arch,
             project.spec.label,
-            version_label.LABELS,
+            version.LABELS,
             spec,
         ),
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
@@ -149,37 +149,38 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
     }
 
 
-def papers(
+def dist_info(
     session: RunContext, source: SourceTree, base: FileLock | None = None, **compiled: Any
-) -> Papers:
+) -> DistInfoFiles:
     """
-    Return what the wheel made of *source* says of itself: its build record, and what its bill of
-    materials is made of.
+    Return the build record of the wheel made of *source*, and the parts for its bill of materials.
 
     Args:
         base: The official wheel under a graft.
-        compiled: Fields of the record, of what was compiled.
+        compiled: Fields of the record that describe the compiling.
     """
-    project, made_of = session.project, reviewed(inputs(session, source.fork))
+    project = session.project
     record = BuildRecord(
         __version__,
         project.stack,
         project.spec.arch,
         source,
-        made_of,
+        reviewed(inputs(session, source.fork)),
         base=base.sha256 if base else "",
         **compiled,
     )
-    bill = materials.bill(
+    manifest = record.transplant
+    parts = sbom.gather(
         session,
         source,
         base=base,
-        done=record.transplant,
+        compiled=manifest.libraries if manifest else None,
+        inherited=manifest.base if manifest else None,
         toolchain=record.tools,
         compiler=record.compiler,
         isolation=record.isolation,
     )
-    return Papers(msgspec.json.format(msgspec.json.encode(record)), bill)
+    return DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
 
 
 def _folder(folder: Path) -> dict[str, str]:
@@ -279,7 +280,7 @@ def _place(session: RunContext, built: BuiltWheel) -> None:
         left.unlink(missing_ok=True)
     # `pip install dist/*.whl` must not meet two builds of one release. What goes is in the store
     # still; what is not, stays.
-    for name in version_label.superseded(
+    for name in version.superseded(
         built.filename, [path.name for path in session.output.glob("*.whl")]
     ):
         if (
@@ -307,16 +308,21 @@ def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
             )
         )
         source = source_tree.make(session, fork)
-        label = version_label.label(session, source)
+        label = version.label(session, source)
         settings = toolchain.settings(session, fork)
         kind = session.project.fork(fork).build
         _fetch_inputs(session, fork)
         preflight.check(session, source)
         counts: dict[str, int] = {}
-        done: Transplant | None = None
+        done: GraftManifest | None = None
         if kind == "headers":
             path = cutlass.build(
-                session, source.tree, settings.distribution, label, papers(session, source), scratch
+                session,
+                source.tree,
+                settings.distribution,
+                label,
+                dist_info(session, source),
+                scratch,
             )
         elif kind == "backend":
             path = pep517.build(
@@ -326,7 +332,7 @@ def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
                 fork,
                 source.tree,
                 label,
-                papers(session, source),
+                dist_info(session, source),
                 scratch,
             )
         else:
@@ -367,7 +373,7 @@ def shelve(session: RunContext, built: BuiltWheel, path: Path) -> None:
 
 def _graft(
     session: RunContext, tools: Toolchain, source: SourceTree, label: str, folder: Path
-) -> tuple[Path, dict[str, int], Transplant]:
+) -> tuple[Path, dict[str, int], GraftManifest]:
     fork = source.fork
     settings = toolchain.settings(session, fork)
     locked = session.lock.forks[fork].bases.get(session.machine)
@@ -385,7 +391,7 @@ def _graft(
         plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
         libraries = configure.libraries(workspace.build)
-        members = graft.members(base, libraries, settings)
+        members = graft.replaced_members(base, libraries, settings)
         member_of = {path: member for member, path in members.items()}
         by_target = {
             library.target: member_of[library.path]
@@ -398,8 +404,8 @@ def _graft(
         ninja.compile_targets(
             build_folder, settings.targets, Costs.of(session, fork), ninja.limits(session)
         )
-        changes, done = graft.transplant(session, source, base, workspace.build, members, settings)
-        told = papers(
+        changes, done = graft.changes(session, source, base, workspace.build, members, settings)
+        files = dist_info(
             session,
             source,
             locked,
@@ -412,7 +418,7 @@ def _graft(
             isolation=workspace.sandbox.kind,
             units=unit_manifest.record(workspace.build, made.after.units, by_target),
         )
-        path = graft.write(base, folder, label, changes, done, settings, told)
+        path = graft.write(base, folder, label, changes, done, settings, files)
     console.note(
         f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, "
         f"{len(done.replaced)} files replaced"

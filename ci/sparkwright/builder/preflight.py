@@ -411,7 +411,7 @@ def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironmen
 
     Raises:
         source-mismatch: Its file in the store is not the one that the lock names.
-        base-mismatch, requirement-mismatch: As `graft.compare`.
+        base-mismatch, requirement-mismatch: As `graft.check_base`.
     """
     locked = session.lock.forks[source.fork].bases.get(session.machine)
     if session.project.fork(source.fork).build != "graft" or locked is None:
@@ -425,7 +425,7 @@ def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironmen
             details=[f"lock: {locked.sha256}", f"file: {sha256}"],
             todo=f"Remove {path}; the next run fetches it again.",
         )
-    graft.compare(session, source, path, settings)
+    graft.check_base(session, source, path, settings)
     yield from fork_requirements(session, _requirements(path, settings), path.name)
 
 
@@ -437,6 +437,8 @@ def _requirements(wheel: Path, settings: ForkEnvironment) -> list[str]:
 
     with zip_file(wheel) as opened:
         metadata = opened.read(f"{WheelName.of(wheel.name).info}/METADATA")
-    header = archive.requiring(metadata, dict.fromkeys(settings.requires, "")).partition(b"\n\n")[0]
+    header = archive.change_requirements(metadata, dict.fromkeys(settings.requires, "")).partition(
+        b"\n\n"
+    )[0]
     lines = BytesParser().parsebytes(header).get_all("Requires-Dist") or []
     return [str(line) for line in lines if "extra ==" not in str(line)]

@@ -18,7 +18,7 @@ import sparkwright
 from sparkwright.builder.environment import platforms
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.sbom import SBOM, Bill
+from sparkwright.builder.wheel.sbom import LockedFile, SbomInput
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest, process, project_data
 from sparkwright.core.console import console
@@ -53,14 +53,6 @@ class Interpreter(msgspec.Struct, frozen=True):
             str(tag)
             for tag in platforms.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))
         ]
-
-
-class LockedFile(msgspec.Struct, frozen=True, order=True):
-    """A file of the package index."""
-
-    project: str
-    filename: str
-    sha256: str
 
 
 def requirements(extra: str = "full") -> list[str]:
@@ -111,7 +103,9 @@ def write(
         f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: "
         f">=3.11\n{wanted}"
     )
-    files[f"{name.info}/{SBOM}"] = sbom.document(Bill(facts={"built": "program"}), name)
+    files[f"{name.info}/{archive.SBOM}"] = sbom.document(
+        SbomInput(properties={"built": "program"}), name
+    )
     path = folder / name.filename
     archive.write(path, name, files, metadata, pure=True)
     return path

@@ -22,7 +22,7 @@ from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import version_label
+from sparkwright.builder.wheel import version
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import lock
@@ -127,7 +127,7 @@ class Workspace:
             if self.sandbox.mounts
             else {folder.absolute(): INSIDE / name for folder, name in self._places.items()}
         )
-        defines = version_label.flags(self.defines(), renamed)
+        defines = version.flags(self.defines(), renamed)
         if launcher:
             command = f"{self._tools.python};-IS;{launcher}"
             defines |= {

@@ -13,7 +13,7 @@ from sparkwright.audit import policy, report, wheel, wheel_reader
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder import pipeline as building
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.wheel import flashinfer_aot, jit_cache
+from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
@@ -86,5 +86,5 @@ def audited(
 
 def _last(session: RunContext, fork: str) -> list[Path]:
     spec = flashinfer_aot.load(session.project, fork)
-    made = (building.known(session, fork), jit_cache.known(session, spec) if spec else None)
+    made = (building.known(session, fork), flashinfer_aot.stored(session, spec) if spec else None)
     return [path for built in made if built and (path := building.path_of(session, built)).exists()]

@@ -16,7 +16,7 @@ from sparkwright.builder import container_run, pipeline
 from sparkwright.builder.compile import costs, single_unit
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.pipeline import BuiltWheel
-from sparkwright.builder.wheel import flashinfer_aot, jit_cache
+from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.cli import audit
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
@@ -87,7 +87,7 @@ def _built(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWhee
     built = pipeline.build(session, fork)
     yield built
     if ahead and (spec := flashinfer_aot.load(session.project, fork)):
-        yield jit_cache.build(session, spec, built)
+        yield flashinfer_aot.build(session, spec, built)
 
 
 def announce(session: RunContext, *, ahead: bool = False) -> None:
@@ -108,7 +108,7 @@ def announce(session: RunContext, *, ahead: bool = False) -> None:
         if (
             ahead
             and (spec := flashinfer_aot.load(session.project, fork))
-            and not jit_cache.known(session, spec)
+            and not flashinfer_aot.stored(session, spec)
         ):
             last = session.store.get("duration", pipeline.called(session, spec.distribution), float)
             about = (

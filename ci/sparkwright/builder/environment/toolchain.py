@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.builder.environment import pylock
-from sparkwright.builder.wheel import version_label
+from sparkwright.builder.wheel import version
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
@@ -52,7 +52,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             wheel at the same path. version_files: Python files of the wheel that state its version.
             requires: For a graft: normalised name of a project that the official wheel requires →
             the requirement to put in place of that, or
-            nothing where it is to go (`wheelfile.requiring`).
+            nothing where it is to go (`archive.change_requirements`).
         distribution: Name of the wheel's project.
         memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine
             has no record of it yet. disk: Kind of build → megabytes that it takes in the cache
@@ -168,7 +168,7 @@ class Toolchain(msgspec.Struct, frozen=True):
             [str(self.root / "bin"), str(self.cuda / "bin"), os.environ.get("PATH", os.defpath)]
         )
         own = {
-            **version_label.VARIABLES,
+            **version.VARIABLES,
             "PATH": path,
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),

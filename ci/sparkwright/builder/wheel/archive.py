@@ -1,9 +1,9 @@
 """
-Wheels, written so that equal content gives equal bytes.
+Wheels, read with bounds and written so that equal content gives equal bytes.
 
-A wheel is made from files, or from another wheel by replacing members and bringing in a local
-version label. Members that stay are copied as they lie, compressed, so that a graft onto a 330 MB
-wheel takes seconds.
+A wheel is made from files, or from another wheel by replacing members and adding a local version
+label. Members that stay are copied without unpacking, so that a graft onto a 330 MB wheel takes
+seconds.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ import io
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from email.parser import BytesParser
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO
 
 import msgspec
 
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.wheel.version import restate
 from sparkwright.core.errors import FileError, WheelError
 from sparkwright.forks.archive import safe_path, zip_file
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel
 #: (reproducible-builds.org).
@@ -47,10 +43,11 @@ MOST_BYTES_TOTAL = 24 * 1024**3
 RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: RECORD and METADATA are read into memory.
 MOST_BYTES_TEXT = 64 * 1024**2
-#: What every installer can unpack; the others may also require gigabytes of memory.
+#: Every installer can unpack these; others may also require gigabytes of memory.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
-#: What we add to a ``.dist-info``: where every part came from, and the bill of materials (PEP 770).
+#: The files that sparkwright adds to a ``.dist-info``: the build record, and the bill of materials
+#: (PEP 770).
 BUILD_RECORD = "sparkwright.json"
 SBOM = "sboms/sparkwright.cdx.json"
 
@@ -79,8 +76,8 @@ class WheelName(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, filename: str, version: str = "") -> WheelName:
         """
-        Return the parts of *filename*, with another *version* where one is given; raise
-        `wheel-invalid` where it is no wheel's name.
+        Return the parts of *filename*, with another *version* if one is given; raise
+        `wheel-invalid` if it is no wheel's name.
         """
         from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -96,53 +93,49 @@ class WheelName(msgspec.Struct, frozen=True):
 
 def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
     """
-    Return the files of *wheel* by name, from what its directory states; nothing is unpacked.
+    Return the files of *wheel* by name, from its directory; nothing is unpacked.
 
     Raises:
         wheel-invalid: A member appears twice, shares bytes with another, is compressed in an
-            unusual
-            way, or is larger than in any wheel.
+            unusual way, or is larger than in any wheel.
         archive-unsafe: A name leaves its folder, or it is a link.
     """
-    files: dict[str, zipfile.ZipInfo] = {}
-    total = 0
-    infos = wheel.infolist()
+    infos = sorted(wheel.infolist(), key=lambda info: info.header_offset)
     if len(infos) > MOST_MEMBERS:
         raise WheelError("wheel-invalid", f"{origin} has more than {MOST_MEMBERS} members.")
-    for info in infos:
-        name, details = info.filename, [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
-        safe_path(name.removesuffix("/"), origin)
+    files: dict[str, zipfile.ZipInfo] = {}
+    total = 0
+    # A member ends before the next one begins: members that share bytes let a small file hold a
+    # large content many times.
+    ends = [*(info.header_offset for info in infos[1:]), wheel.start_dir]
+    for info, end in zip(infos, ends, strict=True):
+        details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
+        safe_path(info.filename.removesuffix("/"), origin)
         if info.external_attr >> 28 == 0o12:
             what = f"{origin} has a symbolic link, which no wheel may have."
             raise FileError("archive-unsafe", what, details=details)
-        if name in files:
-            raise WheelError(
-                "wheel-invalid", f"{origin} holds the same member twice.", details=details
-            )
-        if info.compress_type not in _COMPRESSIONS:
-            what = f"{origin} is packed in a way that not every installer knows."
-            raise WheelError("wheel-invalid", what, details=details)
         total += info.file_size
-        inflated = _inflated(info.file_size, info.compress_size, RATIO_FROM)
-        if info.file_size > MOST_BYTES or total > MOST_BYTES_TOTAL or inflated:
-            raise WheelError(
-                "wheel-invalid", f"{origin} is larger than any wheel.", details=details
-            )
+        fault = ""
+        if info.filename in files:
+            fault = "holds the same member twice"
+        elif info.compress_type not in _COMPRESSIONS:
+            fault = "is packed in a way that not every installer knows"
+        elif (
+            info.file_size > MOST_BYTES
+            or total > MOST_BYTES_TOTAL
+            or _inflated(info.file_size, info.compress_size, RATIO_FROM)
+        ):
+            fault = "is larger than any wheel"
+        elif info.header_offset + _LOCAL_HEADER.size + info.compress_size > end:
+            fault = "holds members that overlap"
+        if fault:
+            raise WheelError("wheel-invalid", f"{origin} {fault}.", details=details)
         if not info.is_dir():
-            files[name] = info
-    # Members that share bytes let a small file hold a large content many times.
-    ordered = sorted(infos, key=lambda info: info.header_offset)
-    ends = [*(info.header_offset for info in ordered[1:]), wheel.start_dir]
-    for info, end in zip(ordered, ends, strict=True):
-        if info.header_offset + _LOCAL_HEADER.size + info.compress_size > end:
-            details = [f"member: {info.filename!r}"]
-            raise WheelError(
-                "wheel-invalid", f"{origin} holds members that overlap.", details=details
-            )
+            files[info.filename] = info
     if _inflated(total, wheel.start_dir, RATIO_TOTAL_FROM):
         details = [f"bytes of all members: {total}"]
         raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
-    return files
+    return {info.filename: info for info in wheel.infolist() if info.filename in files}
 
 
 def _inflated(size: int, packed: int, limit: int) -> bool:
@@ -161,78 +154,75 @@ def member_text(
         return stream.read(MOST_BYTES_TEXT)
 
 
-class WheelWriter:
-    """Writes members to the zip at *path* and keeps account for RECORD."""
+def records(wheel: zipfile.ZipFile, info: str) -> dict[str, tuple[str, str]]:
+    """
+    Return the rows of RECORD in the ``.dist-info`` folder *info*: member → (digest, size).
+
+    Raises:
+        LookupError, ValueError: There is no RECORD, or its lines have not three fields; `zip_file`
+            turns both into `wheel-invalid`.
+    """
+    rows = csv.reader(io.StringIO(wheel.read(f"{info}/RECORD").decode()))
+    return {name: (digest, count) for name, digest, count in rows}
+
+
+class _Writer:
+    """A wheel in the making: its zip at *path*, and the rows of its RECORD."""
 
     def __init__(self, path: Path, name: WheelName) -> None:
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6)
         self._name = name
-        self._record: list[tuple[str, str, str]] = []
+        self._rows: list[tuple[str, str, str]] = []
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
-        """Write *data* as the member *name*."""
         info = zipfile.ZipInfo(name, EPOCH)
-        info.compress_type = zipfile.ZIP_DEFLATED
-        info.external_attr = _mode(executable=executable)
+        info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, _mode(executable)
         self._zip.writestr(info, data)
-        self._account(name, hashlib.sha256(data).digest(), len(data))
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        self._rows.append((name, f"sha256={digest}", str(len(data))))
 
     def copy(
-        self, source: IO[bytes], info: zipfile.ZipInfo, name: str, record: tuple[str, str]
+        self, source: IO[bytes], member: zipfile.ZipInfo, name: str, row: tuple[str, str]
     ) -> None:
-        """
-        Copy a member from another zip as it lies there, under *name*.
-
-        Args:
-            source: The other zip's bytes.
-            record: What that wheel's RECORD says of it: digest and size.
-        """
-        source.seek(info.header_offset)
+        """Copy *member* of the zip in *source*, still compressed, with its *row* of RECORD."""
+        source.seek(member.header_offset)
         header = _LOCAL_HEADER.unpack(source.read(_LOCAL_HEADER.size))
         source.seek(header[9] + header[10], 1)
-        fresh = zipfile.ZipInfo(name, EPOCH)
-        fresh.compress_type, fresh.CRC = info.compress_type, info.CRC
-        fresh.compress_size, fresh.file_size = info.compress_size, info.file_size
-        # The rest of the mode is the umask of whoever packed it, and nothing that an installer
-        # keeps.
-        fresh.external_attr = _mode(executable=bool(info.external_attr >> 16 & 0o111))
+        info = zipfile.ZipInfo(name, EPOCH)
+        info.compress_type, info.CRC = member.compress_type, member.CRC
+        info.compress_size, info.file_size = member.compress_size, member.file_size
+        # The rest of the mode is the umask of the packer, which installers ignore.
+        info.external_attr = _mode(bool(member.external_attr >> 16 & 0o111))
         target = self._zip.fp
         assert target is not None
         target.seek(self._zip.start_dir)
-        fresh.header_offset = target.tell()
-        target.write(fresh.FileHeader(zip64=info.file_size >= zipfile.ZIP64_LIMIT))
-        left = info.compress_size
+        info.header_offset = target.tell()
+        target.write(info.FileHeader(zip64=member.file_size >= zipfile.ZIP64_LIMIT))
+        left = member.compress_size
         while left:
             chunk = source.read(min(left, 1 << 22))
             if not chunk:
-                raise WheelError("wheel-invalid", f"{info.filename} is cut off inside its wheel.")
+                raise WheelError("wheel-invalid", f"{member.filename} is cut off inside its wheel.")
             target.write(chunk)
             left -= len(chunk)
-        # zipfile has no call for a member that is compressed already; these three are what its own
+        # zipfile cannot write a member that is compressed already; this is the state that its own
         # `_open_to_write` keeps.
-        self._zip.filelist.append(fresh)
-        self._zip.NameToInfo[name] = fresh
+        self._zip.filelist.append(info)
+        self._zip.NameToInfo[name] = info
         self._zip.start_dir = target.tell()
         self._zip._didModify = True  # type: ignore[attr-defined]  # see above
-        self._record.append((name, *record))
-
-    def _account(self, name: str, digest: bytes, count: int) -> None:
-        self._record.append(
-            (name, "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), str(count))
-        )
+        self._rows.append((name, *row))
 
     def close(self) -> None:
         """Write RECORD, last, and the zip's directory."""
         record = f"{self._name.info}/RECORD"
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*sorted(self._record), (record, "", "")])
-        info = zipfile.ZipInfo(record, EPOCH)
-        info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, _mode(executable=False)
-        self._zip.writestr(info, text.getvalue())
+        csv.writer(text, lineterminator="\n").writerows([*sorted(self._rows), (record, "", "")])
+        self.add(record, text.getvalue().encode())
         self._zip.close()
 
 
-def _mode(*, executable: bool) -> int:
+def _mode(executable: bool) -> int:
     """Return the attributes of a regular file, as zip archives hold them."""
     return (0o100755 if executable else 0o100644) << 16
 
@@ -241,52 +231,34 @@ def write(
     path: Path, name: WheelName, files: Mapping[str, bytes], metadata: str, *, pure: bool
 ) -> None:
     """Write a wheel of *files* with the given METADATA text."""
-    wheel = WheelWriter(path, name)
+    wheel = _Writer(path, name)
     for member in sorted(files):
         wheel.add(member, files[member])
     wheel.add(f"{name.info}/METADATA", metadata.encode())
-    wheel.add(f"{name.info}/WHEEL", wheel_text(name.tag, pure).encode())
+    wheel.add(f"{name.info}/WHEEL", _wheel_text(name.tag, pure))
     wheel.close()
 
 
-def wheel_text(tag: str, pure: bool) -> str:
+def _wheel_text(tag: str, pure: bool) -> bytes:
     """Return the text of a WHEEL file (PEP 427); a compressed *tag* becomes one line per member."""
     from packaging.tags import parse_tag
 
-    tags = "".join(f"Tag: {one}\n" for one in sorted(str(one) for one in parse_tag(tag)))
-    return (
-        f"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: {str(pure).lower()}\n{tags}"
-    )
+    tags = "".join(f"Tag: {member}\n" for member in sorted(map(str, parse_tag(tag))))
+    lines = f"Generator: sparkwright\nRoot-Is-Purelib: {str(pure).lower()}\n{tags}"
+    return f"Wheel-Version: 1.0\n{lines}".encode()
 
 
-def records(wheel: zipfile.ZipFile, info: str, origin: str) -> dict[str, tuple[str, str]]:
-    """
-    Return what RECORD says: member → (digest, size).
-
-    Raises:
-        wheel-invalid: There is no RECORD, or its lines have not three fields.
-    """
-    try:
-        rows = list(csv.reader(io.StringIO(wheel.read(f"{info}/RECORD").decode())))
-        return {name: (digest, count) for name, digest, count in rows}
-    except (KeyError, ValueError, csv.Error) as error:
-        raise WheelError(
-            "wheel-invalid", f"{origin} has no readable RECORD.", details=[str(error)]
-        ) from error
-
-
-def remake(
+def rewrite(
     base: Path,
     folder: Path,
     *,
     version: str,
     platform: str = "",
     replace: Mapping[str, bytes] | None = None,
-    remove: frozenset[str] = frozenset(),
-    version_files: tuple[str, ...] = (),
+    remove: Collection[str] = (),
+    version_files: Collection[str] = (),
     requires: Mapping[str, str] | None = None,
-    build_record: bytes = b"",
-    sbom: bytes = b"",
+    dist_info: Mapping[str, bytes] | None = None,
 ) -> Path:
     """
     Write to *folder* the wheel *base* with another version, and with some members replaced, added
@@ -294,89 +266,81 @@ def remake(
 
     Args:
         version: The new version; METADATA, the names of its folders and *version_files* follow it.
-        platform: The new platform tag, where it changes.
-        requires: Requirements that change; see `requiring`.
-        build_record: JSON that says where every library came from; becomes ``sparkwright.json`` in
-            the ``.dist-info``. sbom: The bill of materials; becomes `SBOM` there. One that
-            upstream's wheel has under another name stays.
+        platform: The new platform tag, if it changes.
+        requires: Requirements that change; see `change_requirements`.
+        dist_info: Files of the new ``.dist-info`` by their path in it.
 
     Returns:
         The new wheel's path.
 
     Raises:
         wheel-invalid: *base* is damaged, or a version file does not state the version.
-        requirement-mismatch: See `requiring`.
+        requirement-mismatch: See `change_requirements`.
     """
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
-    changed = dict(replace or {})
-    papers = {member: data for member, data in ((BUILD_RECORD, build_record), (SBOM, sbom)) if data}
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
-        found = members(source, base.name)
-        record = records(source, old.info, base.name)
+        listed = members(source, base.name)
+        rows = records(source, old.info)
+        changed = dict(replace or {})
         for name in version_files:
-            text = changed.get(name) or source.read(name)
-            changed[name] = restate(text.decode(), old.version, version, name).encode()
-        writer = WheelWriter(path, new)
-        for name in sorted(
-            {*found, *changed} - remove, key=lambda name: (name.startswith(old.info), name)
-        ):
-            target = _renamed(name, old, new)
-            if name == f"{old.info}/RECORD" or name.removeprefix(f"{old.info}/") in papers:
-                continue
-            if name == f"{old.info}/METADATA":
-                writer.add(
-                    target,
-                    requiring(_metadata(source.read(name), old.version, version), requires or {}),
-                )
-            elif name == f"{old.info}/WHEEL":
-                pure = b"Root-Is-Purelib: true" in source.read(name)
-                writer.add(target, wheel_text(new.tag, pure).encode())
-            elif name in changed:
+            text = (changed.get(name) or source.read(name)).decode()
+            changed[name] = restate(text, old.version, version, name).encode()
+        changed |= {f"{old.info}/{name}": data for name, data in (dist_info or {}).items()}
+        metadata = _restate_metadata(source.read(f"{old.info}/METADATA"), old.version, version)
+        changed[f"{old.info}/METADATA"] = change_requirements(metadata, requires or {})
+        pure = b"Root-Is-Purelib: true" in source.read(f"{old.info}/WHEEL")
+        changed[f"{old.info}/WHEEL"] = _wheel_text(new.tag, pure)
+        names = {*listed, *changed} - {*remove, f"{old.info}/RECORD"}
+        writer = _Writer(path, new)
+        for name in sorted(names, key=lambda name: (name.startswith(old.info), name)):
+            top, separator, rest = name.partition("/")
+            stem, suffix = top[: top.rfind(".")], top[top.rfind(".") :]
+            if stem == f"{old.distribution}-{old.version}" and suffix in (".dist-info", ".data"):
+                top = f"{new.distribution}-{new.version}{suffix}"
+            target = top + separator + rest
+            if name in changed:
                 writer.add(target, changed[name], executable=name.endswith(".so"))
-            elif name in record and record[name][0]:
-                writer.copy(raw, found[name], target, record[name])
+            elif rows.get(name, ("", ""))[0]:
+                writer.copy(raw, listed[name], target, rows[name])
             else:
-                raise WheelError(
-                    "wheel-invalid", f"{base.name} holds {name}, which its RECORD does not know."
-                )
-        for member, data in papers.items():
-            writer.add(f"{new.info}/{member}", data)
+                what = f"{base.name} holds {name}, which is not in its RECORD."
+                raise WheelError("wheel-invalid", what)
         writer.close()
     return path
 
 
-def _renamed(name: str, old: WheelName, new: WheelName) -> str:
-    for suffix in (".dist-info", ".data"):
-        folder = f"{old.distribution}-{old.version}{suffix}/"
-        if name.startswith(folder):
-            return f"{new.distribution}-{new.version}{suffix}/" + name.removeprefix(folder)
-    return name
+def restate(text: str, old: str, new: str, name: str) -> str:
+    """
+    Return the Python file *text* with *new* where ``__version__`` or ``version`` is set to *old*.
+
+    Raises:
+        wheel-invalid: There is no such assignment; the program and the metadata would disagree.
+    """
+    pattern = rf"^((?:\w+ *= *)*(?:__version__|version) *= *(?:\w+ *= *)*)(['\"]){re.escape(old)}\2"
+    text, count = re.subn(pattern, lambda match: match[1] + repr(new), text, flags=re.MULTILINE)
+    if not count:
+        raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
+    return text
 
 
-def _metadata(text: bytes, old: str, new: str) -> bytes:
+def _restate_metadata(text: bytes, old: str, new: str) -> bytes:
     head, gap, body = text.partition(b"\n\n")
     if BytesParser().parsebytes(head).get_all("Version") != [old]:
         raise WheelError("wheel-invalid", f"METADATA does not state version {old} once.")
-    lines = [
-        f"Version: {new}".encode() if line.startswith(b"Version:") else line
-        for line in head.split(b"\n")
-    ]
-    return b"\n".join(lines) + gap + body
+    return re.sub(rb"(?m)^Version:.*$", f"Version: {new}".encode(), head) + gap + body
 
 
-def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
+def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     """
-    Return METADATA that asks for other versions of some projects, or no longer for them.
-
-    What a line asks for is replaced; when it does so (its marker, which may name an extra) stays.
+    Return METADATA that requires other versions of some projects, or these projects no longer.
 
     Args:
-        requires: Normalised name → the requirement for the lines of that project, or nothing to
-            remove them. A line keeps its extras
-            where the requirement names none; a marker of the requirement is a further condition.
+        requires: Normalised name → the requirement for the lines of that project, or empty to
+            remove them. A line keeps its extras if the requirement names none, and its marker; a
+            marker of the requirement is a further condition.
 
     Raises:
         requirement-mismatch: A project has no line, or none that would change.
@@ -385,73 +349,47 @@ def requiring(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     if not requires:
         return metadata
     head, gap, body = metadata.partition(b"\n\n")
+    lines, effective = [], set[str]()
     # A line that begins with a blank continues the one before it.
-    fields = [_Field.of(line, requires) for line in re.split(rb"\n(?![ \t])", head)]
-    if idle := sorted(
-        requires.keys() - {field.project for field in fields if field.after != field.before}
-    ):
-        asked = {
-            project: [field.before.decode() for field in fields if field.project == project]
-            for project in idle
-        }
-        details = [
-            f"{project}: {'; '.join(lines) or 'not required at all'}"
-            for project, lines in asked.items()
+    for line in re.split(rb"\n(?![ \t])", head):
+        key, _, text = line.partition(b":")
+        changed: bytes | None = line
+        if key.lower() == b"requires-dist":
+            project, requirement = _changed_requirement(text, requires)
+            if requirement is not None:
+                changed = b"%s: %s" % (key, requirement.encode()) if requirement else None
+                effective.add(project)
+        if changed is not None:
+            lines.append(changed)
+    if idle := sorted(requires.keys() - effective):
+        what = f"What is said of {', '.join(idle)} changes no requirement of the official wheel."
+        stated = [
+            line.decode() for line in head.splitlines() if line[:13].lower() == b"requires-dist"
         ]
-        raise BuildError(
-            "requirement-mismatch",
-            f"What is said of {', '.join(idle)} changes no requirement of the official wheel.",
-            details=details,
-        )
-    return b"\n".join(field.after for field in fields if field.after is not None) + gap + body
+        raise BuildError("requirement-mismatch", what, details=stated)
+    return b"\n".join(lines) + gap + body
 
 
-class _Field(NamedTuple):
+def _changed_requirement(text: bytes, requires: Mapping[str, str]) -> tuple[str, str | None]:
     """
-    A header field, and what takes its place, if anything; *project* is what it requires, if it
-    does.
-    """
-
-    project: str
-    before: bytes
-    after: bytes | None
-
-    @classmethod
-    def of(cls, line: bytes, requires: Mapping[str, str]) -> _Field:
-        from packaging.requirements import InvalidRequirement, Requirement
-        from packaging.utils import canonicalize_name
-
-        name, _, text = line.partition(b":")
-        if name.lower() != b"requires-dist":
-            return cls("", line, line)
-        try:
-            found = Requirement(" ".join(text.decode().split()))
-        except (InvalidRequirement, UnicodeDecodeError) as error:
-            raise WheelError(
-                "wheel-invalid",
-                "METADATA holds a requirement that cannot be read.",
-                details=[repr(text), str(error)],
-            ) from error
-        project = canonicalize_name(found.name)
-        if project not in requires:
-            return cls(project, line, line)
-        if not requires[project]:
-            return cls(project, line, None)
-        wanted = _joined(found, Requirement(requires[project]))
-        return cls(
-            project, line, line if wanted == found else b"%s: %s" % (name, str(wanted).encode())
-        )
-
-
-def _joined(found: Requirement, wanted: Requirement) -> Requirement:
-    """
-    Return *wanted* on the conditions of *found*, and with its extras where it has none itself.
+    Return the project of the requirement *text*, and its new requirement: None if it stays, empty
+    if it goes.
     """
     from packaging.markers import Marker
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
 
-    wanted.extras = wanted.extras or found.extras
-    if found.marker:
-        wanted.marker = (
-            Marker(f"({found.marker}) and ({wanted.marker})") if wanted.marker else found.marker
-        )
-    return wanted
+    try:
+        old = Requirement(" ".join(text.decode().split()))
+    except (InvalidRequirement, UnicodeDecodeError) as error:
+        what = "METADATA holds a requirement that cannot be read."
+        raise WheelError("wheel-invalid", what, details=[repr(text), str(error)]) from error
+    project = canonicalize_name(old.name)
+    if not requires.get(project):
+        return project, requires.get(project)
+    new = Requirement(requires[project])
+    new.extras = new.extras or old.extras
+    if old.marker and new.marker:
+        new.marker = Marker(f"({old.marker}) and ({new.marker})")
+    new.marker = new.marker or old.marker
+    return project, None if new == old else str(new)

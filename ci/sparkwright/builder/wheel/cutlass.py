@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.builder.wheel.sbom import Papers
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.context import RunContext
@@ -22,7 +22,7 @@ LIBRARY = "python/cutlass_library"
 
 _MACRO = re.compile(rb"#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)")
 
-_MODULE = '''"""CUTLASS {version}: where its headers lie."""
+_MODULE = '''"""CUTLASS {version}: the folders of its headers."""
 
 from pathlib import Path
 
@@ -43,48 +43,42 @@ Requires-Python: >=3.8
 """
 
 
-def version(session: RunContext, tree: str) -> str:
+def version(context: RunContext, tree: str) -> str:
     """
     Return the CUTLASS version that the headers of *tree* state.
 
     Raises:
         wheel-invalid: The tree is no CUTLASS.
     """
-    text = session.objects.blob(tree, VERSION_HEADER) or b""
-    found = {name.decode(): int(number) for name, number in _MACRO.findall(text)}
-    if set(found) != {"MAJOR", "MINOR", "PATCH"}:
-        raise WheelError(
-            "wheel-invalid",
-            f"{VERSION_HEADER} does not state a version.",
-            details=[f"tree: {tree}"],
-        )
-    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
+    text = context.objects.blob(tree, VERSION_HEADER) or b""
+    numbers = {name: int(number) for name, number in _MACRO.findall(text)}
+    try:
+        return f"{numbers[b'MAJOR']}.{numbers[b'MINOR']}.{numbers[b'PATCH']}"
+    except KeyError as error:
+        what = f"{VERSION_HEADER} does not state a version."
+        raise WheelError("wheel-invalid", what, details=[f"tree: {tree}"]) from error
 
 
 def build(
-    session: RunContext, tree: str, distribution: str, label: str, papers: Papers, folder: Path
+    context: RunContext,
+    tree: str,
+    distribution: str,
+    label: str,
+    dist_info: DistInfoFiles,
+    folder: Path,
 ) -> Path:
     """
-    Write the wheel of *tree*, its version with the local *label*, with its *papers*, to *folder*
-    and return its path.
+    Write the wheel of *tree*, its version with the local *label*, to *folder* and return its path.
     """
-    name = WheelName(
-        distribution.replace("-", "_"), labelled(version(session, tree), label), "py3-none-any"
-    )
-    package = name.distribution
-    files: dict[str, bytes] = {
-        f"{package}/__init__.py": _MODULE.format(version=name.version).encode()
-    }
+    package = distribution.replace("-", "_")
+    name = WheelName(package, labelled(version(context, tree), label), "py3-none-any")
+    files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for source in (*FOLDERS, LIBRARY):
         root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
-        for path, data in session.objects.files(tree, source):
+        for path, data in context.objects.files(tree, source):
             files[f"{root}/{path.removeprefix(source + '/')}"] = data
-    files |= {
-        f"{name.info}/{BUILD_RECORD}": papers.record,
-        f"{name.info}/{SBOM}": papers.sbom(name),
-    }
-    made = folder / name.filename
-    archive.write(
-        made, name, files, _METADATA.format(name=distribution, version=name.version), pure=True
-    )
-    return made
+    files |= {f"{name.info}/{file}": data for file, data in dist_info.contents(name).items()}
+    wheel = folder / name.filename
+    metadata = _METADATA.format(name=distribution, version=name.version)
+    archive.write(wheel, name, files, metadata, pure=True)
+    return wheel

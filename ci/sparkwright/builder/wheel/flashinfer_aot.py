@@ -1,43 +1,103 @@
 """
-FlashInfer's modules, compiled where the wheels are built and not on the machine that serves.
+FlashInfer's modules, compiled when the wheels are built and not on the machine that serves.
 
-FlashInfer is a package of sources: a module is compiled when it is first used, by nvcc, for
-minutes, and on a Spark with the memory that the model has. ``build/<stack>/aot.yaml`` names the
-modules that a model needs, by FlashInfer's own generators; here they are generated and compiled as
-FlashInfer would do it, from the bytes of the wheel that they will lie beside.
+FlashInfer is a package of sources: nvcc compiles a module at its first use, for minutes, and on a
+Spark with the memory of the model. ``build/<stack>/aot.yaml`` names the modules that a model needs
+by FlashInfer's own generators; here they are generated and compiled as FlashInfer does it, from the
+bytes of the wheel that they belong to, and packed as ``flashinfer_jit_cache``, the package that
+FlashInfer's loader looks for. The loader takes a module if the package states FlashInfer's own
+version and has a provider whose architecture the device runs.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Mapping
+from email.parser import BytesParser
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from sparkwright import __version__
+from sparkwright.builder import pipeline
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
-from sparkwright.builder.environment import cross, host_compiler
+from sparkwright.builder.environment import cross, host_compiler, toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.core import strict_yaml
+from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.builder.wheel import archive, graft, sbom, version
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.sbom import DistInfoFiles, LockedFile, SbomInput
+from sparkwright.core import digest, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
+#: Raise it when equal inputs give another wheel.
+LAYOUT = 3
+#: The oldest platform that the tag promises, as the official wheels have it; raised if a library
+#: needs more.
+PLATFORM = "manylinux_2_28"
+
 _CALL = re.compile(r"flashinfer(?:\.\w+)+\._?gen_\w+")
 #: A module's name becomes that of a folder, here and in the wheel.
 _NAME = re.compile(r"\w[\w.+-]*")
-#: Variables of the user that would change what is compiled.
-_UNWANTED = ("CC", "CXX", "MAX_JOBS", "CUDA_PATH")
+#: Variables of the user that would change the output.
+_UNWANTED = re.compile(r"FLASHINFER_.*|CC|CXX|MAX_JOBS|CUDA_PATH")
+_SCRIPT = Path(__file__).parents[1] / "_scripts" / "flashinfer_modules.py"
+
+_PACKAGE = '''\
+"""FlashInfer's modules for {arch}, compiled ahead of time by sparkwright; FlashInfer's loader reads this."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+__version__ = "{version}"
+
+#: Architecture → the modules that are compiled for it.
+MODULES: dict[str, tuple[str, ...]] = {modules!r}
+
+
+class Provider(NamedTuple):
+    provider_id: str
+    distribution: str
+    version: str
+    jit_cache_dir: str
+    cuda_architectures: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def get_jit_cache_dir() -> str:
+    """Return the folder with a folder per module."""
+    return str(Path(__file__).parent / "jit_cache")
+
+
+def get_jit_cache_providers() -> tuple[Provider, ...]:
+    """Return one provider per architecture, so that no device is given code that it cannot run."""
+    return tuple(
+        Provider(f"{distribution}-{{arch}}", "{distribution}", __version__, get_jit_cache_dir(), (arch,), modules)
+        for arch, modules in MODULES.items()
+    )
+'''
+
+_METADATA = """\
+Metadata-Version: 2.4
+Name: {name}
+Version: {version}
+Summary: FlashInfer's modules for {arch}, compiled ahead of time
+{licenses}Requires-Python: >=3.10
+Requires-Dist: {fork}=={version}
+"""
 
 Plain = str | int | bool
 
@@ -49,9 +109,10 @@ class ModuleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         call: FlashInfer's generator, by its dotted name.
         arguments: Its keyword arguments. ``torch.bfloat16`` stands for the data type; a list stands
-            for one module per element. models: What asks for it, as people call the models. reason:
-            When it asks for it. arch: What FlashInfer compiles it for, where that is not the
-            stack's arch whatever one asks for.
+            for one module per element.
+        models: The models that load it.
+        reason: When they load it.
+        arch: The architecture that FlashInfer compiles it for, if not the stack's.
     """
 
     call: str
@@ -62,9 +123,7 @@ class ModuleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not _CALL.fullmatch(self.call):
-            raise ValueError(
-                f"call: {self.call!r} is not the dotted name of a generator of FlashInfer"
-            )
+            raise ValueError(f"call: {self.call!r} is not the name of a generator of FlashInfer")
         if not self.reason.strip() or not self.models:
             raise ValueError(f"{self.call}: models and reason say what the module is for")
 
@@ -76,7 +135,7 @@ class AotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         fork: Whose modules they are.
         distribution: The wheel's project; FlashInfer looks for a package of that name.
-        seconds, longest: As in `ForkEnvironment`; what a unit holds stands there, with the fork.
+        seconds, longest: As in `ForkEnvironment`, which holds the memory of a unit, too.
     """
 
     fork: str
@@ -85,6 +144,10 @@ class AotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0
     longest: float = 0
 
+    @property
+    def package(self) -> str:
+        return self.distribution.replace("-", "_")
+
 
 class Module(msgspec.Struct, frozen=True):
     """
@@ -92,9 +155,9 @@ class Module(msgspec.Struct, frozen=True):
 
     Attributes:
         name: FlashInfer's, which is also the name of its folder and library.
-        call: The generator that made it.
+        call: Its generator.
         units: Its sources, as the compiler sees them.
-        codes: What nvcc is told to make, such as ``sm_121f``.
+        codes: nvcc's targets, such as ``sm_121f``.
     """
 
     name: str
@@ -105,240 +168,331 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """
-    What `sparkwright.builder.wheel.jit_specs` answers: modules, the generator that does not exist,
-    or the one that refused and why.
-    """
+    """The answer of ``_scripts/flashinfer_modules.py``."""
 
     modules: tuple[Module, ...] = ()
-    unknown: str = ""
-    near: tuple[str, ...] = ()
-    refused: str = ""
-    why: str = ""
+    failed: str = ""
+    reason: str = ""
+    similar: tuple[str, ...] = ()
+
+
+class PackedModule(msgspec.Struct, frozen=True):
+    """A module in the wheel: its generator, nvcc's targets, and the sha256 of its library."""
+
+    call: str
+    codes: tuple[str, ...]
+    sha256: str
+
+
+class JitCacheRecord(msgspec.Struct, frozen=True):
+    """``sparkwright.json`` of the wheel. No path, date or job count."""
+
+    sparkwright: str
+    stack: str
+    arch: str
+    key: str
+    sources: str
+    tools: str
+    compiler: str
+    modules: dict[str, PackedModule]
 
 
 def path_of(project: Project) -> Path:
-    """Return where the stack's ``aot.yaml`` is, or would be."""
+    """Return the path of the stack's ``aot.yaml``."""
     return project.build_folder / "aot.yaml"
 
 
 def load(project: Project, fork: str) -> AotSpec | None:
     """
-    Return what is compiled ahead of time for *fork*, or None; raise `file-invalid` where the file
-    is none.
+    Return the modules of *fork* to compile ahead of time, or None.
+
+    Raises:
+        file-invalid: The file cannot be read, or names no module.
     """
     path = path_of(project)
     spec = strict_yaml.load(path, AotSpec) if path.is_file() else None
     if spec and not spec.modules:
-        raise FileError(
-            "file-invalid", f"{path} names no module.", todo="Name one, or remove the file."
-        )
+        todo = "Name one, or remove the file."
+        raise FileError("file-invalid", f"{path} names no module.", todo=todo)
     return spec if spec and spec.fork == fork else None
 
 
-class Workshop:
+def inputs(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> dict[str, str]:
+    """Return the inputs of the wheel: name for people → digest."""
+    stack = context.project.stack
+    pylock = context.project.build_folder / "pylock.toml"
+    calls = [(module.call, module.arguments, module.arch) for module in spec.modules]
+    compilers = cross.compiler(context), host_compiler.identity()
+    parts: dict[str, object] = {
+        sources.filename: sources.sha256,
+        f"build/{stack}/aot.yaml": (spec.distribution, calls),
+        f"build/{stack}/pylock.toml": digest.sha256_file(pylock),
+        f"forks/{stack}/stack.yaml": context.project.spec.arch,
+        "this machine": (platform.machine(), platform.python_version(), *compilers),
+        "--target": context.machine,
+        "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
+    }
+    return {name: digest.key("input", part) for name, part in parts.items()}
+
+
+def stored(context: RunContext, spec: AotSpec) -> BuiltWheel | None:
+    """Return the wheel in the store that `build` would reuse; None if it would build one."""
+    sources = pipeline.known(context, spec.fork)
+    if sources is None:
+        return None
+    return pipeline.kept(context, digest.key("wheel", inputs(context, spec, sources)))
+
+
+def build(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
     """
-    Where a stack's modules are generated and compiled; callers hold its lock (`name`).
+    Return the wheel of *spec*'s modules, compiled from the wheel *sources* unless the store has one
+    of the same inputs.
+
+    Raises:
+        module-unknown, module-arch: aot.yaml and FlashInfer disagree.
+        compile-failed: A unit was refused.
+    """
+    with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
+        return pipeline.reused(
+            context,
+            spec.distribution,
+            inputs(context, spec, sources),
+            lambda key: _build(context, spec, sources, key),
+        )
+
+
+def _build(context: RunContext, spec: AotSpec, sources: BuiltWheel, key: str) -> BuiltWheel:
+    tools = toolchain.obtain(context)
+    wheel = pipeline.path_of(context, sources)
+    builder = AotBuilder(context, tools, spec, wheel)
+    with context.store.building(builder.folder / "out") as scratch:
+        libraries = builder.compile(builder.generate())
+        record = JitCacheRecord(
+            sparkwright=__version__,
+            stack=context.project.stack,
+            arch=context.project.spec.arch,
+            key=key,
+            sources=sources.sha256,
+            tools=cross.key(context, tools),
+            compiler=cross.compiler(context) if context.cross else host_compiler.identity(),
+            modules={
+                module.name: PackedModule(module.call, module.codes, digest.sha256_bytes(data))
+                for module, data in libraries.items()
+            },
+        )
+        project = WheelName.of(sources.filename).distribution.replace("_", "-")
+        parts = SbomInput(
+            bases=(LockedFile(project, sources.filename, sources.sha256),),
+            tools=sbom.compilers(context),
+            compiled={
+                f"{spec.package}/jit_cache/{name}/{name}.so": packed.sha256
+                for name, packed in record.modules.items()
+            },
+            properties={
+                "stack": record.stack,
+                "fork": spec.fork,
+                "built": "modules",
+                "arch": record.arch,
+                "toolchain": record.tools,
+                "compiler": record.compiler,
+                "cuda": version.cuda(context.project),
+            },
+        )
+        dist_info = DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
+        with console.step(f"pack {len(libraries)} modules"):
+            path = pack(scratch, spec, wheel, context, libraries, dist_info)
+        sha256, size = digest.sha256_file(path), path.stat().st_size
+        built = BuiltWheel(spec.distribution, key, path.name, sha256, size, sources.tree)
+        pipeline.shelve(context, built, path)
+    return built
+
+
+class AotBuilder:
+    """
+    The folder in which a stack's modules are generated and compiled.
 
     Args:
-        wheel: The fork's wheel, whose sources are compiled.
+        wheel: The fork's wheel with the sources.
     """
 
-    def __init__(self, session: RunContext, tools: Toolchain, spec: AotSpec, wheel: Path) -> None:
-        self._session, self._tools, self._spec, self._wheel = session, tools, spec, wheel
-        self._target = cross.of(session, tools)
-        self.folder = session.store.folder(
-            "work", session.project.stack, session.named(spec.distribution)
-        )
-        self.package, self.build = self.folder / "src", self.folder / "build"
-
-    @staticmethod
-    def name(session: RunContext, spec: AotSpec) -> str:
-        """Return the name of the lock."""
-        return f"work-{session.project.stack}-{session.named(spec.distribution)}"
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """
-        Where modules are compiled: without a network, in folders of the same names everywhere.
-        """
-        against = {self._target.root: "target"} if self._target.cross else {}
-        return Sandbox.create(
-            {self.folder: self._spec.distribution, self._tools.root: "tools", **against}
-        )
-
-    def make(self) -> dict[Module, Path]:
-        """
-        Return the libraries of all modules, compiled where they are not up to date.
-
-        Raises:
-            module-unknown, module-arch: aot.yaml and FlashInfer disagree. compile-failed: A unit
-            was refused.
-        """
-        modules = self.generate()
-        check_archs(modules, self._spec, self._session.project.spec.arch)
-        self._compile(modules)
-        return {module: self.build / module.name / f"{module.name}.so" for module in modules}
+    def __init__(self, context: RunContext, tools: Toolchain, spec: AotSpec, wheel: Path) -> None:
+        self._context, self._tools, self._spec, self._wheel = context, tools, spec, wheel
+        self._target = cross.of(context, tools)
+        name = context.named(spec.distribution)
+        self.folder = context.store.folder("work", context.project.stack, name)
+        mounts = {self.folder: spec.distribution, tools.root: "tools"}
+        mounts |= {self._target.root: "target"} if self._target.cross else {}
+        self._sandbox = Sandbox.create(mounts)
 
     def generate(self) -> tuple[Module, ...]:
         """
-        Return the modules, their ninja files in the build folder; raise `module-unknown` where
-        FlashInfer does not make one.
+        Write the modules' ninja files to the build folder, and return the modules.
+
+        Raises:
+            module-unknown: FlashInfer does not generate one.
+            module-arch: One is for another architecture.
         """
-        unpack(self._wheel, self.package)
+        unpack(self._wheel, self.folder / "src")
         question, answer = self.folder / "question.json", self.folder / "answer.json"
         answer.unlink(missing_ok=True)
-        inside = self.sandbox.sandbox_path
-        calls = [
-            {"call": module.call, "arguments": module.arguments} for module in self._spec.modules
-        ]
-        places = {
-            "package": str(inside(self.package)),
-            "build": str(inside(self.build)),
-            "answer": str(inside(answer)),
-        }
-        question.write_bytes(msgspec.json.encode({**places, "calls": calls}))
-        script = shutil.copyfile(Path(__file__).parent / "jitspecs.py", self.folder / "jitspecs.py")
-        log = (
-            self._session.store.folder("logs")
-            / f"{self._session.project.stack}-{self._spec.distribution}-generate.log"
-        )
-        with console.step(f"generate FlashInfer's modules for {self._session.project.spec.arch}"):
-            self.sandbox.run(
+        paths = {"package": self.folder / "src", "build": self.folder / "build", "answer": answer}
+        inside = self._sandbox.sandbox_path
+        calls = [{"call": spec.call, "arguments": spec.arguments} for spec in self._spec.modules]
+        content = {name: str(inside(path)) for name, path in paths.items()} | {"calls": calls}
+        question.write_bytes(msgspec.json.encode(content))
+        script = shutil.copyfile(_SCRIPT, self.folder / _SCRIPT.name)
+        stack, arch = self._context.project.stack, self._context.project.spec.arch
+        with console.step(f"generate FlashInfer's modules for {arch}"):
+            self._sandbox.run(
                 [inside(self._tools.python), "-I", inside(script), inside(question)],
-                log=log,
+                log=self._context.store.folder("logs")
+                / f"{stack}-{self._spec.distribution}-generate.log",
                 env=self._environment(),
                 failure=partial(BuildError, "build-failed"),
-                what="FlashInfer's generators cannot be asked.",
+                what="FlashInfer's generators do not run.",
             )
-        return checked(
-            msgspec.json.decode(answer.read_bytes(), type=Answer), path_of(self._session.project)
-        )
+        decoded = msgspec.json.decode(answer.read_bytes(), type=Answer)
+        return check(decoded, self._spec, arch, path_of(self._context.project))
 
-    def _compile(self, modules: tuple[Module, ...]) -> None:
-        units = sum(len(module.units) for module in modules)
-        console.note(f"{len(modules)} modules of {units} units")
-        session, fork = self._session, self._spec.fork
-        build_folder = BuildFolder.of(
-            session, self._tools, fork, self.folder, self.sandbox, self._environment()
+    def compile(self, modules: tuple[Module, ...]) -> dict[Module, bytes]:
+        """
+        Return the modules' libraries, compiled unless up to date; raise `compile-failed` if a unit
+        is refused.
+        """
+        console.note(f"{len(modules)} modules of {sum(len(m.units) for m in modules)} units")
+        context, fork = self._context, self._spec.fork
+        folder = BuildFolder.of(
+            context, self._tools, fork, self.folder, self._sandbox, self._environment()
         )
-        ninja.compile_targets(build_folder, (), Costs.of(session, fork), ninja.limits(session))
+        ninja.compile_targets(folder, (), Costs.of(context, fork), ninja.limits(context))
+        build = self.folder / "build"
+        try:
+            return {
+                module: (build / module.name / f"{module.name}.so").read_bytes()
+                for module in modules
+            }
+        except FileNotFoundError as error:
+            what = "FlashInfer's ninja file did not link a module."
+            details = [f"expected: {error.filename}"]
+            raise BuildError("compile-failed", what, details=details) from error
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
-        ours = {
-            "FLASHINFER_CUDA_ARCH_LIST": self._session.project.spec.arch,
+        native = shlex.join(host_compiler.program())
+        compiler = f"{self._target.triple}-g++" if self._target.cross else native
+        own = {
+            "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),
             "FLASHINFER_NVCC_LAUNCHER": launcher,
             "FLASHINFER_CXX_LAUNCHER": launcher,
             # nvcc leaves its process id in the symbol table; without that table a link is
             # reproducible.
             "FLASHINFER_EXTRA_LDFLAGS": "-Wl,-s",
+            # FlashInfer compiles its C++ with CXX, and gives CC to nvcc as the host compiler.
+            "CC": compiler,
+            "CXX": compiler,
         }
-        # FlashInfer compiles its C++ with CXX, and gives CC to nvcc as the compiler for the host
-        # part of CUDA.
-        ours |= dict.fromkeys(
-            ("CC", "CXX"),
-            f"{self._target.triple}-g++"
-            if self._target.cross
-            else shlex.join(host_compiler.program()),
-        )
         base = self._tools.environment(**self._target.environment(self._tools))
-        kept = {
-            name: value
-            for name, value in base.items()
-            if not name.startswith("FLASHINFER_") and name not in _UNWANTED
-        }
-        return {name: self.sandbox.translate(value) for name, value in {**kept, **ours}.items()}
+        variables = {name: text for name, text in base.items() if not _UNWANTED.fullmatch(name)}
+        return {name: self._sandbox.translate(text) for name, text in {**variables, **own}.items()}
 
 
-def checked(answer: Answer, path: Path) -> tuple[Module, ...]:
+def check(answer: Answer, spec: AotSpec, arch: str, path: Path) -> tuple[Module, ...]:
     """
     Return the modules of FlashInfer's *answer* to the file at *path*.
 
     Raises:
-        module-unknown: FlashInfer has no such generator, or it made no module of the arguments, or
-            one without a proper name. file-invalid: Two entries give the same module.
+        module-unknown: FlashInfer has no such generator, or it gives no module for the arguments,
+            or one whose name cannot be that of a folder.
+        file-invalid: Two entries give the same module.
+        module-arch: A module is neither for *arch* nor for the architecture of its entry.
     """
-    if answer.unknown:
-        near = [f"near: {name}" for name in answer.near] or ["nothing there has a name like it"]
-        raise BuildError(
-            "module-unknown",
-            f"FlashInfer has no generator {answer.unknown}.",
-            details=[*near, f"file: {path}"],
-        )
-    if answer.refused:
-        raise BuildError(
-            "module-unknown",
-            f"{answer.refused} makes no module of what aot.yaml gives it.",
-            details=[answer.why, f"file: {path}"],
-        )
-    if odd := [module.name for module in answer.modules if not _NAME.fullmatch(module.name)]:
-        raise BuildError(
-            "module-unknown",
-            f"FlashInfer made {len(odd)} modules whose names cannot be folders of a wheel.",
-            details=[repr(name) for name in odd],
-        )
-    if twice := [
-        name
-        for name, count in Counter(module.name for module in answer.modules).items()
-        if count > 1
+    if answer.failed:
+        what = f"FlashInfer generates no module for {answer.failed}."
+        similar = [f"similar: {name}" for name in answer.similar]
+        details = [answer.reason, *similar, f"file: {path}"]
+        raise BuildError("module-unknown", what, details=details)
+    names = [module.name for module in answer.modules]
+    if odd := [repr(name) for name in names if not _NAME.fullmatch(name)]:
+        what = f"FlashInfer names {len(odd)} modules in a way that no folder can have."
+        raise BuildError("module-unknown", what, details=odd)
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        what = f"{path} asks for the same module more than once."
+        raise FileError("file-invalid", what, details=repeated)
+    codes = {entry.call: f"sm_{(entry.arch or arch).replace('.', '')}" for entry in spec.modules}
+    if wrong := [
+        f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected {codes[module.call]}"
+        for module in answer.modules
+        if module.codes != (codes[module.call],)
     ]:
-        raise FileError(
-            "file-invalid", f"{path} asks for the same module more than once.", details=twice
-        )
+        what = f"{len(wrong)} modules of FlashInfer are not compiled for {arch}."
+        raise BuildError("module-arch", what, details=wrong)
     return answer.modules
-
-
-def check_archs(modules: tuple[Module, ...], spec: AotSpec, arch: str) -> None:
-    """
-    Check what nvcc is told to compile each module for.
-
-    Raises:
-        module-arch: It is not the stack's *arch*, and not what the entry says instead.
-    """
-    expected = {entry.call: code(entry.arch or arch) for entry in spec.modules}
-    wrong = [module for module in modules if module.codes != (expected[module.call],)]
-    if wrong:
-        details = [
-            f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected "
-            f"{expected[module.call]}"
-            for module in wrong
-        ]
-        raise BuildError(
-            "module-arch",
-            f"{len(wrong)} modules of FlashInfer are not compiled for {code(arch)}.",
-            details=details,
-        )
-
-
-def code(arch: str) -> str:
-    """Return ``12.1f`` as nvcc writes it: ``sm_121f``."""
-    return f"sm_{arch.replace('.', '')}"
 
 
 def unpack(wheel: Path, folder: Path) -> None:
     """
-    Make *folder* hold the files of *wheel*; those that are the same already keep their times, which
-    ninja compares.
+    Make *folder* hold the files of *wheel*; equal files keep their times, which ninja compares.
 
     Raises:
         wheel-invalid: The wheel is damaged.
     """
-    with zip_file(wheel) as archive:
-        members = wheelfile.members(archive, wheel.name)
-        for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else ():
-            if not path.is_dir() and path.relative_to(folder).as_posix() not in members:
+    with zip_file(wheel) as source:
+        members = archive.members(source, wheel.name)
+        for path in folder.rglob("*"):
+            if path.is_file() and path.relative_to(folder).as_posix() not in members:
                 path.unlink()
         for name, info in members.items():
-            _write(folder / name, archive.read(info))
+            path, data = folder / name, source.read(info)
+            if path.is_file() and path.read_bytes() == data:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A killed run must not leave a part of a file that has the time of a whole one.
+            temporary = path.with_name(f".{path.name}.new")
+            temporary.write_bytes(data)
+            temporary.replace(path)
 
 
-def _write(path: Path, data: bytes) -> None:
-    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A killed run must not leave a part of a file that has the time of a whole one.
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+def pack(
+    folder: Path,
+    spec: AotSpec,
+    sources: Path,
+    context: RunContext,
+    libraries: Mapping[Module, bytes],
+    dist_info: DistInfoFiles,
+) -> Path:
+    """
+    Write the wheel of *libraries* to *folder*, with the version and the licences of the wheel
+    *sources*; return its path.
+    """
+    origin = WheelName.of(sources.name)
+    licenses = f"{origin.info}/licenses/"
+    with zip_file(sources) as opened:
+        head = BytesParser().parsebytes(opened.read(f"{origin.info}/METADATA"))
+        texts = {name: opened.read(name) for name in opened.namelist() if name.startswith(licenses)}
+    base = WheelName(spec.package, origin.version, f"py3-none-{PLATFORM}_{context.machine}")
+    tag = graft.platform_tag(base.filename, libraries.values())
+    name = WheelName(spec.package, origin.version, f"py3-none-{tag}")
+    by_arch: dict[str, tuple[str, ...]] = {}
+    for module in sorted(libraries, key=lambda module: (module.codes, module.name)):
+        # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
+        arch = module.codes[0].replace("_", "")
+        by_arch[arch] = (*by_arch.get(arch, ()), module.name)
+    fields = {"arch": context.project.spec.arch, "version": origin.version}
+    package = _PACKAGE.format(modules=by_arch, distribution=spec.distribution, **fields)
+    files = {
+        f"{spec.package}/jit_cache/{module.name}/{module.name}.so": data
+        for module, data in libraries.items()
+    }
+    files[f"{spec.package}/__init__.py"] = package.encode()
+    files |= {f"{name.info}/{file}": data for file, data in dist_info.contents(name).items()}
+    files |= {f"{name.info}/{file.partition('/')[2]}": text for file, text in texts.items()}
+    lines = "".join(
+        f"{key}: {value}\n"
+        for key in ("License-Expression", "License-File")
+        for value in head.get_all(key, [])
+    )
+    metadata = _METADATA.format(name=spec.distribution, licenses=lines, fork=head["Name"], **fields)
+    path = folder / name.filename
+    archive.write(path, name, files, metadata, pure=False)
+    return path

@@ -1,6 +1,5 @@
 """
-A graft: the official wheel, with the libraries whose inputs we change compiled here, and the
-changed Python files in place.
+A graft: the official wheel with the changed libraries compiled here, and the changed Python files.
 
 The base must be the same release as the source: every Python file that both have is compared before
 anything is replaced.
@@ -8,8 +7,6 @@ anything is replaced.
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,39 +19,28 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.sbom import Papers
+from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
-from sparkwright.core import process
+from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.git_store import blob_id
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
-#: Parts of glibc, which the platform tag promises as a whole; which of them are named depends on
-#: its version.
+#: Parts of glibc, which the platform tag promises as a whole; a library may name any of them.
 _LIBC = re.compile(r"(lib(c|m|dl|rt|pthread)|ld-linux-[a-z0-9-]+)\.so\.\d+$")
-#: What a tag promises: its glibc, and the highest GLIBCXX and CXXABI (auditwheel 6.8.2,
-#: manylinux-policy.json; lowest tag of each).
-_PROMISED = (
-    ((2, 17), (3, 4, 19), (1, 3, 7)),
-    ((2, 24), (3, 4, 22), (1, 3, 10)),
-    ((2, 27), (3, 4, 24), (1, 3, 11)),
-    ((2, 31), (3, 4, 28), (1, 3, 12)),
-    ((2, 34), (3, 4, 29), (1, 3, 13)),
-    ((2, 35), (3, 4, 30), (1, 3, 13)),
-    ((2, 39), (3, 4, 33), (1, 3, 15)),
-)
 
 
-class Transplant(msgspec.Struct, frozen=True):
+class GraftManifest(msgspec.Struct, frozen=True):
     """
-    What a graft changes in the base.
+    The changes of a graft to its base.
 
     Attributes:
         libraries: Compiled here: member → sha256.
         replaced, removed: Python and data files.
-        base: Libraries that stay as they came: member → sha256 as the base's RECORD states it.
-        requires: Requirements that were changed: project → the new requirement, or nothing.
+        base: Libraries that stay: member → sha256 as the base's RECORD states it.
+        requires: Requirements that were changed: project → the new requirement, or empty.
     """
 
     libraries: dict[str, str]
@@ -64,23 +50,28 @@ class Transplant(msgspec.Struct, frozen=True):
     requires: dict[str, str] = {}
 
 
-def compare(session: RunContext, source: SourceTree, base: Path, settings: ForkEnvironment) -> None:
+def check_base(
+    context: RunContext, source: SourceTree, base: Path, settings: ForkEnvironment
+) -> None:
     """
     Check that *base* was built from the same source, before the series, and has the requirements
-    that are to change.
+    that change.
 
     Raises:
         base-mismatch: A Python file that both have differs.
-        requirement-mismatch: See `wheelfile.requiring`.
+        requirement-mismatch: See `archive.change_requirements`.
     """
-    tree = session.objects.paths(source.source.tree, settings.package)
+    tree = context.objects.paths(source.source.tree, settings.package)
     with zip_file(base) as wheel:
-        found = archive.members(wheel, base.name)
-        names = [name for name in found if name.endswith(".py") and name in tree]
+        names = [
+            name
+            for name in archive.members(wheel, base.name)
+            if name.endswith(".py") and name in tree
+        ]
         differing = [
             name
             for name in names
-            if name not in settings.version_files and _blob_id(wheel.read(name)) != tree[name][1]
+            if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
         ]
         metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
     if differing or not names:
@@ -89,21 +80,14 @@ def compare(session: RunContext, source: SourceTree, base: Path, settings: ForkE
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )
-    # `write` does this again, after the compiling; an entry without effect should not cost an hour
-    # first.
-    archive.requiring(metadata, settings.requires)
+    # `write` does this again; an entry without effect must not cost an hour of compiling first.
+    archive.change_requirements(metadata, settings.requires)
     console.note(f"{base.name}: its {len(names)} Python files are those of the source")
 
 
-def _blob_id(data: bytes) -> str:
-    """
-    Return the id that git gives to a file of these bytes; reading thousands of blobs one by one
-    would take longer.
-    """
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def members(base: Path, libraries: Iterable[Library], settings: ForkEnvironment) -> dict[str, str]:
+def replaced_members(
+    base: Path, libraries: Iterable[Library], settings: ForkEnvironment
+) -> dict[str, str]:
     """
     Return the members of the wheel *base* that the compiled *libraries* replace, each with its path
     in the build folder.
@@ -130,154 +114,141 @@ def members(base: Path, libraries: Iterable[Library], settings: ForkEnvironment)
     return replaced
 
 
-def transplant(
-    session: RunContext,
+def changes(
+    context: RunContext,
     source: SourceTree,
     base: Path,
     build: Path,
     members: Mapping[str, str],
     settings: ForkEnvironment,
-) -> tuple[dict[str, bytes], Transplant]:
+) -> tuple[dict[str, bytes], GraftManifest]:
     """
-    Return the members that change, with their bytes, and the account of it.
+    Return the members that change, with their bytes, and the manifest of the graft.
 
     Args:
-        members: The libraries to replace (`members`).
+        members: The libraries to replace (`replaced_members`).
 
     Raises:
         compile-failed: The build folder lacks a library.
     """
-    changes = [
-        change
-        for change in session.objects.changes(source.source.tree, source.tree)
-        if change.path.startswith(settings.package + "/")
-    ]
-    replace = {
-        change.path: session.objects.blob(source.tree, change.path) or b""
-        for change in changes
-        if change.status != "D"
-    }
-    libraries = {member: _library(build / path) for member, path in members.items()}
+    replaced, removed = dict[str, bytes](), []
+    for change in context.objects.changes(source.source.tree, source.tree):
+        if change.path.startswith(settings.package + "/") and change.status == "D":
+            removed.append(change.path)
+        elif change.path.startswith(settings.package + "/"):
+            replaced[change.path] = context.objects.blob(source.tree, change.path) or b""
+    try:
+        libraries = {member: (build / path).read_bytes() for member, path in members.items()}
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        details = [f"library: {error.filename}"]
+        raise BuildError("compile-failed", f"The build made no {name}.", details=details) from error
     with zip_file(base) as wheel:
-        record = archive.records(wheel, WheelName.of(base.name).info, base.name)
-    return {**replace, **libraries}, Transplant(
-        libraries={member: hashlib.sha256(data).hexdigest() for member, data in libraries.items()},
-        replaced=tuple(sorted(replace)),
-        removed=tuple(sorted(change.path for change in changes if change.status == "D")),
+        rows = archive.records(wheel, WheelName.of(base.name).info)
+    return {**replaced, **libraries}, GraftManifest(
+        libraries={member: digest.sha256_bytes(data) for member, data in libraries.items()},
+        replaced=tuple(sorted(replaced)),
+        removed=tuple(sorted(removed)),
         base={
-            name: digest
-            for name, (digest, _) in sorted(record.items())
+            name: sha256
+            for name, (sha256, _) in sorted(rows.items())
             if name.endswith(".so") and name not in libraries
         },
         requires=settings.requires,
     )
 
 
-def _library(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise BuildError(
-            "compile-failed", f"The build made no {path.name}.", details=[f"library: {path}"]
-        ) from error
-
-
 def write(
     base: Path,
     folder: Path,
     label: str,
-    changes: Mapping[str, bytes],
-    done: Transplant,
+    changed: Mapping[str, bytes],
+    manifest: GraftManifest,
     settings: ForkEnvironment,
-    papers: Papers,
+    dist_info: DistInfoFiles,
 ) -> Path:
     """
-    Write the grafted wheel to *folder*; its platform tag is raised where the libraries compiled
-    here want a newer system.
+    Write the grafted wheel to *folder*; its platform tag is raised if the libraries compiled here
+    need a newer system.
 
     Raises:
-        target-mismatch: See `check`.
+        target-mismatch: See `check_libraries` and `platform_tag`.
     """
-    check(base, changes, done)
+    check_libraries(base, changed, manifest.libraries)
     version = labelled(WheelName.of(base.name).version, label)
-    return archive.remake(
+    return archive.rewrite(
         base,
         folder,
         version=version,
-        platform=platform_tag(base.name, [changes[name] for name in done.libraries]),
-        replace=changes,
-        remove=frozenset(done.removed),
+        platform=platform_tag(base.name, [changed[name] for name in manifest.libraries]),
+        replace=changed,
+        remove=manifest.removed,
         version_files=settings.version_files,
-        requires=done.requires,
-        build_record=papers.record,
-        sbom=papers.sbom(WheelName.of(base.name, version)),
+        requires=manifest.requires,
+        dist_info=dist_info.contents(WheelName.of(base.name, version)),
     )
 
 
-def check(base: Path, changes: Mapping[str, bytes], done: Transplant) -> None:
+def check_libraries(base: Path, changed: Mapping[str, bytes], libraries: Iterable[str]) -> None:
     """
-    Check that the libraries compiled here can take the place of those of *base*.
+    Check that the *libraries* compiled here can replace those of *base*.
 
     Raises:
-        target-mismatch: One is for another machine than the wheel, brings libraries with it that
-            the base's of the same name does not, or
-            searches folders of its own.
+        target-mismatch: One is for another machine than the wheel, needs a library that the base's
+            of the same name does not need, or searches folders of its own.
     """
     tag = WheelName.of(base.name).tag
     faults = []
     with zip_file(base) as wheel:
-        for name in done.libraries:
-            mine, theirs = elf.shared_object(changes[name]), elf.shared_object(wheel.read(name))
-            if not tag.endswith(mine.machine):
+        for name in libraries:
+            new, old = elf.shared_object(changed[name]), elf.shared_object(wheel.read(name))
+            added = [needed for needed in new.needed if needed not in old.needed]
+            if not tag.endswith(new.machine):
                 faults.append(
-                    f"{name} is for {mine.machine}, the wheel for {tag.rpartition('-')[2]}"
+                    f"{name} is for {new.machine}, the wheel for {tag.rpartition('-')[2]}"
                 )
-            elif more := [
-                needed
-                for needed in mine.needed
-                if needed not in theirs.needed and not _LIBC.match(needed)
-            ]:
+            elif more := [needed for needed in added if not _LIBC.match(needed)]:
                 faults.append(f"{name} needs {', '.join(more)}, which the official one does not")
-            faults += [f"{name} searches {folder}" for folder in mine.rpath]
+            faults += [f"{name} searches {folder}" for folder in new.rpath]
     if faults:
-        raise BuildError(
-            "target-mismatch",
-            f"What was compiled here cannot take its place in {base.name}.",
-            details=faults,
-        )
+        what = f"The compiled libraries cannot replace those of {base.name}."
+        raise BuildError("target-mismatch", what, details=faults)
 
 
-def platform_tag(base: str, libraries: list[bytes]) -> str:
+def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
     """
     Return the platform tag of a wheel on which *libraries* run, at least that of *base*.
 
-    A ``manylinux`` tag promises a glibc and a libstdc++; the lowest that promises what the
-    libraries want is taken. Other tags stay.
+    A ``manylinux`` tag promises a glibc and a libstdc++ (auditwheel's table); the lowest that
+    promises the versions needed by the libraries is taken. Other tags stay.
+
+    Raises:
+        target-mismatch: A library needs a newer libstdc++ than any tag promises.
     """
+    from auditwheel.architecture import Architecture
+    from auditwheel.libc import Libc
+    from auditwheel.policy import WheelPolicies
+
     tag = WheelName.of(base).tag.rpartition("-")[2]
     match = _MANYLINUX.fullmatch(tag)
     if not match:
         return tag
+    promised = {}
+    for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(match[3])):
+        if named := _MANYLINUX.fullmatch(policy.name):
+            promised[int(named[1]), int(named[2])] = policy.symbol_versions
     needed: tuple[int, ...] = (int(match[1]), int(match[2]))
-    for versions in (elf.shared_object(library).versions for library in libraries):
-        runtime = versions.get("GLIBCXX", (0,)), versions.get("CXXABI", (0,))
-        rows = [
+    for library in libraries:
+        versions = elf.shared_object(library).versions
+        runtimes = {name: versions.get(name, ()) for name in ("GLIBCXX", "CXXABI")}
+        glibcs = [
             glibc
-            for glibc, *promised in _PROMISED
-            if runtime[0] <= promised[0] and runtime[1] <= promised[1]
+            for glibc, symbols in promised.items()
+            if all(max(map(elf.version_key, symbols[name])) >= runtimes[name] for name in runtimes)
         ]
-        # What no tag promises yet is there at least on systems like the one that it was linked on.
-        needed = max(
-            needed, versions.get("GLIBC", (0, 0)), rows[0] if rows else _linked_glibc(match[3])
-        )
+        if not glibcs:
+            details = [f"{name}: {elf.version_text(runtimes[name])}" for name in runtimes]
+            what = "A compiled library needs a newer C++ runtime than any platform tag promises."
+            raise BuildError("target-mismatch", what, details=details)
+        needed = max(needed, versions.get("GLIBC", ()), min(glibcs))
     return f"manylinux_{needed[0]}_{needed[1]}_{match[3]}"
-
-
-def _linked_glibc(machine: str) -> tuple[int, ...]:
-    """Return the version of the glibc that libraries for *machine* are linked with here."""
-    if machine == platform.machine():
-        return tuple(int(part) for part in platform.libc_ver()[1].split("."))[:2]
-    compiler = f"{machine}-linux-gnu-gcc"
-    text = process.output([compiler, "-E", "-dM", "-include", "features.h", "-x", "c", "/dev/null"])
-    defined = dict(re.findall(r"^#define (__GLIBC__|__GLIBC_MINOR__) (\d+)$", text, re.MULTILINE))
-    return int(defined["__GLIBC__"]), int(defined["__GLIBC_MINOR__"])

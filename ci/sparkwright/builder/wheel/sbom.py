@@ -1,250 +1,330 @@
 """
-The bill of materials of a wheel of ours: CycloneDX 1.6 as JSON, in the wheel itself at
+The software bill of materials of a wheel: CycloneDX 1.6 as JSON, in the wheel itself at
 ``.dist-info/sboms/`` (PEP 770).
 
 Upstream's release, and the official wheel under a graft, are the ancestors of the wheel. A patch of
 CycloneDX has no field for a hash; so every patch is also a component of type *file* with its
-sha256, and ``pedigree.patches`` points at it by ``diff.url``. It holds no path, date or chance: its
-serial number follows from its content, and equal inputs give equal bytes.
+sha256, and ``pedigree.patches`` points at it by ``diff.url``. The document holds no path, date or
+random number: its serial number follows from its content, and equal inputs give equal bytes.
 """
 
 from __future__ import annotations
 
+import base64
+import re
 import uuid
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
 from sparkwright import __version__
+from sparkwright.builder import source_tree
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel.archive import SBOM, WheelName
-from sparkwright.builder.wheel.component import component, github, index, release
-from sparkwright.cherry_picks.apply import AppliedPatch
+from sparkwright.builder.wheel import version
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core import digest
-from sparkwright.forks.lock import UNRESOLVED, VendoredLock
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.lock import UNRESOLVED, FileLock, VendoredLock
 
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component, ComponentScope, Pedigree
-
-__all__ = ["SBOM", "Archive", "Bill", "Papers", "document"]
+_GITHUB = re.compile(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?")
 
 
-class Archive(msgspec.Struct, frozen=True):
-    """
-    A file of the package index that went into the wheel, or that made it: project, file name and
-    sha256.
-    """
+class LockedFile(msgspec.Struct, frozen=True, order=True):
+    """A file of the package index."""
 
     project: str
     filename: str
     sha256: str
 
 
-class Bill(msgspec.Struct, frozen=True):
+class SbomInput(msgspec.Struct, frozen=True):
     """
-    What a wheel was made of.
+    The parts of a wheel.
 
     Attributes:
-        source: What was built; None for a wheel that is made of another wheel's files, or of ours.
+        source: The built source; None for a wheel made of another wheel's files, or of the program.
         needs: Forks whose sources were compiled with it.
         bases: Wheels that files or libraries were taken from.
         vendored: Sources that the build took beside the fork's own, by name in the lock.
         tools: Compilers from the package index.
-        compiled, kept: Libraries made here, and those that came with a base: member → sha256 in
-        hex. facts: Further properties: name → value.
+        compiled: Libraries compiled here: member → sha256 in hex.
+        inherited: Libraries of a base wheel, likewise; empty for a digest of another kind.
+        properties: Further properties: name → value.
     """
 
     source: SourceTree | None = None
     needs: tuple[SourceTree, ...] = ()
-    bases: tuple[Archive, ...] = ()
+    bases: tuple[LockedFile, ...] = ()
     vendored: dict[str, VendoredLock] = {}
-    tools: tuple[Archive, ...] = ()
+    tools: tuple[LockedFile, ...] = ()
     compiled: dict[str, str] = {}
-    kept: dict[str, str] = {}
-    facts: dict[str, str] = {}
+    inherited: dict[str, str] = {}
+    properties: dict[str, str] = {}
 
 
-class Papers(NamedTuple):
-    """
-    What travels in a wheel's ``.dist-info``: the bytes of its build record, and what its bill of
-    materials is made of.
-    """
+class DistInfoFiles(NamedTuple):
+    """The files that sparkwright adds to a ``.dist-info``."""
 
     record: bytes
-    bill: Bill
+    sbom_input: SbomInput
 
-    def sbom(self, name: WheelName) -> bytes:
-        """Return the bill of materials of the wheel *name*."""
-        return document(self.bill, name)
+    def contents(self, name: WheelName) -> dict[str, bytes]:
+        """Return the files of the wheel *name* by their path in its ``.dist-info``."""
+        return {BUILD_RECORD: self.record, SBOM: document(self.sbom_input, name)}
 
 
-def document(bill: Bill, name: WheelName) -> bytes:
-    """Return the CycloneDX document of the wheel *name*, made of *bill*."""
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import ComponentType
-    from cyclonedx.output.json import JsonV1Dot6
+def gather(
+    context: RunContext,
+    source: SourceTree,
+    *,
+    base: FileLock | None = None,
+    compiled: Mapping[str, str] | None = None,
+    inherited: Mapping[str, str] | None = None,
+    **properties: str,
+) -> SbomInput:
+    """
+    Return the parts of the wheel made of *source*.
+
+    Args:
+        base: The official wheel under a graft.
+        compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
+            compiled, which is the same from every machine.
+        inherited: Libraries of *base*: member → digest as its RECORD states it.
+        properties: Further properties, with ``_`` for ``-``; empty ones are left out.
+
+    Raises:
+        file-invalid: pylock.toml cannot be read.
+    """
+    project = context.project
+    facts = {
+        "stack": project.stack,
+        "fork": source.fork,
+        "built": project.fork(source.fork).build,
+        "arch": project.spec.arch,
+        "cuda": version.cuda(project) if compiled is not None else "",
+        **{name.replace("_", "-"): value for name, value in properties.items()},
+    }
+    return SbomInput(
+        source=source,
+        needs=tuple(source_tree.make(context, need) for need in project.fork(source.fork).needs),
+        bases=(LockedFile(base.name, base.filename, base.sha256),) if base else (),
+        vendored=vendored(context, source),
+        tools=compilers(context) if compiled is not None else (),
+        compiled=dict(compiled or {}),
+        inherited={member: _hex(digest) for member, digest in (inherited or {}).items()},
+        properties={name: value for name, value in facts.items() if value},
+    )
+
+
+def vendored(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
+    """
+    Return the vendored sources that the build of *source* takes, by name in the lock.
+
+    A build of targets beyond the core takes those that FetchContent asks for, and the sources below
+    them. Submodules are part of a git source; in an archive of the package index they are covered
+    by its hash.
+    """
+    sources = context.lock.forks[source.fork].vendored
+    fetched = toolchain.settings(context, source.fork).needs_vendored
+
+    def used(name: str) -> bool:
+        root = min((other for other in sources if f"{name}/".startswith(f"{other}/")), key=len)
+        return source.source.kind == "git" if sources[root].kind == "submodule" else fetched
+
+    return {name: entry for name, entry in sources.items() if used(name)}
+
+
+def compilers(context: RunContext) -> tuple[LockedFile, ...]:
+    """Return the CUDA compiler that pylock.toml locks for this machine."""
+    locked = (LockedFile(*wheel) for wheel in pylock.wheels(context.project))
+    return tuple(file for file in locked if file.project == version.NVCC)
+
+
+def _hex(recorded: str) -> str:
+    """Return the sha256 of a row of RECORD in hex; empty for a digest of another kind."""
+    method, _, value = recorded.partition("=")
+    return base64.urlsafe_b64decode(value + "=").hex() if method == "sha256" else ""
+
+
+def document(sbom_input: SbomInput, name: WheelName) -> bytes:
+    """Return the CycloneDX document of the wheel *name*."""
     from packaging.utils import canonicalize_name
 
     project = canonicalize_name(name.distribution)
-    main = component(
-        project, name.version, ref="wheel", facts=bill.facts, purl=index(project, name.version)
-    )
-    main.pedigree = _pedigree(bill, name)
-    for origin, libraries in (("compiled", bill.compiled), ("base", bill.kept)):
-        for member, sha256 in libraries.items():
-            facts = {"library:origin": origin}
-            main.components.add(
-                component(
-                    member,
-                    ref=f"library/{member}",
-                    kind=ComponentType.FILE,
-                    sha256=sha256,
-                    facts=facts,
-                )
+    main = _component(
+        "wheel",
+        project,
+        name.version,
+        properties=sbom_input.properties,
+        purl=_index_url(project, name.version),
+        components=[
+            _component(f"library/{member}", member, kind="file", sha256=sha256, properties=origin)
+            for origin, libraries in (
+                ({"library:origin": "compiled"}, sbom_input.compiled),
+                ({"library:origin": "base"}, sbom_input.inherited),
             )
-    made = Bom()
-    made.metadata.component = main
-    made.metadata.tools.components.add(
-        component("sparkwright", __version__, kind=ComponentType.APPLICATION)
+            for member, sha256 in sorted(libraries.items())
+        ],
+        pedigree=_pedigree(sbom_input, name),
     )
-    parts = list(_parts(bill))
-    made.components.update(parts)
-    made.register_dependency(main, parts)
-    return _settled(JsonV1Dot6(made).output_as_string())
+    sources = filter(None, (sbom_input.source, *sbom_input.needs))
+    parts = [
+        *(patch for source in sources for patch in _patches(source)),
+        *(_upstream(need, "") for need in sbom_input.needs),
+        *(_vendored(*entry) for entry in sorted(sbom_input.vendored.items())),
+        *(_file("tool", tool, scope="excluded") for tool in sbom_input.tools),
+    ]
+    tool = {"type": "application", "name": "sparkwright", "version": __version__}
+    content: dict[str, Any] = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": main, "tools": {"components": [tool]}},
+        "components": parts,
+        "dependencies": [{"ref": "wheel", "dependsOn": [part["bom-ref"] for part in parts]}],
+    }
+    sha256 = digest.sha256_bytes(digest.canonical(content))
+    content["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, sha256).urn
+    return msgspec.json.format(digest.canonical(content)) + b"\n"
 
 
-def _settled(text: str) -> bytes:
-    """Return the document *text* without day and chance: equal content, equal bytes."""
-    made: dict[str, Any] = msgspec.json.decode(text)
-    del made["metadata"]["timestamp"], made["serialNumber"]
-    made["serialNumber"] = uuid.uuid5(
-        uuid.NAMESPACE_OID, digest.sha256_bytes(digest.canonical(made))
-    ).urn
-    return msgspec.json.format(digest.canonical(made)) + b"\n"
+def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:
+    fields = {
+        "ref": entry.ref,
+        "resolved": "yes" if entry.resolved else "no",
+        "commit": entry.commit,
+        "tree": entry.tree,
+        "without": ", ".join(entry.without),
+    }
+    stated = {key: value for key, value in fields.items() if value not in ("", UNRESOLVED)}
+    revision = stated.get("commit", entry.ref)
+    purl = _github_url(entry.url, revision)
+    return _component(
+        f"vendored/{name}", name, revision, properties=stated, purl=purl, url=entry.url
+    )
 
 
-def _parts(bill: Bill) -> Iterator[Component]:
-    from cyclonedx.model.component import ComponentScope
-
-    for source in filter(None, (bill.source, *bill.needs)):
-        yield from (_patch(source.fork, order, step) for order, step in enumerate(source.steps, 1))
-    for need in bill.needs:
-        yield _upstream(need, "")
-    for name, one in bill.vendored.items():
-        facts = {
-            "ref": one.ref,
-            "resolved": _yes(one.resolved),
-            "commit": one.commit,
-            "tree": one.tree,
-            "without": ", ".join(one.without),
-        }
-        told = {key: value for key, value in facts.items() if value not in ("", UNRESOLVED)}
-        version = told.get("commit", one.ref)
-        yield component(
-            name,
-            version,
-            ref=f"vendored/{name}",
-            facts=told,
-            purl=github(one.url, version),
-            url=one.url,
-        )
-    for tool in bill.tools:
-        yield _archive(tool, f"tool/{tool.filename}", ComponentScope.EXCLUDED)
+def _pedigree(sbom_input: SbomInput, name: WheelName) -> dict[str, Any]:
+    """Return upstream's source, the wheels under this one, and the patches in their order."""
+    ancestors = [_file("base", base) for base in sbom_input.bases]
+    if sbom_input.source is None:
+        return {"ancestors": ancestors}
+    source = sbom_input.source.source
+    commit = {"uid": source.pin, "url": source.origin.partition(" @ ")[0]}
+    return {
+        "ancestors": [_upstream(sbom_input.source, name.version.partition("+")[0]), *ancestors],
+        "commits": [commit] if source.kind == "git" else [],
+        "patches": [
+            {
+                "type": "cherry-pick" if step.pick else "unofficial",
+                "diff": {"url": f"#patch/{source.fork}/{step.sha256}"},
+            }
+            for step in sbom_input.source.steps
+        ],
+    }
 
 
-def _pedigree(bill: Bill, name: WheelName) -> Pedigree:
-    """
-    Return where the wheel comes from: upstream's source, the wheels under it, and the patches in
-    their order.
-    """
-    from cyclonedx.model import XsUri
-    from cyclonedx.model.component import Commit, Diff, Patch, PatchClassification, Pedigree
-
-    made = Pedigree()
-    made.ancestors.update(_archive(base, f"base/{base.filename}") for base in bill.bases)
-    if bill.source is None:
-        return made
-    source = bill.source.source
-    made.ancestors.add(_upstream(bill.source, name.version.partition("+")[0]))
-    if source.kind == "git":
-        made.commits.add(Commit(uid=source.pin, url=XsUri(source.origin.partition(" @ ")[0])))
-    for step in bill.source.steps:
-        kind = PatchClassification.CHERRY_PICK if step.pick else PatchClassification.UNOFFICIAL
-        made.patches.add(
-            Patch(type=kind, diff=Diff(url=XsUri("#" + _patch_ref(source.fork, step))))
-        )
-    return made
-
-
-def _upstream(made: SourceTree, version: str) -> Component:
+def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     """
     Return the source of a fork as it was fetched.
 
-    Its *pin* is a commit, or the sha256 of a file of the package index; of a folder in a wheel that
+    Its *pin* is a commit, or the sha256 of a file of the package index; for a folder in a wheel it
     is the hash of more than the source.
     """
-    source = made.source
+    source = tree.source
     git = source.kind == "git"
     url = source.origin.partition(" @ ")[0] if git else ""
-    facts = {
-        "kind": source.kind,
-        "origin": source.origin,
-        "pin": source.pin,
-        "resolved": _yes(source.resolved),
-        "tree": source.tree,
-        "tree:patched": made.patched,
-        "tree:built": made.tree,
-        "sites": str(len(made.sites)),
-    }
-    return component(
+    sdist = re.fullmatch(r"([\w.]+)-([^-]+)\.tar\.gz", source.origin)
+    return _component(
+        f"source/{source.fork}",
         source.fork,
-        version or (source.pin if git else ""),
-        ref=f"source/{source.fork}",
-        facts=facts,
+        release or (source.pin if git else ""),
+        properties={
+            "kind": source.kind,
+            "origin": source.origin,
+            "pin": source.pin,
+            "resolved": "yes" if source.resolved else "no",
+            "tree": source.tree,
+            "tree:patched": tree.patched,
+            "tree:built": tree.tree,
+            "sites": str(len(tree.sites)),
+        },
         url=url,
         sha256=source.pin if source.kind == "sdist" else "",
-        purl=github(url, source.pin) if git else release(source.origin),
+        purl=_index_url(sdist[1], sdist[2]) if sdist else _github_url(url, source.pin),
     )
 
 
-def _patch_ref(fork: str, step: AppliedPatch) -> str:
-    return f"patch/{fork}/{step.sha256}"
+def _patches(tree: SourceTree) -> Iterator[dict[str, Any]]:
+    for order, step in enumerate(tree.steps, 1):
+        properties = {
+            "patch:fork": tree.fork,
+            "patch:order": str(order),
+            "patch:reason": step.reason,
+            "patch:tree": step.tree,
+            "patch:pick": str(step.pick or ""),
+        }
+        yield _component(
+            f"patch/{tree.source.fork}/{step.sha256}",
+            step.name,
+            kind="file",
+            sha256=step.sha256,
+            properties={key: value for key, value in properties.items() if value},
+            description=step.subject,
+        )
 
 
-def _patch(fork: str, order: int, step: AppliedPatch) -> Component:
-    from cyclonedx.model.component import ComponentType
-
-    facts = {
-        "patch:fork": fork,
-        "patch:order": str(order),
-        "patch:reason": step.reason,
-        "patch:tree": step.tree,
-    }
-    facts |= {"patch:pick": str(step.pick)} if step.pick else {}
-    return component(
-        step.name,
-        ref=_patch_ref(fork, step),
-        kind=ComponentType.FILE,
-        sha256=step.sha256,
-        facts=facts,
-        description=step.subject,
-    )
-
-
-def _archive(one: Archive, ref: str, scope: ComponentScope | None = None) -> Component:
-    version = one.filename.split("-")[1] if one.filename.endswith(".whl") else ""
-    purl = index(one.project, version)
-    return component(
-        one.project,
+def _file(role: str, file: LockedFile, **fields: Any) -> dict[str, Any]:
+    version = file.filename.split("-")[1] if file.filename.endswith(".whl") else ""
+    return _component(
+        f"{role}/{file.filename}",
+        file.project,
         version,
-        ref=ref,
-        sha256=one.sha256,
-        facts={"file": one.filename},
-        purl=purl,
-        scope=scope,
+        sha256=file.sha256,
+        properties={"file": file.filename},
+        purl=_index_url(file.project, version),
+        **fields,
     )
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _index_url(project: str, version: str) -> str:
+    from packaging.utils import canonicalize_name
+
+    return f"pkg:pypi/{canonicalize_name(project)}" + (f"@{quote(version)}" if version else "")
+
+
+def _github_url(url: str, revision: str) -> str:
+    match = _GITHUB.fullmatch(url)
+    return f"pkg:github/{match[1]}/{match[2]}".lower() + f"@{quote(revision)}" if match else ""
+
+
+def _component(
+    ref: str,
+    name: str,
+    version: str = "",
+    *,
+    kind: str = "library",
+    sha256: str = "",
+    properties: Mapping[str, str],
+    url: str = "",
+    **fields: Any,
+) -> dict[str, Any]:
+    """Return a component without its empty fields; *properties* get the prefix ``sparkwright:``."""
+    reachable = url.startswith(("https://", "http://"))
+    component = {
+        "bom-ref": ref,
+        "type": kind,
+        "name": name,
+        "version": version,
+        "hashes": [{"alg": "SHA-256", "content": sha256}] if sha256 else [],
+        "properties": [
+            {"name": f"sparkwright:{key}", "value": value} for key, value in properties.items()
+        ],
+        "externalReferences": [{"type": "vcs", "url": url}] if reachable else [],
+        **fields,
+    }
+    return {key: value for key, value in component.items() if value}

@@ -12,7 +12,7 @@ from sparkwright import __version__
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
-from sparkwright.builder.wheel.jit_cache import JitCacheRecord
+from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.core.digest import sha256_file
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.archive import zip_file

@@ -1,0 +1,186 @@
+"""Version labels: equal for equal inputs, different when a patch or a rule has another effect; and reproducible compiler flags."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+
+from sparkwright.builder import source_tree
+from sparkwright.builder.wheel import cutlass, version
+from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
+from sparkwright.forks.stack import Project
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
+
+    from sparkwright.builder.environment.toolchain import Toolchain
+
+ROOT = Path(__file__).parents[2]
+
+
+def label(mini: Mini, fork: str = "vllm") -> str:
+    session = mini.session()
+    return version.label(session, source_tree.make(session, fork))
+
+
+def patch_of(mini: Mini) -> Path:
+    """Return a patch of the demo's vllm that changes Python alone."""
+    return mini.root / "forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch"
+
+
+def test_equal_inputs_have_equal_labels_in_every_checkout(mini: Mini, locked_mini: Mini) -> None:
+    assert re.fullmatch(r"spark\.demo\.p[0-9a-f]{8}\.cu130", label(mini))
+    assert label(mini) == label(locked_mini)
+    assert label(mini, "cutlass") == "spark.demo.p0.cu130", "it has no patches"
+
+
+def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini) -> None:
+    before = {fork: label(mini, fork) for fork in ("cutlass", "flashinfer", "vllm")}
+    patch = patch_of(mini)
+    patch.write_text(patch.read_text().replace("Subject: [PATCH] ", "Subject: [PATCH] Really ", 1))
+    assert label(mini) == before["vllm"]
+
+    added = next(line for line in patch.read_text().splitlines() if line.startswith("+    ") and line.strip("+ "))
+    patch.write_text(patch.read_text().replace(added, f"{added}  # changed"))
+    assert [fork for fork in before if before[fork] != label(mini, fork)] == ["vllm"]
+
+
+def test_rules_and_needed_forks_are_part_of_the_patch_set(mini: Mini) -> None:
+    session = mini.session()
+    vllm, needed = (source_tree.make(session, fork) for fork in ("vllm", "cutlass"))
+    readme = next(iter(session.objects.paths(needed.tree)))
+    other = msgspec.structs.replace(needed, tree=session.objects.with_files(needed.tree, {readme: b"another\n"}))
+    before = version.patch_set(session.objects, (vllm, needed))
+    assert before == version.patch_set(session.objects, (vllm,)) != version.patch_set(session.objects, (vllm, other))
+
+    object.__setattr__(session, "without", (source_tree.all_rules(session).rules[0].name,))
+    assert version.patch_set(session.objects, (source_tree.make(session, "vllm"), needed)) != before
+
+
+NVCC = '[[packages]]\nname = "nvidia-cuda-nvcc"\nversion = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", ""), (NVCC.format("12.9.86"), "cu129"), (NVCC.format("13.0.88") + NVCC.format("13.0.48"), "cu130")]
+)
+def test_the_cuda_of_a_label_is_the_locked_compilers(mini: Mini, text: str, expected: str) -> None:
+    (mini.root / "build" / "demo" / "pylock.toml").write_text(text)
+
+    assert version.cuda(Project(mini.root, "demo")) == expected
+
+
+@pytest.mark.parametrize("text", [NVCC.format("13.0") + NVCC.format("13.1"), "packages = [{}]", "packages = 3", "[[", None])
+def test_a_lock_that_does_not_name_one_cuda_release_is_refused(mini: Mini, text: str | None) -> None:
+    path = mini.root / "build" / "demo" / "pylock.toml"
+    path.write_text(text) if text is not None else path.unlink()
+
+    with refusal("file-invalid", match=r"pylock\.toml"):
+        version.cuda(Project(mini.root, "demo"))
+
+
+def test_the_wheel_of_headers_has_the_label(mini: Mini, tmp_path: Path) -> None:
+    session = mini.session()
+    tree = source_tree.make(session, "cutlass").tree
+    wheel = cutlass.build(session, tree, "mini-cutlass", "spark.demo.p0.cu130", DistInfoFiles(b"{}", SbomInput()), tmp_path)
+
+    assert wheel.name.split("-")[1].endswith("+spark.demo.p0.cu130")
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"), [("0.33.0", "0.33.0+spark.1"), ("0.7.2.post1", "0.7.2.post1+spark.1"), ("1.0+cu130", "1.0+spark.1")]
+)
+def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
+    assert version.labelled(old, "spark.1") == expected
+
+
+OURS = "mini_vllm-0.33.0+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mini_vllm-0.33.0+spark.demo.p0.cu130-cp38-abi3-manylinux_2_28_x86_64.whl", True),
+        ("mini_vllm-0.33.0+spark.demo.pffffffff.cu131-cp38-abi3-manylinux_2_36_x86_64.whl", True),
+        ("mini_vllm-0.33.0+spark.demo.pffffffff.cu130-cp38-abi3-linux_x86_64.whl", True),
+        ("mini_vllm-0.33.0+spark.demo.pffffffff.cu130-cp38-abi3-manylinux_2_28_aarch64.whl", False),
+        ("mini_vllm-0.33.0+spark.other.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl", False),
+        ("mini_vllm-0.33.1+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl", False),
+        ("mini_vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl", False),
+        ("mini_cutlass-0.33.0+spark.demo.p1a2b3c4d.cu130-py3-none-any.whl", False),
+        ("notes.whl", False),
+        (OURS, False),
+    ],
+)
+def test_a_build_supersedes_those_of_its_release_stack_and_machine(name: str, expected: bool) -> None:
+    assert version.superseded(OURS, [name]) == ([name] if expected else [])
+
+
+def test_flags_are_added_to_those_of_the_fork_from_the_outer_folder_to_the_inner() -> None:
+    paths = {Path("/a/b"): Path("/in/needed"), Path("/a"): Path("/in"), Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}
+    host = "-ffile-prefix-map=/a=/in -ffile-prefix-map=/a/b=/in/needed"
+    names = " ".join(version.NAMES)
+
+    assert version.flags({"CMAKE_CXX_FLAGS": '-D"X=a b"', "X": "1"}, paths) == {
+        "X": "1",
+        "CMAKE_C_FLAGS": host,
+        "CMAKE_CXX_FLAGS": f'-D"X=a b" {host}',
+        "CMAKE_CUDA_FLAGS": f"{names} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
+    }
+    assert version.flags({}, {}) == {"CMAKE_CUDA_FLAGS": names}
+
+
+UNIT = """\
+#include <cassert>
+#include <cstdio>
+namespace { __global__ void hidden(float* x, int n) { assert(n > 0); x[threadIdx.x] *= 2.f; } }
+template <typename T> __global__ void seen(T* x) { printf("%s\\n", __FILE__); x[threadIdx.x] += T(1); }
+void run(float* x, int n) { hidden<<<1, 32>>>(x, n); seen<<<1, 32>>>(x); std::printf("%s %s\\n", __FILE__, __DATE__); }
+"""
+
+
+#: A unit that no other could call: nvcc finds no name in it to make its own from.
+ALONE = "namespace { __global__ void k(int *p) { *p = 1; } struct R { R() { k<<<1, 1>>>(nullptr); } } r; }\n"
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_unit_that_defines_nothing_for_others_is_the_same_on_every_run(tools: Toolchain, tmp_path: Path, seeded: bool) -> None:
+    """Without a seed nvcc puts its process id into the names of such a unit's kernels; our flags keep it out."""
+    source, made = tmp_path / "unit.cu", tmp_path / "unit.cu.o"
+    source.write_text(ALONE)
+    flags = [flag for flag in version.flags({}, {})["CMAKE_CUDA_FLAGS"].split() if seeded or "seed" not in flag]
+    found = set()
+    for _ in range(2):
+        command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
+        subprocess.run(command, check=True, env=tools.environment())
+        found.add(made.read_bytes())
+
+    assert len(found) == (1 if seeded else 2)
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("internal", [False, True])
+def test_an_object_is_the_same_on_every_run_and_in_every_folder(tools: Toolchain, tmp_path: Path, internal: bool) -> None:
+    """With our flags nvcc's objects differ neither by process nor by folder; names with internal linkage keep their folder."""
+    text = UNIT if internal else UNIT.replace("namespace {", "").replace("2.f; } }", "2.f; }")
+    found = []
+    for folder in ("one", "two/longer", "one"):
+        source = tmp_path / folder / "unit.cu"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text(text)
+        flags = version.flags({}, {source.parent: Path("/in")})["CMAKE_CUDA_FLAGS"].split()
+        made = source.with_name("unit.cu.o")
+        command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
+        subprocess.run(command, check=True, env=tools.environment())
+        found.append(made.read_bytes())
+        made.unlink()
+
+    assert found[0] == found[2]
+    assert (found[0] == found[1]) is not internal
+    assert not any(str(tmp_path).encode() in data for data in found)
