@@ -13,7 +13,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.core import git
-from sparkwright.core.git_store import Change, Objects
+from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -45,7 +45,7 @@ def test_files_are_replaced_and_modes_stay(objects: Objects) -> None:
     after = objects.with_files(before, {"run.sh": b"#!/bin/dash\n", "new/x": b"x"})
     changed = objects.paths(after)
 
-    assert objects.changes(before, after) == (Change("A", "new/x"), Change("M", "run.sh"))
+    assert objects.changes(before, after) == {"new/x": "A", "run.sh": "M"}
     assert {path: mode for path, (mode, _) in changed.items() if mode != git.REGULAR} == {"run.sh": git.EXECUTABLE}
     assert objects.blob(after, "run.sh") == b"#!/bin/dash\n"
 
@@ -121,18 +121,6 @@ def test_configuration_of_the_user_does_not_change_bytes(objects: Objects, tmp_p
 
     assert content(tmp_path / "out") == FILES | {".gitattributes": b"* text eol=crlf filter=x\n"}
     assert not (tmp_path / "ran").exists()
-
-
-def test_an_object_store_that_was_half_made_is_finished(tmp_path: Path) -> None:
-    """A run that was killed while it made the repository leaves nothing that the next one would take for whole."""
-    path = tmp_path / "objects.git"
-    Objects(path)
-    (path / "info" / "attributes").unlink()
-    objects = Objects(path)
-    tree = stored(objects, _gitattributes=b"* text eol=crlf\n")
-    objects.archive(tree, tmp_path / "out")
-
-    assert (tmp_path / "out" / "a.txt").read_bytes() == b"one\n"
 
 
 def test_a_refused_command_comes_with_gits_words(objects: Objects) -> None:
@@ -314,10 +302,10 @@ def test_a_tree_is_whole_when_everything_below_it_is_there(objects: Objects, rep
     commit = repository.commit({"a": b"1", "d/b": b"2"})
     repository.git("config", "uploadpack.allowFilter", "true")
     for number, lacking in enumerate(["blob:none", "tree:1"]):
-        partial = repository.path.parent / f"partial{number}.git"
+        partial = repository.path.parent / f"lent{number}" / "partial.git"
         repository.git("clone", "--quiet", "--bare", f"--filter={lacking}", repository.url, str(partial))
         lender = Objects(repository.path.parent / f"lender{number}.git")
-        lender.borrow([partial])
+        lender.borrow(partial.parent)
         assert lender.has(f"{commit}^{{tree}}")
         assert not lender.whole(repository.tree())
     objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, commit])
@@ -368,8 +356,8 @@ def test_names_that_are_not_utf_8_survive(objects: Objects, repository: Reposito
     tree = objects.without_paths(repository.tree(), ["b"])
 
     assert [os.fsencode(path) for path in objects.paths(tree)] == [name]
-    assert objects.changes(tree, repository.tree()) == (Change("A", "b"),)
-    assert [change.status for change in objects.changes(objects.without_paths(tree, objects.paths(tree)), tree)] == ["A"]
+    assert objects.changes(tree, repository.tree()) == {"b": "A"}
+    assert [*objects.changes(objects.without_paths(tree, objects.paths(tree)), tree).values()] == ["A"]
 
 
 # Killed, damaged, surrounded.

@@ -511,17 +511,17 @@ def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repos
 
 def test_an_object_store_borrows_from_others(tmp_path: Path) -> None:
     """Objects of a borrowed repository count as being here, those of one that is gone do not, and nothing is written twice."""
-    one, two, mine = (Objects(tmp_path / name) for name in ("one.git", "two.git", "mine.git"))
+    one, two, mine = (Objects(tmp_path / name) for name in ("lent/one.git", "lent/two.git", "mine.git"))
     first, second = one.store_files([("a", git.REGULAR, b"1")]), two.store_files([("a", git.REGULAR, b"2")])
     alternates = mine.path / "objects" / "info" / "alternates"
-    mine.borrow([two.path, one.path])
+    mine.borrow(one.path.parent)
     written = alternates.stat()
-    mine.borrow([one.path, two.path])
+    mine.borrow(one.path.parent)
 
     assert (mine.has(first), mine.has(second)) == (True, True)
     assert alternates.stat().st_mtime_ns == written.st_mtime_ns
     shutil.rmtree(two.path)
-    mine.borrow([one.path])
+    mine.borrow(one.path.parent)
     assert (mine.has(first), mine.has(second)) == (True, False)
     assert "two" not in alternates.read_text()
 

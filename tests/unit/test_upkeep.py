@@ -188,7 +188,7 @@ def test_what_is_compiled_anew_is_foreseen(
     before = work.tree()
     work.commit(changes)
     objects = Objects(tmp_path / "objects.git")
-    objects.borrow([work.path / ".git"])
+    objects.borrow(work.path)
     found = foreseen.foresee(objects, before, work.tree())
 
     assert list(found.units) == units
@@ -203,7 +203,7 @@ def test_a_circle_of_includes_has_an_end(tmp_path: Path) -> None:
     before = work.tree()
     work.commit({"c.h": b'#include "b.h"\nint c;\n'})
     objects = Objects(tmp_path / "objects.git")
-    objects.borrow([work.path / ".git"])
+    objects.borrow(work.path)
 
     assert foreseen.foresee(objects, before, work.tree()).units == ("a.cu",)
 

@@ -134,10 +134,10 @@ def _set_requirements(settings: ForkEnvironment) -> list[str]:
 def _changed_files(
     objects: Objects, source: SourceTree, suffixes: frozenset[str]
 ) -> Iterator[tuple[str, bytes]]:
-    for change in objects.changes(source.source.tree, source.tree):
-        if change.status != "D" and PurePosixPath(change.path).suffix in suffixes:
+    for path, status in objects.changes(source.source.tree, source.tree).items():
+        if status != "D" and PurePosixPath(path).suffix in suffixes:
             # A link or a submodule has no content.
-            yield change.path, objects.blob(source.tree, change.path) or b""
+            yield path, objects.blob(source.tree, path) or b""
 
 
 def python_syntax(objects: Objects, source: SourceTree) -> Iterator[str]:

@@ -8,6 +8,7 @@ git.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -15,21 +16,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sparkwright.core.errors import GitError
 from sparkwright.core.git import EXECUTABLE, HERE, REGULAR, SUBMODULE, run
 from sparkwright.core.store import room_guard
 
-
-class Change(msgspec.Struct, frozen=True):
-    """
-    One path that differs between two trees: ``A``dded, ``D``eleted, ``M``odified or ``T``ype
-    changed.
-    """
-
-    status: str
-    path: str
+#: An entry that removes a path from an index.
+_REMOVED = ("0", "0" * 40)
 
 
 class Objects:
@@ -42,25 +34,23 @@ class Objects:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not (path / "HEAD").exists() or not (path / "info" / "attributes").exists():
-            self._make()
-
-    def _make(self) -> None:
-        from filelock import FileLock
-
-        with room_guard(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        # Two processes with a fresh store begin with this, and git refuses the second init while
-        # the first is under way.
-        with FileLock(self.path / "init.lock"):
-            run(["init", "-q", "--bare", "."], cwd=self.path)
-            # A tree's own .gitattributes must not change bytes on checkout; this file outranks it
-            # (gitattributes(5)).
-            (self.path / "info").mkdir(exist_ok=True)
-            fresh = self.path / "info" / "attributes.new"
-            fresh.write_text("* -text -eol -filter -ident -working-tree-encoding -export-subst\n")
-            # Renamed, since the file's presence says that all of this was done.
-            os.replace(fresh, self.path / "info" / "attributes")
+        if (path / "HEAD").exists():
+            return
+        with room_guard(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                fresh = Path(scratch) / path.name
+                fresh.mkdir()
+                run(["init", "-q", "--bare", "."], cwd=fresh)
+                (fresh / "info").mkdir(exist_ok=True)
+                # A tree's own .gitattributes must not change bytes on checkout; this file outranks
+                # it (gitattributes(5)).
+                (fresh / "info" / "attributes").write_text(
+                    "* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
+                )
+                # Another process may have made the repository meanwhile.
+                with contextlib.suppress(OSError):
+                    fresh.rename(path)
 
     def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         """Run git in the repository; see `sparkwright.core.git.run`."""
@@ -68,25 +58,24 @@ class Objects:
             arguments, cwd=self.path, **options | {"env": {**HERE, **(options.get("env") or {})}}
         )
 
-    def borrow(self, others: Iterable[Path]) -> None:
+    def borrow(self, folder: Path) -> None:
         """
-        Let the objects of the repositories *others*, and of none that is gone, count as being here,
-        too (gitrepository-layout(5)).
+        Let the objects of every repository in *folder* count as being here, too
+        (gitrepository-layout(5)).
         """
-        objects = self.path / "objects"
-        wanted = {os.path.relpath(other / "objects", objects) for other in others}
-        alternates = objects / "info" / "alternates"
-        if wanted == set(_lines(alternates)):
-            return
         from filelock import FileLock
 
+        objects = self.path / "objects"
+        alternates = objects / "info" / "alternates"
         alternates.parent.mkdir(exist_ok=True)
+        # The list is read under the lock: another process may just have made a repository.
         with FileLock(alternates.with_name("alternates.lock")):
-            # Another process may have made a repository since *others* were listed.
-            wanted |= {line for line in _lines(alternates) if (objects / line).is_dir()}
-            fresh = alternates.with_name("alternates.new")
-            fresh.write_text("".join(f"{line}\n" for line in sorted(wanted)))
-            os.replace(fresh, alternates)
+            others = sorted(path / "objects" for path in folder.glob("*.git"))
+            text = "".join(f"{os.path.relpath(other, objects)}\n" for other in others)
+            if not alternates.exists() or alternates.read_text() != text:
+                fresh = alternates.with_name("alternates.new")
+                fresh.write_text(text)
+                os.replace(fresh, alternates)
 
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return those of the objects *ids* that are not there, sorted."""
@@ -157,53 +146,50 @@ class Objects:
             start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 
-    def changes(self, before: str, after: str) -> tuple[Change, ...]:
-        """Return the paths that differ between two trees, in order, renames shown as both."""
+    def changes(self, before: str, after: str) -> dict[str, str]:
+        """
+        Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
+        ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
+        """
         out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1]
         parts = out.decode("utf-8", "surrogateescape").split("\0")[:-1]
-        return tuple(
-            Change(status, path) for status, path in zip(parts[::2], parts[1::2], strict=True)
-        )
+        return dict(zip(parts[1::2], parts[::2], strict=True))
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """
         Return *tree* with the bytes of *files* in place of what stood at their paths; modes stay.
         """
         modes = self.paths(tree)
-        with self._index(tree) as env:
-            rows = []
-            for path, data in files.items():
-                blob = self.run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
-                rows.append(f"{modes.get(path, (REGULAR, ''))[0]} {blob}\t{path}\0")
-            self.run(
-                ["update-index", "-z", "--index-info"],
-                env=env,
-                stdin="".join(rows).encode("utf-8", "surrogateescape"),
-            )
-            return self._write_tree(env)
+        entries = {}
+        for path, data in files.items():
+            blob = self.run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
+            entries[path] = (modes.get(path, (REGULAR, ""))[0], blob)
+        return self._with_entries(tree, entries)
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
         gone = tuple(f"{path}/" for path in paths)
-        rows = "".join(
-            f"0 {'0' * 40}\t{path}\0" for path in self.paths(tree) if f"{path}/".startswith(gone)
-        )
-        with self._index(tree) as env:
-            self.run(
-                ["update-index", "-z", "--index-info"],
-                env=env,
-                stdin=rows.encode("utf-8", "surrogateescape"),
-            )
-            return self._write_tree(env)
+        removed = (path for path in self.paths(tree) if f"{path}/".startswith(gone))
+        return self._with_entries(tree, dict.fromkeys(removed, _REMOVED))
 
     def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
         """Return *tree* with the trees of *folders* in place of the submodules at their paths."""
-        with self._index(tree) as env:
-            rows = "".join(f"0 {'0' * 40}\t{path}\0" for path in folders)
-            self.run(["update-index", "-z", "--index-info"], env=env, stdin=rows.encode())
-            for path, folder in folders.items():
-                self.run(["read-tree", "-i", f"--prefix={path}/", folder], env=env)
-            return self._write_tree(env)
+        entries = dict.fromkeys(folders, _REMOVED)
+        for path, folder in folders.items():
+            entries |= {f"{path}/{name}": entry for name, entry in self.paths(folder).items()}
+        return self._with_entries(tree, entries)
+
+    def _with_entries(self, tree: str, entries: Mapping[str, tuple[str, str]]) -> str:
+        """Return *tree* with *entries* (path → mode, id) in place of what stood at their paths."""
+        rows = "".join(f"{mode} {name}\t{path}\0" for path, (mode, name) in entries.items())
+        with room_guard(self.path), tempfile.TemporaryDirectory(dir=self.path) as folder:
+            env = {"GIT_INDEX_FILE": f"{folder}/index"}
+            self.run(["read-tree", tree], env=env)
+            words = ["update-index", "-z", "--index-info"]
+            self.run(words, env=env, stdin=rows.encode("utf-8", "surrogateescape"))
+            # A tree of which only a few files were brought is still a tree; what a build reads was
+            # brought whole (Mirror.tree).
+            return self.run(["write-tree", "--missing-ok"], env=env)[1].decode().strip()
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -305,35 +291,6 @@ class Objects:
         tree = self.resolve(f"{ref}^{{tree}}")
         self.run(["update-ref", "-d", ref])
         return tree
-
-    def _write_tree(self, env: Mapping[str, str]) -> str:
-        # A tree of which only a few files were brought is still a tree; what a build reads was
-        # brought whole (Mirror.tree).
-        return self.run(["write-tree", "--missing-ok"], env=env)[1].decode().strip()
-
-    def _index(self, tree: str) -> _TemporaryIndex:
-        return _TemporaryIndex(self, tree)
-
-
-class _TemporaryIndex:
-    """An index filled from a tree; the block gets the environment that selects it."""
-
-    def __init__(self, objects: Objects, tree: str) -> None:
-        self._objects, self._tree = objects, tree
-        with room_guard(objects.path):
-            self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
-
-    def __enter__(self) -> Mapping[str, str]:
-        env = {"GIT_INDEX_FILE": str(Path(self._folder.name) / "index")}
-        self._objects.run(["read-tree", self._tree], env=env)
-        return env
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def quoted(path: str) -> bytes:

@@ -77,7 +77,7 @@ class RunContext:
     def objects(self) -> Objects:
         """The object database of the store, which borrows from its mirrors."""
         objects = Objects(self.store.root / "objects.git")
-        objects.borrow((self.store.root / "mirrors").glob("*.git"))
+        objects.borrow(self.store.root / "mirrors")
         return objects
 
     def mirror(self, url: str) -> Mirror:

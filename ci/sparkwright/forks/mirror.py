@@ -186,7 +186,7 @@ class Mirror:
             if not (self.path / "HEAD").exists():
                 with self._store.building(self.path) as folder:
                     git.run(["init", "-q", "--bare", "."], cwd=folder)
-                self._objects.borrow(self.path.parent.glob("*.git"))
+                self._objects.borrow(self.path.parent)
             for left in (
                 *self.path.glob("*.lock"),
                 *self.path.glob("refs/**/*.lock"),

@@ -132,11 +132,11 @@ def changes(
         compile-failed: The build folder lacks a library.
     """
     replaced, removed = dict[str, bytes](), []
-    for change in context.objects.changes(source.source.tree, source.tree):
-        if change.path.startswith(settings.package + "/") and change.status == "D":
-            removed.append(change.path)
-        elif change.path.startswith(settings.package + "/"):
-            replaced[change.path] = context.objects.blob(source.tree, change.path) or b""
+    for path, status in context.objects.changes(source.source.tree, source.tree).items():
+        if path.startswith(settings.package + "/") and status == "D":
+            removed.append(path)
+        elif path.startswith(settings.package + "/"):
+            replaced[path] = context.objects.blob(source.tree, path) or b""
     try:
         libraries = {member: (build / path).read_bytes() for member, path in members.items()}
     except FileNotFoundError as error:

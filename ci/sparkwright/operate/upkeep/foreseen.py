@@ -46,7 +46,7 @@ class Foreseen(msgspec.Struct, frozen=True):
 
 def foresee(objects: Objects, before: str, after: str) -> Foreseen:
     """Return what a step from the tree *before* to the tree *after* compiles anew; both are whole in *objects*."""
-    changed = {one.path for one in objects.changes(before, after)}
+    changed = objects.changes(before, after).keys()
     there = objects.paths(after)
     sources = {path: blob for path, (mode, blob) in there.items() if path.endswith((*UNITS, *HEADERS)) and mode.startswith("100")}
     reached = _reached(dict(objects.contents(sources)))
