@@ -30,7 +30,7 @@ if not costs:
 nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")
 shipped = Shipped(
     host=f"{os.cpu_count()} cores, {host_info.processor()}",
-    toolchain=f"CUDA {nvcc}, {toolchain.host_compiler()}",
+    toolchain=f"CUDA {nvcc}, {toolchain.compiler(session)}",
     arch=session.project.spec.arch,
     date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     units={},

@@ -6,7 +6,7 @@ import shutil
 
 import measure
 from sparkwright.builder import source_tree
-from sparkwright.builder.arch import planning
+from sparkwright.builder.arch import plan
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 
@@ -19,7 +19,7 @@ source = source_tree.make(session, "vllm")
 
 def ours() -> None:
     """Configure twice and judge every unit, past the store's record."""
-    planning.examine_both(session, tools, source)
+    plan.examine_both(session, tools, source)
 
 
 def theirs() -> None:

@@ -80,4 +80,4 @@ def test_a_rule_for_another_release_stops_the_rewrite(session: RunContext) -> No
 
     assert text is not None
     with refusal("rule-mismatch"):
-        archs.rewrite({"CMakeLists.txt": text}.__getitem__, rules, "vllm")
+        archs.rewrite({"CMakeLists.txt": text}.get, rules.of("vllm").rules)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import configure
 from sparkwright.builder.configure import Configured, Unit
+from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.core import process
 
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
@@ -78,14 +80,14 @@ def test_every_spelling(command: str, expected: tuple[str, ...]) -> None:
 def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env: Path) -> None:
     source = write(tmp_path / "tree", TREE)
     found = run(source, tmp_path / "build", cuda_bin, cuda_env)
-    assert found.units == (
+    assert {unit.object for unit in found.units if unit.source == "one.cu"} == {"CMakeFiles/first.dir/one.cu.o"}
+    assert tuple(msgspec.structs.replace(unit, object="") for unit in found.units) == (
         Unit("first", "<build>/made.cu", "CUDA", ("compute_121f:sm_121f",)),
         Unit("first", "one.cu", "CUDA", ("compute_121f:sm_121f",)),
         Unit("first", "plain.cpp", "CXX"),
         Unit("first", "two.cu", "CUDA", PTX80),
         Unit("second", "sub/three.cu", "CUDA", ("compute_121f:sm_121f", "compute_90:compute_90")),
     )
-    assert found.compilers["CUDA"].startswith("NVIDIA ")
     assert ("sub/CMakeLists.txt", 2, "set_target_properties") in [(call.file, call.line, call.command) for call in found.calls]
     assert not any(str(tmp_path) in argument for call in found.calls for argument in call.arguments)
 
@@ -107,6 +109,50 @@ def test_a_failed_configure_says_what_cmake_said(tmp_path: Path, cuda_bin: Path,
         run(source, tmp_path / "build", cuda_bin, cuda_env)
     assert any("no luck" in line for line in caught.value.details)
     assert any("build.log" in line for line in caught.value.details)
+
+
+#: As CMake prints them: broken into lines, indented.
+REFUSALS = {
+    "vLLM 0.33.0": (
+        "CMake Error at CMakeLists.txt:1701 (message):",
+        "  GCC >= 13 is required to build vLLM with CUDA (found 12.2.0).  The DeepGEMM",
+        "  and DeepSelect dependencies use C++20 <format> in host code, which libstdc++",
+        "  does not provide before GCC 13.  See: <issue>",
+    ),
+    "at least": ("CMake Error:", "  gcc version must be at least 13.1, found 12.2.0"),
+    "requires": ("CMake Error:", "  The compiler requires", "  version 13; found 12.2"),
+}
+OTHERS = (
+    ("CMake Error at CMakeLists.txt:7:", '  Could not find a package configuration file provided by "Torch".'),
+    ("CMake Error:", "  GCC >= 9 is required (found 12.2.0) and Python is missing"),
+    ("-- The CXX compiler identification is GNU 12.2.0", "CMake Error: something else"),
+)
+
+
+def refuse(folder: Path, words: tuple[str, ...]) -> None:
+    """Configure with a CMake that says *words* and fails."""
+    cmake = folder / "cmake"
+    cmake.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(words) + "\nEND\nexit 1\n")
+    cmake.chmod(0o755)
+    configure.configure(
+        folder, folder / "build", defines={}, env=process.clean_environment(), log=folder / "log", cmake=cmake, sandbox=Sandbox("none")
+    )
+
+
+@pytest.mark.parametrize("project", REFUSALS)
+def test_a_compiler_that_the_sources_refuse_is_an_error_of_its_own(tmp_path: Path, project: str) -> None:
+    with refusal("compiler-too-old", match=r"need .* 13.* or newer; .* is 12\.2") as caught:
+        refuse(tmp_path, REFUSALS[project])
+    assert "g++-13" in caught.value.todo
+    assert set(REFUSALS[project]) <= set(caught.value.details)
+    if project.startswith("vLLM"):
+        assert "DeepGEMM and DeepSelect dependencies use C++20 <format>" in caught.value.details[0]
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_other_failures_of_configure_keep_their_reference(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with refusal("configure-failed"):
+        refuse(tmp_path, words)
 
 
 def test_cmake_is_missing(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_first_patch_does_not_apply_to_main(repositories: Path, tmp_path: Path) 
 def test_reviewed_data_is_read_and_the_rules_find_their_sites(tree: Path) -> None:
     patch(tree)
     rules = archs.load(PROJECT.build_folder / "archs.yaml")
-    done = archs.rewrite(lambda path: (tree / path).read_bytes(), rules, "vllm")
-    assert [site.after for site in done.sites] == ["8.0;9.0;10.0;12.0;12.1", "8.0+PTX;12.0f"]
+    _, sites = archs.rewrite(lambda path: (tree / path).read_bytes(), rules.of("vllm").rules)
+    assert [site.after for site in sites] == ["8.0;9.0;10.0;12.0;12.1", "8.0+PTX;12.0f"]
     assert policy.load(PROJECT.audit_file, PROJECT.spec.arch).target == "sm_121f"
     assert set(toolchain.spec(PROJECT).forks) == set(PROJECT.spec.forks)
 
@@ -171,7 +171,8 @@ def test_without_the_rules_the_request_is_folded_in_silence(tree: Path, tmp_path
     assert codes == {"compute_120:sm_120", "compute_120f:sm_120f", "compute_80:sm_80", "compute_80:compute_80"}
 
     rules = archs.load(PROJECT.build_folder / "archs.yaml")
-    for path, data in archs.rewrite(lambda path: (tree / path).read_bytes(), rules, "vllm").files.items():
+    files, _ = archs.rewrite(lambda path: (tree / path).read_bytes(), rules.of("vllm").rules)
+    for path, data in files.items():
         (tree / path).write_bytes(data)
     after = configure.configure(tree, tmp_path / "after", cmake=tools.tool("cmake"), defines=settings(tree), env=env, log=tmp_path / "log")
     native = [unit for unit in after.units if unit.gencode == ("compute_121f:sm_121f",)]

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.builder import source_tree
-from sparkwright.builder.arch import forbidden_patterns
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.forbidden_patterns import Guard
+from sparkwright.builder.arch.rules import Guard
 from sparkwright.core import strict_yaml
 from sparkwright.core.git import REGULAR
 from sparkwright.core.git_store import Objects
@@ -44,7 +43,7 @@ def store(objects: Objects, files: dict[str, bytes]) -> str:
 
 
 def check(objects: Objects, after: dict[str, bytes], *checked: Guard, before: dict[str, bytes] = TREE) -> None:
-    forbidden_patterns.check(objects, store(objects, before), store(objects, after), checked)
+    archs.check_guards(objects, store(objects, before), store(objects, after), checked)
 
 
 def change(**fields: object) -> Guard:
@@ -126,7 +125,7 @@ LINES = st.lists(st.text(st.sampled_from("ab<\r\t "), max_size=6), max_size=8)
 @given(LINES, st.sampled_from(["a", "ab", "b<", "<"]))
 def test_the_lines_are_those_that_hold_the_text(lines: list[str], pattern: str) -> None:
     """Whatever the line ends: what a line number is, git and editors agree on."""
-    found = change(patterns=(pattern,)).finds("\n".join(lines).encode())
+    found = change(patterns=(pattern,)).matching_lines("\n".join(lines).encode())
     assert found == [number for number, line in enumerate(lines, start=1) if pattern in line]
 
 

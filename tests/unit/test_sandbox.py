@@ -180,7 +180,7 @@ def test_a_program_outlives_its_terminal_where_the_build_does(
     tmp_path: Path, preexec: Callable[[], None], number: signal.Signals, ends: bool
 ) -> None:
     """What a terminal sends at its end stays ignored where ``nohup`` said so; SIGTERM never is."""
-    spec = msgspec.json.encode({"inside": "", "binds": {}, "loopback": False, "witness": str(tmp_path / "witness")}).decode()
+    spec = msgspec.json.encode({"inside": "", "binds": {}, "loopback": False, "requests": str(tmp_path / "requests")}).decode()
     command = [sys.executable, "-IS", isolate.__file__, spec, "sleep", "600"]
     with subprocess.Popen(command, preexec_fn=preexec) as keeper:  # noqa: PLW1509  system calls, no lock
         _wait_for(lambda: _heeds(keeper.pid, signal.SIGTERM))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import cross, pylock, python_headers, toolchain
+from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive as wheelfile
@@ -74,7 +74,7 @@ def test_for_this_machine_nothing_is_added(tmp_path: Path) -> None:
 def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is downloaded, the error says which program is missing and how Debian installs it."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    toolchain.host_compiler.cache_clear()
+    toolchain.compiler_version.cache_clear()
 
     with refusal("tool-missing") as failure:
         cross.of(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
@@ -140,7 +140,7 @@ needs_headers = pytest.mark.skipif(not toolchain.python_header().exists(), reaso
 @needs_headers
 def test_the_headers_of_this_python_describe_this_machine(tmp_path: Path) -> None:
     """The native compiler agrees with every size, alignment and the byte order, and the copy holds Python.h and the real values."""
-    python_headers.copy_headers(tmp_path / "python", "cc", HERE, tmp_path / "log")
+    cross.copy_python_headers(tmp_path / "python", "cc", HERE, tmp_path / "log")
 
     assert (tmp_path / "python" / "Python.h").exists()
     assert "SIZEOF_LONG" in (tmp_path / "python" / "pyconfig.h").read_text("utf-8")
@@ -150,7 +150,7 @@ def test_the_headers_of_this_python_describe_this_machine(tmp_path: Path) -> Non
 @pytest.mark.skipif(shutil.which(f"{OTHER}-linux-gnu-gcc") is None, reason=f"needs {OTHER}-linux-gnu-gcc")
 def test_the_headers_of_this_python_describe_the_other_machine(tmp_path: Path) -> None:
     """x86-64 and aarch64 Linux have the same C types, as the cross compiler confirms."""
-    python_headers.copy_headers(tmp_path / "python", f"{OTHER}-linux-gnu-gcc", OTHER, tmp_path / "log")
+    cross.copy_python_headers(tmp_path / "python", f"{OTHER}-linux-gnu-gcc", OTHER, tmp_path / "log")
 
     done = subprocess.run(
         [f"{OTHER}-linux-gnu-gcc", f"-I{tmp_path / 'python'}", "-DPy_LIMITED_API=0x030b0000", "-fsyntax-only", "-xc", "-"],
@@ -167,7 +167,7 @@ def test_other_c_types_are_found_out(tmp_path: Path) -> None:
     compiler.chmod(0o755)
 
     with refusal("target-mismatch") as failure:
-        python_headers.copy_headers(tmp_path / "python", str(compiler), "other", tmp_path / "log")
+        cross.copy_python_headers(tmp_path / "python", str(compiler), "other", tmp_path / "log")
 
     assert any("SIZEOF_WCHAR_T" in line for line in failure.value.details)
 

@@ -1,15 +1,19 @@
-"""What is added to the CUDA wheels, so that they are a toolkit."""
+"""The locked tools: additions to the CUDA wheels, the host compiler, and wheel tags."""
 
 from __future__ import annotations
 
+import platform
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from packaging.tags import sys_tags
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment import pylock, toolchain
 
 HEADER = """
 #define CUDAAPI
@@ -50,9 +54,10 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(cuda: Path, tmp_path: Path
     assert (cuda / "lib" / "libcudart.so").resolve() == cuda / "lib" / "libcudart.so.13"
 
 
-def test_the_drivers_functions_are_those_that_programs_call(cuda: Path) -> None:
+def test_the_drivers_functions_are_those_that_programs_call(cuda: Path, tmp_path: Path) -> None:
     """Macros stand for the versions that are really called; comments and types are no functions."""
-    assert toolchain.driver_functions(cuda / "include") == ["cuInit", "cuMemAlloc_v2"]
+    toolchain.complete_cuda(cuda, tmp_path / "log")
+    assert re.findall(r"void (\w+)", (cuda / "lib" / "stubs" / "driver.c").read_text()) == ["cuInit", "cuMemAlloc_v2"]
 
 
 @pytest.mark.parametrize("text", ["", "#error no\n"])
@@ -61,3 +66,24 @@ def test_a_header_without_functions_is_an_error(cuda: Path, tmp_path: Path, text
     (cuda / "include" / "cuda.h").write_text(text)
     with refusal("command-failed"):
         toolchain.complete_cuda(cuda, tmp_path / "log")
+
+
+def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``CXX`` names it; another compiler is another machine for the keys of builds."""
+    monkeypatch.delenv("CXX", raising=False)
+    before = toolchain.compiler_version(*toolchain.host_compiler())
+    other = tmp_path / "g++-99"
+    other.write_text(f'#!/bin/sh\nif [ "$1" = -dumpfullversion ]; then echo 99.1.0; else exec {shutil.which("c++")} "$@"; fi\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+
+    assert before
+    assert toolchain.compiler_version(*toolchain.host_compiler()).startswith("99.1.0 ")
+
+
+def test_wheel_tags_are_those_of_packaging() -> None:
+    """For this very machine they are packaging's own, without those that name no manylinux."""
+    newest = int(platform.libc_ver()[1].split(".")[1])
+    own = [str(tag) for tag in sys_tags() if "linux" not in tag.platform or "manylinux" in tag.platform]
+
+    assert [str(tag) for tag in pylock.tags(sys.version_info[:2], platform.machine(), newest)] == own

@@ -25,7 +25,7 @@ from sparkwright.audit.device_code import images, library_digest, sections_diges
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder import pipeline
-from sparkwright.builder.environment import cross
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import elf
@@ -184,7 +184,7 @@ def reproduce(session: RunContext, path: Path, record: BuildRecord, policy: Audi
     """
     Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
     """
-    compilers = (record.compiler, cross.compiler(session) if record.compiler else "")
+    compilers = (record.compiler, toolchain.compiler(session) if record.compiler else "")
     if compilers[0] != compilers[1]:
         console.warn(
             f"the first wheel was compiled by {compilers[0]}, this one is by "

@@ -1,14 +1,14 @@
 """
-The real CMake configure, and what can be read from it: every unit with the gencode that its
-compiler will be given.
+The real CMake configure: every unit with the gencode that its compiler will be given.
 
-Three things are read, none of them from the text of a CMakeLists: CMake's file API says which
-sources each target compiles and in which language, ``compile_commands.json`` holds the command of
-each, and CMake's trace holds the calls that led there with their values.
+Nothing is read from the text of a CMakeLists: CMake's file API names the sources and the language
+of each target, ``compile_commands.json`` holds the command of each source, and CMake's trace holds
+the calls that led there with their values.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.errors import BuildError
 
@@ -49,6 +50,13 @@ _IDLE = frozenset(
 _PASSED_ON = frozenset(
     ("-Xcompiler", "-Xcudafe", "-Xptxas", "-Xnvlink", "-Xlinker", "-Xarchive", "-Xfatbinary")
 )
+#: The words in which projects refuse a compiler: vLLM, PyTorch, CUTLASS, oneDNN, CMake itself.
+_REFUSED_COMPILER = re.compile(
+    r"(?P<compiler>GCC|gcc|G\+\+|g\+\+|GNU|Clang|clang|compiler)\b[^.;\n]{0,60}?"
+    r"(?:>=|at least|requires?|(?:newer|later|higher) than|minimum(?: version)?(?: "
+    r"is)?)\s*(?:version\s*)?(?P<version>\d+(?:\.\d+)*).{0,400}"
+)
+_VERSION_HERE = re.compile(r"\b(?:found|got|have|is|version)\b\D{0,20}(\d+(?:\.\d+)+)")
 _GENCODE = ("-gencode", "--generate-code")
 _ARCH = ("-arch", "--gpu-architecture")
 _CODE = ("-code", "--gpu-code")
@@ -56,13 +64,15 @@ _CODE = ("-code", "--gpu-code")
 
 class Unit(msgspec.Struct, frozen=True, order=True):
     """
-    One source that a target compiles.
+    A source that a target compiles.
 
     Attributes:
         source: Relative to the source tree; a generated one in the build folder begins with
-            ``<build>/``. language: CMake's name of it: ``CUDA``, ``CXX``. gencode: Sorted entries
-            ``virtual:real``, such as ``compute_121f:sm_121f``; PTX is ``compute_80:compute_80``.
-            object: What it is compiled to, relative to the build folder.
+            ``<build>/``.
+        language: CMake's name of it: ``CUDA``, ``CXX``.
+        gencode: Sorted entries ``virtual:real``, such as ``compute_121f:sm_121f``; PTX is
+            ``compute_80:compute_80``.
+        object: Path of its object in the build folder.
     """
 
     target: str
@@ -85,28 +95,34 @@ class Call(msgspec.Struct, frozen=True):
 
 class Configured(msgspec.Struct, frozen=True):
     """
-    What a configure said.
+    The result of a configure.
 
     Attributes:
-        cmake: Its version.
-        compilers: Name and version by language, such as ``NVIDIA 13.0.88``.
-        units: Sorted, of the targets that were asked for.
+        units: Sorted, of the requested targets.
         calls: In the order in which they ran: all of the traced files, and `DOWNLOADS` of every
-            other file. Their values may hold
-            paths of this machine: this record may be kept, not hashed.
+            other file. Their values may hold paths of this machine: they may be stored, not
+            hashed.
     """
 
-    cmake: str
-    compilers: dict[str, str]
     units: tuple[Unit, ...]
     calls: tuple[Call, ...]
 
 
-class _Seen(NamedTuple):
-    """The folders as CMake sees them, which is how its files name them."""
+class _Folders(NamedTuple):
+    """The folders as CMake and its files name them, in the sandbox."""
 
     source: Path
     build: Path
+
+    @classmethod
+    def of(cls, source: Path, build: Path, sandbox: Sandbox) -> _Folders:
+        return cls(sandbox.sandbox_path(source.resolve()), sandbox.sandbox_path(build.resolve()))
+
+    def relative(self, path: Path) -> str:
+        # The build folder first: it may lie inside of the source tree.
+        if path.is_relative_to(self.build):
+            return f"<build>/{path.relative_to(self.build)}"
+        return str(path.relative_to(self.source) if path.is_relative_to(self.source) else path)
 
 
 def configure(
@@ -121,138 +137,120 @@ def configure(
     traced: Iterable[str] = ("CMakeLists.txt",),
     what: str = "",
     sandbox: Sandbox | None = None,
+    fresh: bool = False,
 ) -> Configured:
     """
-    Configure *source* in the folder *build* with the Ninja generator, and read what will be
-    compiled.
+    Configure *source* in the folder *build* with the Ninja generator, and read the units.
 
     Args:
-        defines: Cache entries (``-D``); name ``CMAKE_MAKE_PROGRAM`` where ninja is not on the PATH
-            of *env*. targets: Read the units of these alone; all targets when empty. traced: Files
-            whose calls are recorded; CMake tells them apart by their last component. what: What
-            failed, for the error. sandbox: Where CMake runs; without a network, but in this view of
-            the file system, when it is left out.
+        defines: Cache entries (``-D``); name ``CMAKE_MAKE_PROGRAM`` if ninja is not on the PATH of
+            *env*.
+        targets: Read the units of these alone; all targets if empty.
+        traced: Files whose calls are recorded; CMake tells them apart by their last component.
+        what: The message of a failure.
+        sandbox: Where CMake runs; by default without a network, but in this view of the file
+            system.
+        fresh: Forget the cache entries of an earlier configure.
 
     Raises:
         configure-failed: CMake ended with an error, or made no target of one of the names.
-        build-downloads: It tried to download something.
+        compiler-too-old: A source refuses this machine's compiler.
+        build-downloads: CMake tried to download something.
     """
     sandbox = sandbox or Sandbox.create({})
     source, build = source.resolve(), build.resolve()
-    query = build / API / "query"
-    query.mkdir(parents=True, exist_ok=True)
-    for name in ("codemodel-v2", "toolchains-v1"):
-        (query / name).touch()
-    names = {Path(file).name for file in traced}
-    folders = (source, build / DEPS)
-    files = {path.name for folder in folders for path in folder.rglob("*.cmake")} | {
-        "CMakeLists.txt"
-    }
-    tracing = [f"--trace-source={name}" for name in sorted(names | files)]
+    query = build / API / "query" / "codemodel-v2"
+    query.parent.mkdir(parents=True, exist_ok=True)
+    query.touch()
+    names = {"CMakeLists.txt", *(Path(file).name for file in traced)}
+    scripts = {path.name for folder in (source, build / DEPS) for path in folder.rglob("*.cmake")}
     (build / TRACE).unlink(missing_ok=True)
     settings = {**defines, "CMAKE_EXPORT_COMPILE_COMMANDS": "ON"}
-    seen = _Seen(sandbox.sandbox_path(source), sandbox.sandbox_path(build))
-    sandbox.run(
-        [
-            cmake,
-            "-S",
-            seen.source,
-            "-B",
-            seen.build,
-            "-G",
-            "Ninja",
-            *(f"-D{name}={value}" for name, value in settings.items()),
-            "--trace-expand",
-            "--trace-format=json-v1",
-            f"--trace-redirect={seen.build / TRACE}",
-            *tracing,
-        ],
-        env=env,
-        log=log,
-        failure=partial(BuildError, "configure-failed"),
-        what=what,
-    )
-    index = _index(build)
+    folders = _Folders.of(source, build, sandbox)
+    command = [cmake, "-S", folders.source, "-B", folders.build, "-G", "Ninja"]
+    command += ["--fresh"] if fresh else []
+    command += [f"-D{name}={value}" for name, value in settings.items()]
+    command += ["--trace-expand", "--trace-format=json-v1"]
+    command += [f"--trace-redirect={folders.build / TRACE}"]
+    command += [f"--trace-source={name}" for name in sorted(names | scripts)]
+    try:
+        sandbox.run(
+            command,
+            env=env,
+            log=log,
+            failure=partial(BuildError, "configure-failed"),
+            what=what,
+        )
+    except BuildError as error:
+        _raise_for_compiler(error)
+        raise
     return Configured(
-        cmake=index["cmake"]["version"]["string"],
-        compilers=_compilers(build, index),
-        units=tuple(sorted(_units(seen, build, index, targets))),
+        units=tuple(sorted(_units(folders, build, targets))),
         calls=calls(source, build, sandbox=sandbox, traced=names),
     )
 
 
-def _index(build: Path) -> Any:
-    # Names of replies grow with time; the last one in order is the newest (cmake-file-api(7)).
-    newest = max((build / API / "reply").glob("index-*.json"))
-    return msgspec.json.decode(newest.read_bytes())
+def _raise_for_compiler(error: BuildError) -> None:
+    """Raise `compiler-too-old` if CMake's message says that this is the reason of *error*."""
+    from packaging.version import Version
 
-
-def _reply(build: Path, index: Any, kind: str) -> Any:
-    return msgspec.json.decode(
-        (build / API / "reply" / index["reply"][kind]["jsonFile"]).read_bytes()
-    )
-
-
-def _compilers(build: Path, index: Any) -> dict[str, str]:
-    found = {
-        tool["language"]: tool["compiler"]
-        for tool in _reply(build, index, "toolchains-v1")["toolchains"]
-    }
-    return {
-        language: f"{found[language].get('id', '')} {found[language].get('version', '')}".strip()
-        for language in sorted(found)
-    }
-
-
-def _units(seen: _Seen, build: Path, index: Any, targets: Sequence[str]) -> Iterator[Unit]:
-    """Yield each unit that the file API names, with the gencode of its command."""
-    commands = _commands(build)
-    known = {
-        entry["name"]: entry["jsonFile"]
-        for entry in _reply(build, index, "codemodel-v2")["configurations"][0]["targets"]
-    }
-    if missing := [name for name in targets if name not in known]:
-        raise BuildError(
-            "configure-failed",
-            f"CMake made no target {', '.join(missing)}.",
-            details=[f"targets: {', '.join(sorted(known)) or 'none'}"],
+    # CMake breaks its messages into lines.
+    text = " ".join(" ".join(error.details).split())
+    match = _REFUSED_COMPILER.search(text)
+    if match is None:
+        return
+    command = toolchain.host_compiler()
+    stated = _VERSION_HERE.search(text, match.end("version"))
+    here = stated[1] if stated else toolchain.compiler_version(*command).partition(" ")[0]
+    if here and Version(here) < Version(match["version"]):
+        what = (
+            f"The sources need {match['compiler']} {match['version']} or newer; "
+            f"{' '.join(command)} is {here}."
         )
-    for name in targets or known:
-        target = msgspec.json.decode((build / API / "reply" / known[name]).read_bytes())
-        for group in target.get("compileGroups", ()):
+        details = [match[0], *error.details]
+        raise BuildError("compiler-too-old", what, details=details) from error
+
+
+def _targets(build: Path) -> dict[str, Any]:
+    """Return the targets of the last configure by name, as CMake's file API describes them."""
+    reply = build / API / "reply"
+    # Names of replies grow with time; the last one in order is the newest (cmake-file-api(7)).
+    index = msgspec.json.decode(max(reply.glob("index-*.json")).read_bytes())
+    model = msgspec.json.decode((reply / index["reply"]["codemodel-v2"]["jsonFile"]).read_bytes())
+    return {
+        target["name"]: msgspec.json.decode((reply / target["jsonFile"]).read_bytes())
+        for target in model["configurations"][0]["targets"]
+    }
+
+
+def _units(folders: _Folders, build: Path, names: Sequence[str]) -> Iterator[Unit]:
+    """Yield each unit that the file API names, with the gencode of its command."""
+    commands, targets = _commands(build), _targets(build)
+    if missing := [name for name in names if name not in targets]:
+        what = f"CMake made no target {', '.join(missing)}."
+        details = [f"targets: {', '.join(sorted(targets)) or 'none'}"]
+        raise BuildError("configure-failed", what, details=details)
+    for name in names or targets:
+        for group in targets[name].get("compileGroups", ()):
             for position in group["sourceIndexes"]:
-                path = seen.source / target["sources"][position]["path"]
-                tokens = commands.get((name, path))
-                if tokens is None:
-                    raise BuildError(
-                        "configure-failed",
-                        f"CMake wrote no command for {path.name} of target {name}.",
-                        details=[f"build folder: {build}"],
-                    )
+                path = folders.source / targets[name]["sources"][position]["path"]
+                tokens = commands[name, path]
                 code = gencode(tokens) if group["language"] == "CUDA" else ()
                 object_path = tokens[tokens.index("-o") + 1]
-                yield Unit(name, _relative(path, seen), group["language"], code, object_path)
+                yield Unit(name, folders.relative(path), group["language"], code, object_path)
 
 
 def _commands(build: Path) -> dict[tuple[str, Path], list[str]]:
     """Return the arguments of every compile command, by target and source."""
-    result = {}
+    commands = {}
     path = build / "compile_commands.json"
     for entry in msgspec.json.decode(path.read_bytes()) if path.exists() else ():
         tokens = shlex.split(entry["command"])
-        # CMake names an object CMakeFiles/<target>.dir/…; the database itself does not name the
-        # target.
+        # CMake names an object CMakeFiles/<target>.dir/…; the database does not name the target.
         parts = Path(tokens[tokens.index("-o") + 1]).parts
         target = parts[parts.index("CMakeFiles") + 1].removesuffix(".dir")
-        result[target, Path(entry["directory"], entry["file"])] = tokens
-    return result
-
-
-def _relative(path: Path, seen: _Seen) -> str:
-    # The build folder first: it may lie inside of the source tree.
-    if path.is_relative_to(seen.build):
-        return f"<build>/{path.relative_to(seen.build)}"
-    return str(path.relative_to(seen.source)) if path.is_relative_to(seen.source) else str(path)
+        commands[target, Path(entry["directory"], entry["file"])] = tokens
+    return commands
 
 
 def calls(
@@ -260,13 +258,11 @@ def calls(
 ) -> tuple[Call, ...]:
     """Return the calls of the last configure, also of one that failed; see `Configured`."""
     trace = build.resolve() / TRACE
-    if not trace.exists():
-        return ()
-    seen = _Seen(sandbox.sandbox_path(source.resolve()), sandbox.sandbox_path(build.resolve()))
-    return tuple(_calls(seen, trace.read_bytes().splitlines(), traced))
+    lines = trace.read_bytes().splitlines() if trace.exists() else []
+    return tuple(_calls(_Folders.of(source, build, sandbox), lines, traced))
 
 
-def _calls(seen: _Seen, lines: Iterable[bytes], traced: Collection[str]) -> Iterator[Call]:
+def _calls(folders: _Folders, lines: Iterable[bytes], traced: Collection[str]) -> Iterator[Call]:
     for line in lines:
         try:
             entry = msgspec.json.decode(line)
@@ -275,15 +271,15 @@ def _calls(seen: _Seen, lines: Iterable[bytes], traced: Collection[str]) -> Iter
             continue
         path, command = Path(entry.get("file", "")), entry.get("cmd", "").lower()
         # CMake's own probes have a CMakeLists.txt too, below the build folder.
-        own = path.is_relative_to(seen.source) and not path.is_relative_to(seen.build)
-        if command in _IDLE or not (own or path.is_relative_to(seen.build / DEPS)):
-            continue
-        if command in DOWNLOADS or (own and path.name in traced):
-            prefixes = ((f"{seen.build}/", "<build>/"), (f"{seen.source}/", ""))
-            arguments = list(entry["args"])
-            for prefix, name in prefixes:
-                arguments = [argument.replace(prefix, name) for argument in arguments]
-            yield Call(_relative(path, seen), entry["line"], command, tuple(arguments))
+        in_build = path.is_relative_to(folders.build)
+        own = path.is_relative_to(folders.source) and not in_build
+        declares = command in DOWNLOADS and (own or path.is_relative_to(folders.build / DEPS))
+        if declares or (own and path.name in traced and command not in _IDLE):
+            arguments = (
+                text.replace(f"{folders.build}/", "<build>/").replace(f"{folders.source}/", "")
+                for text in entry["args"]
+            )
+            yield Call(folders.relative(path), entry["line"], command, tuple(arguments))
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -299,53 +295,46 @@ class Library(msgspec.Struct, frozen=True):
 
 def libraries(build: Path) -> tuple[Library, ...]:
     """Return the shared libraries of the configured folder *build*, by target."""
-    entries = _reply(build, _index(build), "codemodel-v2")["configurations"][0]["targets"]
-    targets = [
-        msgspec.json.decode((build / API / "reply" / entry["jsonFile"]).read_bytes())
-        for entry in entries
-    ]
     return tuple(
-        Library(target["name"], target["artifacts"][0]["path"], "install" in target)
-        for target in targets
+        Library(name, target["artifacts"][0]["path"], "install" in target)
+        for name, target in _targets(build).items()
         if target["type"] in ("MODULE_LIBRARY", "SHARED_LIBRARY")
     )
 
 
 def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
     """
-    Return the code that nvcc makes when it is run with *tokens*, as sorted entries
-    ``virtual:real``; empty where it is left to nvcc.
+    Return the code that nvcc makes with the arguments *tokens*, as sorted entries ``virtual:real``;
+    empty if it is left to nvcc.
 
-    ``all``, ``all-major`` and ``native`` are returned as they are (``native:native``): what they
-    mean is not in the command.
+    ``all``, ``all-major`` and ``native`` are returned as they are (``native:native``): their
+    meaning is not in the command.
     """
-    found: set[str] = set()
+    entries: set[str] = set()
     arch, codes = "", []
-    for option, value in _options(tokens):
+    for option, value in _arch_options(tokens):
         if option in _GENCODE:
             fields = dict(field.split("=", 1) for field in _split(value) if "=" in field)
-            found |= {
-                f"{fields.get('arch', '')}:{code}"
-                for code in _split(fields.get("code", "").strip('[]"'))
-            }
+            real = _split(fields.get("code", "").strip('[]"'))
+            entries |= {f"{fields.get('arch', '')}:{code}" for code in real}
         elif option in _ARCH:
             arch = value
         else:
             codes += _split(value.strip('[]"'))
+    virtual = arch.replace("sm_", "compute_")
     if codes:
-        found |= {f"{arch.replace('sm_', 'compute_')}:{code}" for code in codes}
+        entries |= {f"{virtual}:{code}" for code in codes}
     elif arch.startswith("sm_"):
         # Shorthand (nvcc --dryrun, 13.0): the real arch and its PTX; with a suffix, PTX of the
         # plain arch as well.
-        virtual = arch.replace("sm_", "compute_")
         plain = virtual.rstrip("af")
-        found |= {f"{virtual}:{arch}", f"{virtual}:{virtual}", f"{plain}:{plain}"}
+        entries |= {f"{virtual}:{arch}", f"{virtual}:{virtual}", f"{plain}:{plain}"}
     elif arch:
-        found.add(f"{arch}:{arch}")
-    return tuple(sorted(found))
+        entries.add(f"{arch}:{arch}")
+    return tuple(sorted(entries))
 
 
-def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _arch_options(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield nvcc's arch options with their values, however the two are joined."""
     rest = iter(tokens)
     for token in rest:
@@ -357,16 +346,6 @@ def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _split(text: str) -> list[str]:
-    """
-    Split at commas that no brackets or quotes enclose; both group a list of codes, and nvcc takes
-    either.
-    """
-    parts, inside = [""], False
-    for letter in text:
-        if letter in '[]"':
-            inside = not inside
-        if letter == "," and not inside:
-            parts.append("")
-        else:
-            parts[-1] += letter
+    """Split *text* at the commas outside of brackets and quotes, both of which group codes."""
+    parts = re.findall(r'(?:\[[^\]]*\]|"[^"]*"|[^,])+', text)
     return [part.strip() for part in parts if part.strip()]

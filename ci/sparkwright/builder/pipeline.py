@@ -20,12 +20,12 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.builder import configure, preflight, source_tree, vendored
-from sparkwright.builder.arch import plan, planning
+from sparkwright.builder.arch import plan
 from sparkwright.builder.compile import ninja, unit_manifest
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
-from sparkwright.builder.environment import cross, host_compiler, toolchain
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import cutlass, graft, pep517, sbom, version
@@ -127,8 +127,7 @@ def inputs(session: RunContext, fork: str) -> dict[str, str]:
         "this machine": (
             platform.machine(),
             platform.python_version(),
-            cross.compiler(session),
-            host_compiler.identity(),
+            toolchain.compiler(session),
         ),
         "--target": session.machine,
         "--targets": settings.targets,
@@ -386,7 +385,7 @@ def _graft(
         session.store, locked.name, locked.filename, locked.sha256, offline=session.offline
     )
     with console.step(f"graft {fork} onto {locked.filename}"):
-        made = planning.planned(session, tools, source, configured=True)
+        made = plan.obtain(session, tools, source, configured=True)
         plan.show(made.after, made.before)
         plan.check(made.after, made.before)
         workspace = Workspace(session, tools, settings, fork)
@@ -412,7 +411,7 @@ def _graft(
             targets=settings.targets,
             plan=made.key,
             tools=tools.key,
-            compiler=cross.compiler(session),
+            compiler=toolchain.compiler(session),
             counts=made.after.counts,
             transplant=done,
             isolation=workspace.sandbox.kind,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 import sparkwright
-from sparkwright.builder.environment import platforms
+from sparkwright.builder.environment import pylock
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import LockedFile, SbomInput
@@ -51,7 +51,7 @@ class Interpreter(msgspec.Struct, frozen=True):
         version = tuple(map(int, self.version.split(".")[:2]))
         return [
             str(tag)
-            for tag in platforms.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))
+            for tag in pylock.tags(version, self.machine, int(self.libc.partition(".")[2] or 17))
         ]
 
 

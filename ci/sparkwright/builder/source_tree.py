@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
-from sparkwright.builder.arch import forbidden_patterns
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.cherry_picks import series
@@ -19,7 +20,7 @@ from sparkwright.forks.fetch import FetchedSource
 
 class SourceTree(msgspec.Struct, frozen=True):
     """
-    What is built.
+    The source of a build.
 
     Attributes:
         patched: Tree id after the series.
@@ -37,7 +38,7 @@ class SourceTree(msgspec.Struct, frozen=True):
 
 
 def all_rules(session: RunContext) -> ArchRules:
-    """Return the stack's arch rules; those that are left out serve to explain what is missing."""
+    """Return the stack's arch rules, with those that the command line leaves out."""
     return archs.load(session.project.build_folder / "archs.yaml")
 
 
@@ -61,42 +62,29 @@ def rules_of(session: RunContext) -> ArchRules:
 
 def make(session: RunContext, fork: str) -> SourceTree:
     """
-    Return the source tree of *fork*, made when the store has none.
+    Return the source tree of *fork*, made if the store has none.
 
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
     source = fetch.fetch(session, fork)
     patched = series.apply_series(session, source)
-    rules = rules_of(session)
-    mine = [rule for rule in rules.rules if rule.fork == fork]
-    guarded = rules.of(fork).guards
-    key = digest.key("rewrite", {"tree": patched.tree, "rules": mine, "guards": guarded})
-    known = session.store.get("rewrite", key, SourceTree)
+    rules = rules_of(session).of(fork)
+    inputs = {"tree": patched.tree, "rules": rules.rules, "guards": rules.guards}
+    key = digest.key("rewrite", inputs)
+    stored = session.store.get("rewrite", key, SourceTree)
     if (
-        known
-        and known.source == source
-        and known.steps == patched.steps
-        and session.objects.has(f"{known.tree}^{{tree}}")
+        stored
+        and (stored.source, stored.steps) == (source, patched.steps)
+        and session.objects.has(f"{stored.tree}^{{tree}}")
     ):
-        return known
-    with console.step(f"rewrite {fork}: {len(mine)} rules"):
-        rewritten = archs.rewrite(lambda path: _read(session, patched.tree, path), rules, fork)
-        tree = (
-            session.objects.with_files(patched.tree, rewritten.files)
-            if rewritten.files
-            else patched.tree
-        )
-        for site in rewritten.sites:
+        return stored
+    with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
+        files, sites = archs.rewrite(partial(session.objects.blob, patched.tree), rules.rules)
+        tree = session.objects.with_files(patched.tree, files) if files else patched.tree
+        for site in sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-        forbidden_patterns.check(session.objects, source.tree, tree, guarded)
-    made = SourceTree(fork, source, patched.tree, tree, patched.steps, rewritten.sites)
-    session.store.put("rewrite", key, made)
-    return made
-
-
-def _read(session: RunContext, tree: str, path: str) -> bytes:
-    data = session.objects.blob(tree, path)
-    if data is None:
-        raise FileNotFoundError(path)
-    return data
+        archs.check_guards(session.objects, source.tree, tree, rules.guards)
+    result = SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
+    session.store.put("rewrite", key, result)
+    return result

@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.builder import configure, source_tree, vendored
 from sparkwright.builder.configure import Call, Configured
 from sparkwright.builder.environment import cross as target
-from sparkwright.builder.environment import host_compiler, toolchain
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.cross import Target
 from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
@@ -160,15 +160,13 @@ class Workspace:
                     traced=traced,
                     sandbox=self.sandbox,
                 )
-        except BuildError as error:
+        except BuildError:
             # CMake's own words on a source that it could not reach say less than the name of that
             # source.
             self._check_downloads(
                 configure.calls(self.source, self.build, sandbox=self.sandbox), complete=False
             )
-            if error.reference != "configure-failed":
-                raise
-            raise host_compiler.explained(error) from error
+            raise
         self._check_downloads(configured.calls, complete="all" in self._settings.targets)
         return configured
 
@@ -198,7 +196,7 @@ class Workspace:
         """
         cache, known = self.build / "CMakeCache.txt", self.folder / "compiler"
         moved = f"CMAKE_HOME_DIRECTORY:INTERNAL={self.sandbox.sandbox_path(self.source)}\n"
-        compiler = host_compiler.identity()
+        compiler = toolchain.compiler(self._session)
         if cache.exists() and moved not in cache.read_text("utf-8"):
             console.note(
                 f"{self._fork}: its build folder was made under another path; it is made anew"

@@ -23,7 +23,7 @@ import msgspec
 from sparkwright import demo
 from sparkwright.audit import report
 from sparkwright.builder import pipeline, source_tree
-from sparkwright.builder.arch import plan, planning
+from sparkwright.builder.arch import plan
 from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import audit
@@ -193,13 +193,13 @@ def _plan_without(session: RunContext) -> str:
     return _must_fail(
         "arch-mismatch",
         lambda: plan.check(
-            planning.planned(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after
+            plan.obtain(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after
         ),
     )
 
 
 def _plan(session: RunContext) -> str:
-    made = planning.planned(session, toolchain.obtain(session), source_tree.make(session, "vllm"))
+    made = plan.obtain(session, toolchain.obtain(session), source_tree.make(session, "vllm"))
     plan.show(made.after, made.before)
     plan.check(made.after, made.before)
     return ", ".join(f"{count} {verdict}" for verdict, count in made.after.counts.items() if count)

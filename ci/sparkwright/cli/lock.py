@@ -30,7 +30,7 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     earlier = lock.read(session.project) if session.project.lock_file.exists() else None
     made = resolve.resolve(session, earlier)
     with console.step("lock the tools"):
-        tools = pylock.lock(session)
+        tools = pylock.resolve(session, session.project.build_folder / "requirements.in")
     for what, program in (
         ("the harness of the tasks", harness),
         ("the second load generator", benchy),

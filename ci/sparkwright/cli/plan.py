@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.builder import preflight, source_tree
-from sparkwright.builder.arch import plan, planning
+from sparkwright.builder.arch import plan
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core.console import console
@@ -27,12 +27,12 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
         with session.store.lock(Workspace.name(session, fork)):
             source = source_tree.make(session, fork)
             preflight.check(session, source, building=False)
-            made.append(planning.planned(session, tools, source))
+            made.append(plan.obtain(session, tools, source))
         plan.show(made[-1].after, made[-1].before, result=True)
     for fork in session.forks:
         if fork not in compiled:
             console.note(f"{fork}: nothing is compiled")
-    for one in made:
-        plan.check(one.after, one.before)
+    for comparison in made:
+        plan.check(comparison.after, comparison.before)
     console.document({"plans": made})
     return 0

@@ -8,9 +8,7 @@ program:
 - ``binds``: folder → its path for the program, below ``inside``.
 - ``inside``: an existing folder of every system, over which an empty one is mounted.
 - ``loopback``: the network is a new one, whose loopback device has to be switched on.
-- ``witness``: the file to which every request to a host is written, one per line; a file with
-``.missing`` behind that
-  name means that the program is not installed.
+- ``requests``: the file to which every request to a host is written, one per line.
 """
 
 import contextlib
@@ -70,11 +68,11 @@ def refusing_proxy(path: str) -> int:
     """
     Start a proxy that refuses every request and writes it to the file *path*; return its port.
     """
-    lock = threading.Lock()
 
     class Refusal(http.server.BaseHTTPRequestHandler):
         def refuse(self) -> None:
-            with lock, pathlib.Path(path).open("a") as stream:
+            # One write to a file opened for appending is atomic.
+            with pathlib.Path(path).open("a") as stream:
                 stream.write(" ".join(f"{self.command} {self.path}".split())[:500] + "\n")
             with contextlib.suppress(OSError):
                 self.send_error(403, "a build has no network")
@@ -99,14 +97,10 @@ def main() -> int:
         bind_folders(spec["inside"], spec["binds"])
     if spec["loopback"]:
         switch_on_loopback()
-    proxy = f"http://127.0.0.1:{refusing_proxy(spec['witness'])}"
+    proxy = f"http://127.0.0.1:{refusing_proxy(spec['requests'])}"
     environment = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
     environment |= {name: proxy for lower in PROXIES for name in (lower, lower.upper())}
-    try:
-        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        pathlib.Path(spec["witness"] + ".missing").touch()
-        return 127
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue  # nohup: the build is to outlive the terminal

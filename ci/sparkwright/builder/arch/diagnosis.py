@@ -1,16 +1,18 @@
 """
-Why a unit has the arch that it has: the CMake variable that decided it, and what would change that.
+The cause of a unit's arch: the CMake variable that decided it, and the change that would mend it.
 
-The walk goes back from the call that gave the unit its archs, through the calls that set each
-variable, to the first one that was given the wanted arch and did not return it. Values come from
-CMake's trace, so only the branches that it took are looked at; the names of variables come from the
-parsed text at the same lines, because the trace no longer has them.
+The search goes back from the call that gave the unit its archs, through the calls that set each
+variable, to the first call that was given the wanted arch and did not return it. Values come from
+CMake's trace, so that only the branches that CMake took are examined; the names of variables come
+from the parsed text at the same lines, because the trace no longer has them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import msgspec
@@ -21,34 +23,31 @@ from sparkwright.builder.arch.rules import Rule
 from sparkwright.builder.configure import Call, Unit
 from sparkwright.core.errors import FileError
 
-#: An arch in any of the spellings of CMake, of torch and of nvcc: 12.1f, 121f-real, 8.0+PTX,
-#: code=sm_121f.
+#: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(r"(?:arch=|code=)?(?:sm_|compute_)?(\d+)\.?(\d[af]?)(?:\+PTX|-real|-virtual)?")
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 _KEYWORD = re.compile(r"[A-Z_]*ARCH[A-Z_]*")
 
-#: An argument as it is written, and the value that it had.
+#: The text of an argument, and its value.
 Pair = tuple[str, str]
 
 
 class Cause(msgspec.Struct, frozen=True, order=True):
     """
-    What decided a unit's arch.
+    The reason for a unit's arch.
 
     Attributes:
-        variable: The CMake variable whose value would have to be another.
-        place: Where it is set, as ``file:line``; empty where CMake was given it from outside.
-        value: The list in question; empty where it lies inside of a function.
-        why: How the wanted arch was lost, as a sentence.
-        rule: The rule of archs.yaml that would mend it and was not applied; empty where there is
-            none. remedy: What to do, as the rest of a sentence.
+        variable: The CMake variable that would need another value; empty if a list has no name.
+        place: The ``file:line`` that sets it; empty if CMake was given it from outside.
+        value: The list in question; empty if it lies inside a function.
+        why: The step at which the wanted arch was lost, as a sentence.
+        remedy: What to do, as the rest of a sentence.
     """
 
     variable: str
     place: str
     value: str
     why: str
-    rule: str
     remedy: str
 
 
@@ -59,219 +58,152 @@ def spell(arch: str) -> str:
 
 def elements(value: str) -> set[str]:
     """Return the archs that occur in *value*, each as `spell` writes it."""
-    return {
-        "".join(found.groups())
-        for part in re.split(r"[;,\s\[\]<>]+", value)
-        if (found := _ARCH.fullmatch(part))
-    }
+    parts = re.split(r"[;,\s\[\]<>]+", value)
+    return {"".join(match.groups()) for part in parts if (match := _ARCH.fullmatch(part))}
 
 
 def generation(text: str) -> str:
-    """
-    Return 12 for ``12.1f``, for ``121f``, for ``compute_120:sm_120``; an empty string for
-    ``native``.
-    """
-    found = re.search(r"(\d+)\.?\d[af]?$", text)
-    return found.group(1) if found else ""
+    """Return 12 for ``12.1f``, ``121f``, ``compute_120:sm_120``; empty for ``native``."""
+    match = re.search(r"(\d+)\.?\d[af]?$", text)
+    return match[1] if match else ""
 
 
-class Causes:
+class Trace:
     """
     The calls of one configure, searchable.
 
     Args:
         calls: In the order in which CMake ran them.
-        read: Returns the bytes of a file of the source tree that was configured.
+        read: Returns the bytes of a file of the configured source tree, None if there is none.
         arch: The wanted one, such as ``12.1f``.
-        rules: Those that were not applied.
+        rules: The rules that were not applied.
     """
 
     def __init__(
-        self, calls: Sequence[Call], read: Callable[[str], bytes], arch: str, rules: Sequence[Rule]
+        self,
+        calls: Sequence[Call],
+        read: Callable[[str], bytes | None],
+        arch: str,
+        rules: Sequence[Rule],
     ) -> None:
         self.calls, self.arch, self.rules = calls, arch, rules
         self._read = read
-        self._texts: dict[str, dict[tuple[str, int], Command]] = {}
-        self._paired: dict[int, list[Pair]] = {}
+        self._commands = cache(self._parse)
+        self._pairs = cache(self._align)
 
-    def of(self, unit: Unit) -> Cause:
-        """Return what decided the arch of *unit*."""
+    def cause(self, unit: Unit) -> Cause:
+        """Return the cause of the arch of *unit*."""
         wanted = spell(self.arch)
-        # A unit of another generation lost the arch where the whole family went, even if the family
-        # had been folded before.
+        # A unit of another generation lost the arch where the whole family was lost, even if the
+        # family was folded before.
         if not any(generation(entry) == generation(self.arch) for entry in unit.gencode):
             wanted = generation(self.arch)
-        for index, (raw, value) in self._uses(unit):
-            references = _REFERENCE.findall(raw)
-            if references:
-                return self._walk(index, references[0], value, wanted)
-            call = self.calls[index]
-            return self._cause("", call, value, f"{call.command} is given {value} as it stands")
-        return self._walk(len(self.calls), "CMAKE_CUDA_ARCHITECTURES", "", wanted)
-
-    def _uses(self, unit: Unit) -> Iterator[tuple[int, Pair]]:
-        """
-        Yield the arguments that gave archs to *unit*: calls that name its source before those that
-        name its target, the latest first.
-        """
         latest_first = range(len(self.calls) - 1, -1, -1)
-        by_source = [index for index in latest_first if _mentions(self.calls[index], unit.source)]
+        by_source = [index for index in latest_first if _names_source(self.calls[index], unit)]
         by_target = [index for index in latest_first if unit.target in self.calls[index].arguments]
         for index in (*by_source, *by_target):
-            if pair := _given(self._pairs(index)):
-                yield index, pair
+            text, value = _arch_argument(self._pairs(index))
+            if variables := _REFERENCE.findall(text):
+                return self._search(index, variables[0], value, wanted)
+            if value:
+                call = self.calls[index]
+                why = f"{call.command} is given {value} as it stands"
+                return self._conclude("", call, value, why)
+        return self._search(len(self.calls), "CMAKE_CUDA_ARCHITECTURES", "", wanted)
 
-    def _walk(self, index: int, variable: str, value: str, wanted: str) -> Cause:
+    def _search(self, index: int, variable: str, value: str, wanted: str) -> Cause:
         """
-        Go back from call *index*, which used *variable*, to the call that got *wanted* (an arch, or
-        a whole family) and lost it.
+        Go back from call *index*, which used *variable*, to the call that was given *wanted* (an
+        arch, or a whole family) and lost it.
         """
-        while True:
-            at, inputs = self._assignment(index, variable)
-            if at is None:
-                return self._cause(
-                    variable,
-                    None,
-                    value,
-                    f"{self.arch} is not in what CMake was given from outside",
-                )
-            call = self.calls[at]
-            # What was asked for comes in a variable; a list of what a kernel supports may name the
-            # arch and yet not be asked for it.
-            asked = next(
-                (given for raw, given in inputs if _REFERENCE.search(raw) and _has(given, wanted)),
-                None,
-            )
-            if asked is not None:
-                why = (
-                    f"{call.command} ({_place(call)}) was given {asked} and returned "
-                    f"{value or 'nothing'}"
-                )
-                for raw, given in inputs:
-                    if elements(given) and not _has(given, wanted):
-                        return self._list(at, variable, raw, given, why)
-                return self._cause(variable, call, "", why)
-            onward = {
-                found[0]: given
-                for raw, given in inputs
-                if elements(given) and (found := _REFERENCE.findall(raw))
-            }
-            if not onward:
-                literal = next((given for _, given in inputs if elements(given)), value)
-                return self._cause(variable, call, literal, f"{self.arch} never enters it")
+        setter = self._assignment(index, variable)
+        while setter is not None:
+            index, inputs = setter
+            call = self.calls[index]
+            # A request comes in a variable; a literal list of what a kernel supports may name the
+            # arch without asking for it.
+            request = next((v for t, v in inputs if "${" in t and _has(v, wanted)), None)
+            if request is not None:
+                place = _place(call)
+                why = f"{call.command} ({place}) was given {request} and returned "
+                return self._blame(index, variable, inputs, wanted, why + (value or "nothing"))
+            lists = [(text, given) for text, given in inputs if elements(given)]
+            sources = {names[0]: given for t, given in lists if (names := _REFERENCE.findall(t))}
+            if not sources:
+                literal = lists[0][1] if lists else value
+                return self._conclude(variable, call, literal, f"{self.arch} never enters it")
             # The convention of such functions: result, list, request; the request often has the
             # name of the result.
-            source = variable if variable in onward else list(onward)[-1]
-            index, variable, value = at, source, onward[source]
+            variable = variable if variable in sources else list(sources)[-1]
+            value = sources[variable]
+            setter = self._assignment(index, variable)
+        why = f"{self.arch} is not in what CMake was given from outside"
+        return self._conclude(variable, None, value, why)
 
-    def _list(self, at: int, variable: str, raw: str, value: str, why: str) -> Cause:
-        """
-        The list that lacks the arch is an argument of the call *at*: a variable's value, or written
-        out there.
-        """
-        if found := _REFERENCE.findall(raw):
-            origin, _ = self._assignment(at, found[0])
-            return self._cause(found[0], None if origin is None else self.calls[origin], value, why)
-        return self._cause(variable, self.calls[at], value, why)
+    def _blame(
+        self, index: int, variable: str, inputs: Sequence[Pair], wanted: str, why: str
+    ) -> Cause:
+        """Return the argument of call *index* that lacks the arch: a variable, or a literal."""
+        lacking = [(t, v) for t, v in inputs if elements(v) and not _has(v, wanted)]
+        if not lacking:
+            return self._conclude(variable, self.calls[index], "", why)
+        text, value = lacking[0]
+        if names := _REFERENCE.findall(text):
+            setter = self._assignment(index, names[0])
+            return self._conclude(names[0], self.calls[setter[0]] if setter else None, value, why)
+        return self._conclude(variable, self.calls[index], value, why)
 
-    def _assignment(self, before: int, variable: str) -> tuple[int | None, list[Pair]]:
+    def _assignment(self, before: int, variable: str) -> tuple[int, list[Pair]] | None:
         """Return the last call before *before* that set *variable*, with its other arguments."""
         for index in range(before - 1, -1, -1):
             pairs = self._pairs(index)
-            skip = 1
             if self.calls[index].command == "list":
-                if not pairs or pairs[0][0].upper() not in ("APPEND", "PREPEND"):
-                    continue
-                skip = 2
-            if len(pairs) >= skip and pairs[skip - 1][0] == variable:
-                return index, pairs[skip:]
-        return None, []
+                operation = pairs[0][0].upper() if pairs else ""
+                pairs = pairs[1:] if operation in ("APPEND", "PREPEND") else []
+            if pairs and pairs[0][0] == variable:
+                return index, pairs[1:]
+        return None
 
-    def _pairs(self, index: int) -> list[Pair]:
+    def _align(self, index: int) -> list[Pair]:
         """Return the arguments of a call as they are written, each beside its value."""
-        if index not in self._paired:
-            call = self.calls[index]
-            command = self._commands(call.file).get((call.command, call.line))
-            self._paired[index] = (
-                _align(command, call) if command else [(value, value) for value in call.arguments]
-            )
-        return self._paired[index]
+        call = self.calls[index]
+        command = self._commands(call.file).get((call.command, call.line))
+        if command is None:
+            return [(value, value) for value in call.arguments]
+        pairs, values = [], list(call.arguments)
+        for position, argument in enumerate(command.arguments):
+            # An unquoted reference becomes as many arguments as its list has elements, or none.
+            width = 1
+            if not argument.quoted and "${" in argument.text:
+                width = max(len(values) - (len(command.arguments) - position - 1), 0)
+            pairs.append((argument.text, ";".join(values[:width])))
+            del values[:width]
+        return pairs
 
-    def _commands(self, file: str) -> dict[tuple[str, int], Command]:
-        if file not in self._texts:
-            try:
-                commands = cmake_file.parse(self._read(file), file)
-            except (FileNotFoundError, KeyError, FileError) as error:
-                # Naming a cause is a help; that a file cannot be read must not hide the mismatch
-                # itself.
-                if isinstance(error, FileError) and error.reference != "rule-mismatch":
-                    raise
-                commands = ()
-            self._texts[file] = {(command.name, command.line): command for command in commands}
-        return self._texts[file]
+    def _parse(self, file: str) -> dict[tuple[str, int], Command]:
+        try:
+            commands = cmake_file.parse(self._read(file) or b"", file)
+        except FileError:
+            # CMake accepted the file; that the grammar does not must not hide the mismatch.
+            return {}
+        return {(command.name, command.line): command for command in commands}
 
-    def _cause(self, variable: str, call: Call | None, value: str, why: str) -> Cause:
-        place = _place(call) if call else ""
-        rule = next(
-            (
-                r
-                for r in self.rules
-                if call and r.file == call.file and r.where[0] == variable and r.expect == value
-            ),
-            None,
-        )
-        if rule:
-            remedy = (
-                f"apply rule {rule.name} of archs.yaml, which appends {';'.join(rule.append)} to it"
-            )
-            return Cause(variable, place, value, why, rule.name, remedy)
-        if (
-            not call
-            or not value
-            or not any(digit.isdigit() for digit in value)
-            or value.startswith("-")
-        ):
+    def _conclude(self, variable: str, call: Call | None, value: str, why: str) -> Cause:
+        remedy = f"write a rule that appends {self.arch} to it, or list the unit under kept"
+        if not call or not elements(value) or value.startswith("-"):
             remedy = (
                 f"ask the configure for {self.arch} (TORCH_CUDA_ARCH_LIST or "
                 f"CMAKE_CUDA_ARCHITECTURES)"
             )
-        else:
-            remedy = (
-                f"write a rule that appends {self._entry(value)} to it, or list the unit "
-                f"under kept with a reason"
-            )
-        return Cause(variable, place, value, why, "", remedy)
-
-    def _entry(self, value: str) -> str:
-        """
-        Return the arch as *value* would spell it; a list with suffixes names a family by its first
-        member (12.0f).
-        """
-        major = self.arch.split(".")[0]
-        family = (
-            f"{major}.0f"
-            if self.arch.endswith("f") and re.search(r"\d[af]|\+PTX", value)
-            else self.arch.rstrip("af")
-        )
-        return family if "." in value else spell(self.arch)
-
-
-def _align(command: Command, call: Call) -> list[Pair]:
-    result, values = [], list(call.arguments)
-    for position, argument in enumerate(command.arguments):
-        # An unquoted reference becomes as many arguments as its list has elements, or none.
-        width = 1
-        if argument.quoting == "unquoted" and "${" in argument.text:
-            width = max(len(values) - (len(command.arguments) - position - 1), 0)
-        result.append((argument.text, ";".join(values[:width])))
-        del values[:width]
-    return result
+        for rule in self.rules:
+            if call and (rule.file, rule.where[0], rule.expect) == (call.file, variable, value):
+                appended = ";".join(rule.append)
+                remedy = f"apply rule {rule.name} of archs.yaml, which appends {appended} to it"
+        return Cause(variable, _place(call) if call else "", value, why, remedy)
 
 
 def _has(value: str, wanted: str) -> bool:
-    """
-    Say whether *value* names the arch *wanted*, or any of the generation where *wanted* is one.
-    """
+    """Return whether *value* has the arch *wanted*, or one of the generation *wanted*."""
     return any(wanted in (element, generation(element)) for element in elements(value))
 
 
@@ -279,22 +211,18 @@ def _place(call: Call) -> str:
     return f"{call.file}:{call.line}"
 
 
-def _mentions(call: Call, source: str) -> bool:
+def _names_source(call: Call, unit: Unit) -> bool:
     folder = PurePosixPath(call.file).parent
-    return any(
-        source in (part, str(folder / part))
-        for argument in call.arguments
-        for part in argument.split(";")
-        if part
-    )
+    parts = (part for argument in call.arguments for part in argument.split(";") if part)
+    return any(unit.source in (part, str(folder / part)) for part in parts)
 
 
-def _given(pairs: list[Pair]) -> Pair | None:
+def _arch_argument(pairs: Sequence[Pair]) -> Pair:
     """
-    Return the argument that holds archs: the one behind a keyword such as CUDA_ARCHS, or one with
-    nvcc's flags.
+    Return the argument that holds archs: one after a keyword such as CUDA_ARCHS, or one with
+    nvcc's flags; a pair of empty texts if there is none.
     """
-    for (raw, _), following in zip(pairs, [*pairs[1:], None], strict=True):
-        if following and _KEYWORD.fullmatch(raw) and elements(following[1]):
+    for (text, _), following in pairwise(pairs):
+        if _KEYWORD.fullmatch(text) and elements(following[1]):
             return following
-    return next((pair for pair in pairs if "arch=" in pair[1]), None)
+    return next((pair for pair in pairs if "arch=" in pair[1]), ("", ""))

@@ -1,36 +1,51 @@
 """
-The plan: for every CUDA unit, whether CMake will compile it for the arch that the stack is for,
-known before anything is compiled.
+The arch plan: for every CUDA unit, whether CMake will compile it for the arch of the stack.
 
-Only what CMake gives each compiler counts (DESIGN §7.3). A unit at another arch either is listed as
-kept, with a reason and with exactly the arch it has, or it fails the plan.
+Configuring takes seconds and compiling the better part of an hour, so CMake is configured for real,
+before and after the rules, and only what it gives each compiler counts. A unit at another arch
+either is listed as kept, with a reason and with exactly the arch it has, or it fails the plan.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Literal
 
 import msgspec
 
-from sparkwright.builder.arch.diagnosis import Cause, Causes, generation, spell
-from sparkwright.builder.arch.rules import ArchRules, Dropped, Kept, Site
-from sparkwright.builder.configure import Configured, Unit
+from sparkwright.builder import source_tree
+from sparkwright.builder.arch.diagnosis import Cause, Trace, generation, spell
+from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
+from sparkwright.builder.compile import ninja
+from sparkwright.builder.configure import DEPS, Configured, Unit
+from sparkwright.builder.environment import cross, toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.workspace import Workspace
+from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.forks.context import RunContext
 
 #: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign:
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
 VERDICTS: tuple[Verdict, ...] = ("native", "kept", "folded", "foreign", "none")
+#: Version of the stored record.
+FORM = 3
 
 
 class PlannedUnit(msgspec.Struct, frozen=True):
     """
-    A CUDA unit with its verdict; *reason* says why a unit is kept, *cause* why one fails, *object*
-    what it is compiled to.
+    A CUDA unit with its verdict.
+
+    Attributes:
+        reason: Why a unit is kept, or is not although it is listed.
+        cause: Why a unit fails.
+        object: The path of its object in the build folder.
     """
 
     target: str
@@ -48,14 +63,14 @@ class PlannedUnit(msgspec.Struct, frozen=True):
 
 class Plan(msgspec.Struct, frozen=True):
     """
-    What will be compiled for which arch.
+    The arch of every CUDA unit.
 
     Attributes:
         arch: As the stack names it (``12.1f``).
         gencode: The same as a compiler's entry (``compute_121f:sm_121f``).
         counts: Units by verdict.
-        stale: Entries of ``kept`` that are not true, a line each.
-        sites: Where the rules were applied.
+        stale: Entries of ``kept`` and ``dropped`` that are not true, a line each.
+        sites: The places that the rules changed.
         dropped: The reviewed reasons for units that the rules leave out.
     """
 
@@ -66,11 +81,97 @@ class Plan(msgspec.Struct, frozen=True):
     units: tuple[PlannedUnit, ...]
     stale: tuple[str, ...]
     sites: tuple[Site, ...]
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedUnits, ...] = ()
 
     @property
     def failing(self) -> tuple[PlannedUnit, ...]:
         return tuple(unit for unit in self.units if unit.verdict not in ("native", "kept"))
+
+    def drop_reason(self, unit: PlannedUnit) -> str:
+        """Return the reviewed reason for leaving out *unit*, empty if there is none."""
+        return next((entry.reason for entry in self.dropped if entry.covers(unit.source)), "")
+
+
+class PlanComparison(msgspec.Struct, frozen=True):
+    """The plan of a fork, and that of the same tree without the rules."""
+
+    key: str
+    after: Plan
+    before: Plan
+
+
+def obtain(
+    session: RunContext, tools: Toolchain, source: SourceTree, *, configured: bool = False
+) -> PlanComparison:
+    """
+    Return the plan of *source*, made if the store has none; it is not checked yet (`check`).
+
+    Args:
+        configured: Configure the build folder even if the plan is in the store.
+
+    Raises:
+        configure-failed, tool-missing: As `Workspace.configure`.
+    """
+    fork = session.project.fork(source.fork)
+    settings = toolchain.settings(session, source.fork)
+    inputs = {
+        "form": FORM,
+        "tree": source.tree,
+        "patched": source.patched,
+        "needs": {need: source_tree.make(session, need).tree for need in fork.needs},
+        "tools": tools.key,
+        "rules": source_tree.rules_of(session).of(source.fork),
+        "settings": msgspec.structs.replace(settings.deciding(), requires={}),
+        "vendored": (session.lock.forks[source.fork].vendored, fork.ignored),
+        "arch": session.project.spec.arch,
+        "target": cross.key(session, tools),
+        "compiler": toolchain.compiler(session),
+    }
+    key = digest.key("plan", inputs)
+    stored = session.store.get("plan", key, PlanComparison)
+    if stored and configured:
+        _configure_and_examine(session, tools, source)
+    if stored is None:
+        stored = PlanComparison(key, *examine_both(session, tools, source))
+        session.store.put("plan", key, stored)
+    return stored
+
+
+def examine_both(session: RunContext, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
+    """
+    Configure *source* and return its plan, and that of the same tree without the rules; callers
+    hold the workspace's lock.
+    """
+    after = _configure_and_examine(session, tools, source)
+    bare = msgspec.structs.replace(source, tree=source.patched, sites=())
+    before = _configure_and_examine(session, tools, bare, "before") if source.sites else after
+    return after, before
+
+
+def _configure_and_examine(
+    session: RunContext, tools: Toolchain, source: SourceTree, variant: str = ""
+) -> Plan:
+    settings = toolchain.settings(session, source.fork)
+    rules = source_tree.all_rules(session).of(source.fork)
+    if not settings.needs_vendored:
+        # Entries about vendored units say nothing of a build without them.
+        def own(entry: DroppedUnits) -> bool:
+            return not entry.unit.startswith(f"<build>/{DEPS}/")
+
+        kept, dropped = tuple(filter(own, rules.kept)), tuple(filter(own, rules.dropped))
+        rules = msgspec.structs.replace(rules, kept=kept, dropped=dropped)
+    workspace = Workspace(session, tools, settings, source.fork, variant)
+    with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
+        workspace.fill(source.tree)
+        configured = workspace.configure(ninja.install_launcher(workspace.folder))
+    return examine(
+        configured,
+        arch=session.project.spec.arch,
+        rules=rules,
+        fork=source.fork,
+        read=partial(session.objects.blob, source.tree),
+        sites=source.sites,
+    )
 
 
 def examine(
@@ -79,24 +180,22 @@ def examine(
     arch: str,
     rules: ArchRules,
     fork: str,
-    read: Callable[[str], bytes],
+    read: Callable[[str], bytes | None],
     sites: Sequence[Site] = (),
 ) -> Plan:
     """
-    Give every CUDA unit of *configured* its verdict, whatever that is.
+    Give every CUDA unit of *configured* its verdict.
 
     Args:
-        rules: All of the stack's, applied or not.
-        read: Returns the bytes of a file of the source tree that was configured.
-        sites: What the rules changed in that tree; a rule without a site there counts as not
+        rules: Those of *fork*, applied or not.
+        read: Returns the bytes of a file of the configured source tree, None if there is none.
+        sites: The changes of the rules in that tree; a rule without a site there counts as not
             applied.
     """
     applied = {site.rule for site in sites}
-    pending = [rule for rule in rules.rules if rule.fork == fork and rule.name not in applied]
-    causes = Causes(configured.calls, read, arch, pending)
-    kept = [entry for entry in rules.kept if entry.fork == fork]
+    trace = Trace(configured.calls, read, arch, [r for r in rules.rules if r.name not in applied])
     cuda = [unit for unit in configured.units if unit.language == "CUDA"]
-    units = tuple(_plan(unit, arch, kept, causes) for unit in cuda)
+    units = tuple(_plan_unit(unit, arch, rules.kept, trace) for unit in cuda)
     counts = Counter(unit.verdict for unit in units)
     return Plan(
         fork=fork,
@@ -104,16 +203,71 @@ def examine(
         gencode=_target(arch),
         counts={verdict: counts[verdict] for verdict in VERDICTS},
         units=units,
-        stale=tuple(line for entry in kept for line in _stale(entry, units)),
+        stale=tuple(_stale_entries(rules, units)),
         sites=tuple(sites),
-        dropped=tuple(entry for entry in rules.dropped if entry.fork == fork),
+        dropped=rules.dropped,
     )
 
 
-def gone(plan: Plan, before: Plan) -> list[PlannedUnit]:
+def _target(arch: str) -> str:
+    return f"compute_{spell(arch)}:sm_{spell(arch)}"
+
+
+def _plan_unit(unit: Unit, arch: str, kept: Sequence[ArchException], trace: Trace) -> PlannedUnit:
+    planned = PlannedUnit(
+        unit.target, unit.source, unit.gencode, _verdict(unit.gencode, arch), object=unit.object
+    )
+    if planned.verdict == "native":
+        return planned
+    entry = next((entry for entry in kept if entry.covers(unit.source)), None)
+    if entry and _runs(unit.gencode, entry.gencode, arch):
+        return msgspec.structs.replace(planned, verdict="kept", reason=entry.reason)
+    reason = entry and (
+        f"listed as kept at {entry.gencode} with PTX that a {arch} can compile, which is not what "
+        f"CMake gives it"
+    )
+    return msgspec.structs.replace(planned, reason=reason or "", cause=trace.cause(unit))
+
+
+def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
+    if gencode == (_target(arch),):
+        return "native"
+    if not gencode:
+        return "none"
+    family = any(generation(entry) == generation(arch) for entry in gencode)
+    return "folded" if family else "foreign"
+
+
+def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
+    """
+    Return whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same
+    generation, or PTX without a suffix.
+    """
+    if not gencode or any(entry.split(":")[0] != virtual for entry in gencode):
+        return False
+    portable = virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode
+    return generation(virtual) == generation(arch) or portable
+
+
+def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit]) -> Iterator[str]:
+    for entry in rules.kept:
+        covered = [unit for unit in units if entry.covers(unit.source)]
+        if not covered:
+            yield f"kept: {entry.unit} matches no CUDA unit"
+        for unit in covered:
+            if unit.verdict == "native":
+                listed = f"kept: {unit.source} is listed at {entry.gencode}"
+                yield f"{listed}, but CMake gives it {unit.code}"
+    for dropped in rules.dropped:
+        if any(dropped.covers(unit.source) for unit in units):
+            yield f"dropped: {dropped.unit} is compiled"
+
+
+def removed(plan: Plan, before: Plan | None) -> list[PlannedUnit]:
     """Return the units of *before* that *plan* does not compile; a rule can empty a list."""
     present = {(unit.target, unit.source) for unit in plan.units}
-    return [unit for unit in before.units if (unit.target, unit.source) not in present]
+    units = before.units if before else ()
+    return [unit for unit in units if (unit.target, unit.source) not in present]
 
 
 def check(plan: Plan, before: Plan | None = None) -> None:
@@ -127,174 +281,33 @@ def check(plan: Plan, before: Plan | None = None) -> None:
         arch-mismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true,
             or a unit is gone without a reason.
     """
-    total = len(plan.units)
     if plan.failing:
         what = (
-            f"{len(plan.failing)} of {total} CUDA units of {plan.fork} would not be compiled "
-            f"for {plan.arch} ({plan.gencode})."
+            f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be "
+            f"compiled for {plan.arch} ({plan.gencode})."
         )
         raise BuildError("arch-mismatch", what, details=[*_explain(plan), *plan.stale])
     if plan.stale:
-        todo = "Correct the entries under `kept` in archs.yaml: what they say is no longer so."
         raise BuildError(
             "arch-mismatch",
-            f"{len(plan.stale)} entries under kept are not true for {plan.fork}.",
+            f"{len(plan.stale)} entries of archs.yaml are not true for {plan.fork}.",
             details=plan.stale,
-            todo=todo,
+            todo="Correct the entries under `kept` and `dropped` in archs.yaml.",
         )
-    _check_gone(plan, gone(plan, before) if before else [])
-
-
-def _check_gone(plan: Plan, lost: Sequence[PlannedUnit]) -> None:
-    silent = [f"{unit.source} ({unit.code})" for unit in lost if not _dropped(plan, unit)]
-    if silent:
-        todo = (
-            "Find the rule that empties their list; mend it, or list them under `dropped` in "
-            "archs.yaml with the reason."
-        )
-        what = (
-            f"{_units(len(silent))} of {plan.fork} would no longer be compiled, and nothing "
-            f"says why."
-        )
-        raise BuildError("arch-mismatch", what, details=silent, todo=todo)
-    compiled = [
-        f"{entry.unit} is compiled"
-        for entry in plan.dropped
-        for unit in plan.units
-        if entry.covers(unit.source)
-    ]
-    if compiled:
-        todo = "Correct the entries under `dropped` in archs.yaml: what they say is no longer so."
+    lost = [unit for unit in removed(plan, before) if not plan.drop_reason(unit)]
+    if lost:
         raise BuildError(
             "arch-mismatch",
-            f"{len(compiled)} entries under dropped are not true for {plan.fork}.",
-            details=compiled,
-            todo=todo,
+            f"{_units(len(lost))} of {plan.fork} would no longer be compiled, and nothing says "
+            f"why.",
+            details=[f"{unit.source} ({unit.code})" for unit in lost],
+            todo="Find the rule that empties their list; mend it, or list them under `dropped` in "
+            "archs.yaml with the reason.",
         )
-
-
-def _dropped(plan: Plan, unit: PlannedUnit) -> str:
-    return next((entry.reason for entry in plan.dropped if entry.covers(unit.source)), "")
-
-
-def judge(
-    configured: Configured,
-    *,
-    arch: str,
-    rules: ArchRules,
-    fork: str,
-    read: Callable[[str], bytes],
-    sites: Sequence[Site] = (),
-) -> Plan:
-    """Return the plan as `examine` does, or raise as `check` does."""
-    plan = examine(configured, arch=arch, rules=rules, fork=fork, read=read, sites=sites)
-    check(plan)
-    return plan
-
-
-def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> None:
-    """
-    Print how many units are compiled for what, and each unit that is kept or gone; those that fail
-    are named by the error of `check`.
-
-    Args:
-        before: The plan of the same tree without the rules.
-        result: The tables are what the verb was asked for.
-    """
-    earlier = {(unit.target, unit.source): unit.code for unit in before.units} if before else {}
-    groups = Counter[tuple[str, str, str]](
-        (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict)
-        for unit in plan.units
-    )
-    # A rule can also empty a list, and the unit is gone: that is an effect to see, not a difference
-    # to guess.
-    lost = gone(plan, before) if before else []
-    groups.update((unit.code, "(not compiled)", "dropped") for unit in lost)
-    rows = [
-        (old, new, verdict, str(count))
-        for (old, new, verdict), count in sorted(
-            groups.items(), key=lambda item: (-item[1], item[0])
-        )
-    ]
-    skip = 0 if before else 1
-    columns = ["before the rules", "after", "verdict", ">units"][skip:]
-    console.table(
-        f"{plan.fork}: CUDA units for {plan.arch}",
-        columns,
-        [row[skip:] for row in rows],
-        result=result,
-    )
-    kept = [(unit.source, unit.code, unit.reason) for unit in plan.units if unit.verdict == "kept"]
-    kept += [
-        (unit.source, "(not compiled)", _dropped(plan, unit) or "nobody wrote it down")
-        for unit in lost
-    ]
-    if kept:
-        console.table("", ["not native", "gencode", "reason"], kept, result=result)
-
-
-def _target(arch: str) -> str:
-    return f"compute_{spell(arch)}:sm_{spell(arch)}"
-
-
-def _plan(unit: Unit, arch: str, kept: list[Kept], causes: Causes) -> PlannedUnit:
-    if unit.gencode == (_target(arch),):
-        return PlannedUnit(unit.target, unit.source, unit.gencode, "native", object=unit.object)
-    entry = next((entry for entry in kept if entry.covers(unit.source)), None)
-    reason = ""
-    if entry:
-        if _runs(unit.gencode, entry.gencode, arch):
-            return PlannedUnit(
-                unit.target, unit.source, unit.gencode, "kept", entry.reason, object=unit.object
-            )
-        reason = (
-            f"listed as kept at {entry.gencode} with PTX that a {arch} can compile, which "
-            f"is not what CMake gives it"
-        )
-    return PlannedUnit(
-        unit.target,
-        unit.source,
-        unit.gencode,
-        _verdict(unit.gencode, arch),
-        reason,
-        causes.of(unit),
-        unit.object,
-    )
-
-
-def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
-    """
-    Say whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same
-    generation, or PTX without a suffix.
-    """
-    if not gencode or any(entry.split(":")[0] != virtual for entry in gencode):
-        return False
-    return generation(virtual) == generation(arch) or (
-        virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode
-    )
-
-
-def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
-    if not gencode:
-        return "none"
-    return (
-        "folded" if any(generation(entry) == generation(arch) for entry in gencode) else "foreign"
-    )
-
-
-def _stale(entry: Kept, units: Sequence[PlannedUnit]) -> Iterator[str]:
-    covered = [unit for unit in units if entry.covers(unit.source)]
-    if not covered:
-        yield f"kept: {entry.unit} matches no CUDA unit"
-    for unit in covered:
-        if unit.verdict == "native":
-            yield (
-                f"kept: {unit.source} is listed at {entry.gencode}, but CMake gives it {unit.code}"
-            )
 
 
 def _explain(plan: Plan) -> Iterator[str]:
-    """Yield the failing units, by what decided them and by their gencode."""
+    """Yield the failing units, by cause and by gencode."""
     ordered = sorted(
         plan.failing, key=lambda unit: (unit.cause, unit.code, unit.reason, unit.source)
     )
@@ -303,18 +316,47 @@ def _explain(plan: Plan) -> Iterator[str]:
         if cause:
             name = cause.variable or "a list without a name"
             holds = f' = "{cause.value}"' if cause.value else ""
-            yield (
-                f"{name}{holds}{f' ({cause.place})' if cause.place else ''} decides for "
-                f"{_units(len(units))}: {cause.why}."
-            )
+            place = f" ({cause.place})" if cause.place else ""
+            yield f"{name}{holds}{place} decides for {_units(len(units))}: {cause.why}."
             yield f"  to mend it, {cause.remedy}"
         for (code, verdict, reason), same in groupby(
             units, key=lambda unit: (unit.code, unit.verdict, unit.reason)
         ):
-            listed = list(same)
-            yield f"  {verdict}, {code}: {_units(len(listed))}{f'; {reason}' if reason else ''}"
-            yield from (f"    {unit.source}" for unit in listed)
+            sources = [unit.source for unit in same]
+            yield f"  {verdict}, {code}: {_units(len(sources))}{f'; {reason}' if reason else ''}"
+            yield from (f"    {source}" for source in sources)
 
 
 def _units(count: int) -> str:
     return "1 unit" if count == 1 else f"{count} units"
+
+
+def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> None:
+    """
+    Print how many units are compiled for what, and each unit that is kept or removed; those that
+    fail are named by the error of `check`.
+
+    Args:
+        before: The plan of the same tree without the rules.
+        result: The tables are the result of the command.
+    """
+    earlier = {(unit.target, unit.source): unit.code for unit in before.units} if before else {}
+    groups = Counter[tuple[str, str, str]](
+        (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict)
+        for unit in plan.units
+    )
+    lost = removed(plan, before)
+    groups.update((unit.code, "(not compiled)", "dropped") for unit in lost)
+    ordered = sorted(groups.items(), key=lambda item: (-item[1], item[0]))
+    rows = [[*group, str(count)] for group, count in ordered]
+    columns = ["before the rules", "after", "verdict", ">units"]
+    skip = 0 if before else 1
+    title = f"{plan.fork}: CUDA units for {plan.arch}"
+    console.table(title, columns[skip:], [row[skip:] for row in rows], result=result)
+    kept = [(unit.source, unit.code, unit.reason) for unit in plan.units if unit.verdict == "kept"]
+    kept += [
+        (unit.source, "(not compiled)", plan.drop_reason(unit) or "no reason is written down")
+        for unit in lost
+    ]
+    if kept:
+        console.table("", ["not native", "gencode", "reason"], kept, result=result)

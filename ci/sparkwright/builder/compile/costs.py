@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.builder.environment import cross, pylock, toolchain
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.core import digest, strict_yaml
 from sparkwright.forks.context import RunContext
@@ -101,7 +101,7 @@ def compiler_key(session: RunContext) -> str:
     parts = {
         "arch": session.project.spec.arch,
         "wheels": wheels,
-        "compiler": cross.compiler(session),
+        "compiler": toolchain.compiler(session),
         "host": platform.machine(),
         "target": session.machine,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder import source_tree
-from sparkwright.builder.arch import planning
+from sparkwright.builder.arch import plan
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
@@ -47,7 +47,7 @@ def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
     """
     tools, settings = toolchain.obtain(session), toolchain.settings(session, fork)
     with session.store.lock(Workspace.name(session, fork)):
-        planning.planned(session, tools, source_tree.make(session, fork), configured=True)
+        plan.obtain(session, tools, source_tree.make(session, fork), configured=True)
         workspace = Workspace(session, tools, settings, fork)
         folder = BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()

@@ -12,13 +12,12 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from sparkwright.builder.environment import cross, pylock
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import digest, process
 from sparkwright.core.config import CompilerCache
 from sparkwright.core.console import console
@@ -41,8 +40,8 @@ class Cache(msgspec.Struct, frozen=True):
 
     Attributes:
         program: Path of ccache.
-        environment: Its variables; the address and the password of a remote cache are among them.
-        remote: Is there a cache on another host, so that compilers need the network?
+        environment: Its variables, with the address and the password of a remote cache.
+        remote: Whether there is a cache on another host, so that compilers need the network.
     """
 
     program: str
@@ -61,30 +60,28 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Cache | None:
     """
-    Return the ccache of *session*, or nothing where there is none.
+    Return the ccache of *session*, None if it is switched off or not installed.
 
     Args:
         base: Paths below it mean the same in every checkout; None if they have the same name
             everywhere already.
 
     Raises:
-        tool-missing: The user's configuration asks for ccache, and it is not here or is too old.
+        tool-missing: The user's configuration asks for ccache, and it is not installed or too old.
         file-invalid: The remote's address holds a password, or is of no known kind.
     """
-    program = shutil.which("ccache")
     if wanted.tool == "none" or not session.cached:
         return None
-    found = version(program) if program else (0, 0)
-    if not program or found < OLDEST:
-        has = f"ccache {found[0]}.{found[1]} is too old" if program else "ccache is not installed"
+    program = shutil.which("ccache")
+    version = _version(program) if program else (0, 0)
+    if not program or version < OLDEST:
+        number = ".".join(map(str, version))
+        what = f"ccache {number} is too old" if program else "ccache is not installed"
         if wanted.tool == "ccache":
-            raise CommandError(
-                "tool-missing",
-                f"{has}.",
-                todo=f"Install ccache {'.'.join(map(str, OLDEST))}: sudo apt-get install ccache",
-            )
+            todo = f"Install ccache {'.'.join(map(str, OLDEST))}: sudo apt-get install ccache"
+            raise CommandError("tool-missing", f"{what}.", todo=todo)
         console.note(
-            f"{has}: what is compiled here is compiled again in the next checkout "
+            f"{what}: units that are compiled here are compiled again in the next checkout "
             "(sudo apt-get install ccache)"
         )
         return None
@@ -93,9 +90,9 @@ def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Cache |
         "CCACHE_CONFIGPATH": os.devnull,
         "CCACHE_MAXSIZE": wanted.size,
         "CCACHE_DEPEND": "true",
-        # ccache would look at nvcc and at the host compiler's driver alone; the code is made by
-        # what these call.
-        "CCACHE_COMPILERCHECK": f"string:{compilers(session)}",
+        # ccache would examine nvcc and the host compiler's driver alone; the code is made by the
+        # programs that these call.
+        "CCACHE_COMPILERCHECK": f"string:{_compilers(session)}",
         # Objects hold no name of their folder: there is no debug information in them.
         "CCACHE_NOHASHDIR": "true",
         "CCACHE_TEMPDIR": str(session.store.folder("ccache", "tmp")),
@@ -103,9 +100,8 @@ def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Cache |
     if base:
         settings["CCACHE_BASEDIR"] = str(base)
     if wanted.remote:
-        settings["CCACHE_REMOTE_STORAGE"] = remote_storage(
-            wanted.remote, os.environ.get(PASSWORD, "")
-        )
+        password = os.environ.get(PASSWORD, "")
+        settings["CCACHE_REMOTE_STORAGE"] = remote_storage(wanted.remote, password)
     return Cache(program, settings, bool(wanted.remote))
 
 
@@ -116,11 +112,10 @@ def remote_storage(url: str, password: str) -> str:
     Raises:
         file-invalid: It is of no kind that ccache knows, or holds a password.
     """
-    what = f"compiler_cache: the remote {url!r} is none of redis://HOST, http://HOST/…."
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise FileError("file-invalid", what) from error
+    except ValueError:
+        parts = urlsplit("")
     if parts.password:
         raise FileError(
             "file-invalid",
@@ -129,42 +124,38 @@ def remote_storage(url: str, password: str) -> str:
         )
     # A blank or a bar would begin an attribute of ccache's.
     if parts.scheme not in ("redis", "http") or not parts.hostname or re.search(r"[\s|]", url):
+        what = f"compiler_cache: the remote {url!r} is none of redis://HOST, http://HOST/…."
         raise FileError("file-invalid", what)
     if not password:
         return url
-    # ccache decodes before it looks for the colon; Redis has the user "default" since version 6.
+    # ccache decodes before it splits at the colon; Redis has the user "default" since version 6.
     user = parts.username or ("default" if parts.scheme == "http" or ":" in password else "")
     login = f"{user}:{quote(password, safe='')}" if user else quote(password, safe="")
     return parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
-@cache
-def version(program: str) -> tuple[int, int]:
-    """Return the first two numbers of ccache's version."""
+def _version(program: str) -> tuple[int, int]:
     match = re.search(r"ccache version (\d+)\.(\d+)", process.output([program, "--version"]))
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def compilers(session: RunContext) -> str:
-    """Return the address of all compilers: the CUDA wheels, and the host compiler's programs."""
+def _compilers(session: RunContext) -> str:
+    """Return the address of all compilers: the CUDA wheels, and the host compilers' programs."""
     decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
     wheels = [sha256 for name, _, sha256 in pylock.wheels(session.project) if name in decisive]
-    driver = cross.driver(session)
-    return digest.key(
-        "compilers",
-        {
-            "wheels": wheels,
-            "host": [_program(driver, name) for name in ("", "cc1plus", "cc1", "as")],
-        },
-    )[:32]
+    programs = [
+        _program_digest(command, name)
+        for command in toolchain.compilers(session)
+        for name in ("", "cc1plus", "cc1", "as")
+    ]
+    return digest.key("compilers", {"wheels": wheels, "host": programs})[:32]
 
 
-@cache
-def _program(driver: str, name: str) -> str:
-    """Return the hash of *driver*, or of the program *name* that it calls; empty if it has none."""
+def _program_digest(command: list[str], name: str) -> str:
+    """Return the hash of a compiler, or of the program *name* that it calls; empty if missing."""
     try:
-        said = process.output([driver, f"-print-prog-name={name}"]).strip() if name else driver
+        query = [*command, f"-print-prog-name={name}"]
+        path = shutil.which(process.output(query).strip() if name else command[0])
     except CommandError:
         return ""
-    path = shutil.which(said)
     return digest.sha256_file(Path(path).resolve()) if path else ""

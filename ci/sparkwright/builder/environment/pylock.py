@@ -1,7 +1,7 @@
 """
 ``pylock.toml``: the tools of a build, locked (PEP 751).
 
-Wheels are named by file and hash, not by address: they come from whatever index the user has.
+Wheels are named by file and hash, not by address: they come from the index that the user has.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import platform
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.builder.environment import platforms
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import package_index
@@ -22,17 +21,51 @@ from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
 if TYPE_CHECKING:
-    from packaging.pylock import Package
+    from packaging.tags import Tag
 
+#: glibc 2.*this*: of DGX OS 7 (Ubuntu 24.04), on which wheels of another machine are to run;
+#: nothing newer is taken or linked against.
+GLIBC = 39
+#: ABIs and interpreters of the wheels that a lock holds.
 PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
 
+#: Project, file name and sha256.
+LockedWheel = tuple[str, str, str]
 
-def wheels(project: Project, machine: str = "") -> tuple[tuple[str, str, str], ...]:
+
+def uv_program() -> str:
+    """Return the path of uv."""
+    from uv import find_uv_bin
+
+    return find_uv_bin()
+
+
+def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
+    """Return the wheel tags that CPython *python* takes on *machine* with glibc 2.*newest*."""
+    from packaging.tags import compatible_tags, cpython_tags
+
+    # Tags with a name instead of a version (PEP 600): manylinux2014 is 2.17; older ones are for
+    # x86-64 alone.
+    legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    platforms = []
+    for minor in range(newest, 4 if machine == "x86_64" else 16, -1):
+        platforms.append(f"manylinux_2_{minor}_{machine}")
+        if minor in legacy:
+            platforms.append(f"{legacy[minor]}_{machine}")
+    version = tuple(python[:2])
+    interpreter = f"cp{version[0]}{version[1]}"
+    return [
+        *cpython_tags(version, platforms=platforms),
+        *compatible_tags(version, interpreter, platforms),
+    ]
+
+
+def wheels(project: Project, machine: str = "") -> tuple[LockedWheel, ...]:
     """
-    Return what ``pylock.toml`` selects for this Python: (project, file name, sha256), sorted.
+    Return the selection of the stack's ``pylock.toml`` for this Python, sorted.
 
     Args:
-        machine: For which machine; empty for this one.
+        machine: The machine to select for; empty for this one.
 
     Raises:
         file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
@@ -40,14 +73,19 @@ def wheels(project: Project, machine: str = "") -> tuple[tuple[str, str, str], .
     return select(project.build_folder / "pylock.toml", machine)
 
 
-def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
-    """Return what the lock at *path* selects, as `wheels` does."""
+def select(path: Path, machine: str = "") -> tuple[LockedWheel, ...]:
+    """Return the selection of the lock at *path*, as `wheels` does."""
+    from packaging.markers import default_environment
     from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
 
     machine = machine or platform.machine()
+    options: dict[str, Any] = {}
+    if machine != platform.machine():
+        options["environment"] = {**default_environment(), "platform_machine": machine}
+        options["tags"] = tags(sys.version_info, machine)
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
-        chosen = [_wheel(package, wheel) for package, wheel in lock.select(**_selection(machine))]
+        chosen = [_wheel(package.name, wheel) for package, wheel in lock.select(**options)]
     except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
             "file-invalid",
@@ -57,64 +95,26 @@ def select(path: Path, machine: str = "") -> tuple[tuple[str, str, str], ...]:
     return tuple(sorted(chosen))
 
 
-def _selection(machine: str) -> dict[str, Any]:
+def _wheel(project: str, wheel: Any) -> LockedWheel:
+    path = getattr(wheel, "path", None) or ""
+    if not path.endswith(".whl"):
+        raise FileError("file-invalid", f"pylock.toml has no wheel of {project} for this machine.")
+    return str(project), Path(path).name, wheel.hashes["sha256"]
+
+
+def resolve(session: RunContext, source: Path, *options: str) -> str:
     """
-    Return what `Pylock.select` is to select for; nothing where it is to look at this machine
-    itself.
-    """
-    from packaging.markers import default_environment
+    Return the text of the lock of the requirements in the file *source*.
 
-    if machine == platform.machine():
-        return {}
-    tags = platforms.tags(sys.version_info[:2], machine)
-    return {"environment": {**default_environment(), "platform_machine": machine}, "tags": tags}
-
-
-def _wheel(package: Package, wheel: Any) -> tuple[str, str, str]:
-    if not hasattr(wheel, "path") or not wheel.path or not wheel.path.endswith(".whl"):
-        raise FileError(
-            "file-invalid", f"pylock.toml has no wheel of {package.name} for this machine."
-        )
-    return str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]
-
-
-def lock(session: RunContext) -> str:
-    """
-    Resolve ``requirements.in`` and return the text of ``pylock.toml``.
+    Args:
+        options: Further options of the resolver.
 
     Raises:
         source-unreachable: The requirements cannot be resolved on the index.
+        not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
-    return resolve(session, session.project.build_folder / "requirements.in")
-
-
-def resolve(session: RunContext, source: Path, *options_more: str) -> str:
-    """
-    Return the lock of the requirements in the file *source*, as `lock` does; *options_more* go to
-    the resolver.
-    """
-    from uv import find_uv_bin
-
-    options = [
-        "--quiet",
-        "--universal",
-        "--python-version",
-        "3.11",
-        "--format",
-        "pylock.toml",
-        "--no-header",
-        "--no-annotate",
-    ]
-    command = [
-        find_uv_bin(),
-        "pip",
-        "compile",
-        *options,
-        "--default-index",
-        package_index.index_url(),
-        *options_more,
-        str(source),
-    ]
+    arguments = ["--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml"]
+    arguments += ["--no-header", "--no-annotate", "--default-index", package_index.index_url()]
     env = process.clean_environment(
         UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
@@ -122,14 +122,14 @@ def resolve(session: RunContext, source: Path, *options_more: str) -> str:
         UV_INDEX_URL="",
         UV_DEFAULT_INDEX="",
     )
+    command = [uv_program(), "pip", "compile", *arguments, *options, str(source)]
     try:
         resolved = tomllib.loads(process.output(command, env=env))
     except CommandError as error:
         if error.reference != "command-failed":
             raise
-        raise SourceError(
-            "source-unreachable", f"{source} cannot be resolved.", details=error.details
-        ) from error
+        what = f"{source} cannot be resolved."
+        raise SourceError("source-unreachable", what, details=error.details) from error
     return "".join(_render(resolved))
 
 
@@ -137,12 +137,12 @@ def _render(resolved: dict[str, Any]) -> Iterator[str]:
     yield "# Written by `sparkwright lock`; review it, do not edit it.\n"
     yield 'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"\n'
     for package in resolved["packages"]:
-        wheels = sorted(
-            (wheel["url"].rpartition("/")[2].partition("#")[0], wheel["hashes"]["sha256"])
+        files = {
+            wheel["url"].rpartition("/")[2].partition("#")[0]: wheel["hashes"]["sha256"]
             for wheel in package.get("wheels", [])
-            if _usable(wheel["url"])
-        )
-        if not wheels:
+        }
+        usable = sorted(filter(_usable, files))
+        if not usable:
             raise SourceError(
                 "not-provided",
                 f"{package['name']} {package['version']} has no wheel for Linux on "
@@ -150,27 +150,25 @@ def _render(resolved: dict[str, Any]) -> Iterator[str]:
             )
         yield f'\n[[packages]]\nname = "{package["name"]}"\nversion = "{package["version"]}"\n'
         if marker := package.get("marker"):
-            yield f"marker = {_toml_string(marker)}\n"
+            quoted = marker.replace("\\", "\\\\").replace('"', '\\"')
+            yield f'marker = "{quoted}"\n'
         yield "wheels = [\n"
-        for filename, sha256 in wheels:
-            yield f'  {{ path = "wheels/{filename}", hashes = {{ sha256 = "{sha256}" }} }},\n'
+        for filename in usable:
+            hashes = f'{{ sha256 = "{files[filename]}" }}'
+            yield f'  {{ path = "wheels/{filename}", hashes = {hashes} }},\n'
         yield "]\n"
 
 
-def _toml_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _usable(url: str) -> bool:
-    """Is the wheel at *url* for a machine and a Python that sparkwright builds on?"""
+def _usable(filename: str) -> bool:
+    """Return whether the wheel is for a machine and a Python that sparkwright builds on."""
     from packaging.utils import parse_wheel_filename
 
-    _, _, _, tags = parse_wheel_filename(url.rpartition("/")[2].partition("#")[0])
+    *_, tags_of_wheel = parse_wheel_filename(filename)
     return any(
         (tag.platform == "any" or ("manylinux" in tag.platform and tag.platform.endswith(MACHINES)))
         and (
             tag.abi in PYTHONS
             and (tag.interpreter in PYTHONS or tag.interpreter.startswith(("py3", "py2", "cp3")))
         )
-        for tag in tags
+        for tag in tags_of_wheel
     )

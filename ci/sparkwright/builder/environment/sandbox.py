@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -71,14 +71,11 @@ class Sandbox(msgspec.Struct, frozen=True):
         if os.environ.get(VARIABLE) == "container" and _only_loopback():
             return cls("container")
         refusal = _refusal()
-        paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
         if refusal is None:
-            # A store below the folder that gets hidden would vanish for the launcher and the
-            # caches.
-            hidden = any(
-                path.is_relative_to(INSIDE)
-                for path in (*paths, Path(sys.executable), _SCRIPT.absolute())
-            )
+            paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
+            # A store below the folder that gets hidden would vanish for the launcher and caches.
+            used = (*paths, Path(sys.executable), _SCRIPT.absolute())
+            hidden = any(path.is_relative_to(INSIDE) for path in used)
             return cls("namespace", {} if hidden else paths)
         if needed:
             what = "This machine lets no build run without a network."
@@ -88,33 +85,13 @@ class Sandbox(msgspec.Struct, frozen=True):
 
     def sandbox_path(self, path: Path) -> Path:
         """Return the path of *path* in the sandbox."""
-        for folder, mount in self.mounts.items():
-            if path.is_relative_to(folder):
-                return mount / path.relative_to(folder)
-        return path
+        return Path(self.translate(str(path)))
 
     def translate(self, text: str) -> str:
         """Return *text* with every mounted folder replaced by its path in the sandbox."""
         for folder, mount in self.mounts.items():
-            text = text.replace(str(folder), str(mount))
+            text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", str(mount), text)
         return text
-
-    def command(
-        self, command: Sequence[str | os.PathLike[str]], attempts: Path, *, network: bool = False
-    ) -> list[str]:
-        """
-        Return the command line that runs *command* in the sandbox and writes refused requests to
-        *attempts*.
-        """
-        spec = {
-            "inside": str(INSIDE),
-            "binds": {str(folder): str(mount) for folder, mount in self.mounts.items()},
-            "loopback": self.kind == "namespace" and not network,
-            "witness": str(attempts),
-        }
-        unshare = _unshare(network=network) if self.kind == "namespace" else []
-        script = [sys.executable, "-IS", str(_SCRIPT), msgspec.json.encode(spec).decode()]
-        return [*unshare, *script, *(os.fspath(part) for part in command)]
 
     def run(
         self,
@@ -130,60 +107,62 @@ class Sandbox(msgspec.Struct, frozen=True):
 
         Args:
             network: Leave it the network, for a compiler cache on another host. The variables of a
-                proxy
-                still name the one that refuses everything.
+                proxy still name the one that refuses everything.
 
         Raises:
             tool-missing: The program is not installed.
             build-downloads: The program tried to reach a host, even if it succeeded without it.
         """
+        program = os.fspath(command[0])
+        inside = Path(program).is_relative_to(INSIDE)
+        if not inside and shutil.which(program, path=env.get("PATH")) is None:
+            raise CommandError("tool-missing", f"{program} is not installed.")
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            attempts = Path(folder, "witness")
+            requests = Path(folder, "requests")
+            spec = {
+                "inside": str(INSIDE),
+                "binds": {str(folder): str(mount) for folder, mount in self.mounts.items()},
+                "loopback": self.kind == "namespace" and not network,
+                "requests": str(requests),
+            }
+            script = [sys.executable, "-IS", _SCRIPT, msgspec.json.encode(spec).decode()]
+            unshare = _unshare(network=network) if self.kind == "namespace" else []
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.
             end_by = signal.SIGKILL if self.kind == "namespace" else signal.SIGTERM
-            full = self.command(command, attempts, network=network)
+            full = [*unshare, *script, *command]
             try:
                 process.run(full, shown=command, log=log, env=env, end_by=end_by, **options)
             except (CommandError, BuildError) as error:
-                if error.reference == "tool-missing":
-                    raise
-                if attempts.with_name("witness.missing").exists():
-                    raise CommandError(
-                        "tool-missing", f"{os.fspath(command[0])} is not installed."
-                    ) from error
-                _raise_for_downloads(attempts, log, error)
+                _raise_for_downloads(requests, log, error)
                 raise
-            _raise_for_downloads(attempts, log, None)
+            _raise_for_downloads(requests, log, None)
 
 
 def _raise_for_downloads(
-    attempts: Path, log: Path, error: CommandError | BuildError | None
+    requests: Path, log: Path, error: CommandError | BuildError | None
 ) -> None:
-    requests = attempts.read_text("utf-8", "replace").splitlines() if attempts.exists() else []
     text = log.read_text("utf-8", "replace")
-    # Only the output shows an attempt past the proxy, and only a failed program is judged by its
-    # output.
-    hosts_in_output = {match[1] for match in _UNREACHED.finditer(text)} if error else set()
-    wanted = list(dict.fromkeys([*requests, *sorted(hosts_in_output)]))
-    if wanted:
-        hosts = {re.sub(r"^\w+ |^\w+://|:\d+$|/.*$", "", line) for line in wanted}
-        # The first line is the command itself.
-        lines = [
-            line.strip()
-            for line in text.splitlines()[1:]
-            if any(host and host in line for host in hosts)
-        ]
-        details = [
-            *(f"asked for: {line}" for line in wanted),
-            *dict.fromkeys(lines[:6]),
-            f"full log: {log}",
-        ]
-        others = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
-        what = f"The build tried to download from {wanted[0].removeprefix('CONNECT ')}{others}."
-        raise BuildError(
-            "build-downloads", what, details=details, data={"wanted": wanted}
-        ) from error
+    wanted = requests.read_text("utf-8", "replace").splitlines() if requests.exists() else []
+    if error:
+        # Only the output shows an attempt past the proxy, and only a failed program is judged by
+        # its output.
+        wanted += sorted({match[1] for match in _UNREACHED.finditer(text)})
+    wanted = list(dict.fromkeys(wanted))
+    if not wanted:
+        return
+    hosts = {re.sub(r"^\w+ |^\w+://|:\d+$|/.*$", "", line) for line in wanted} - {""}
+    # The first line is the command itself.
+    lines = dict.fromkeys(
+        line.strip() for line in text.splitlines()[1:] if any(host in line for host in hosts)
+    )
+    others = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+    raise BuildError(
+        "build-downloads",
+        f"The build tried to download from {wanted[0].removeprefix('CONNECT ')}{others}.",
+        details=[*(f"asked for: {line}" for line in wanted), *list(lines)[:6], f"full log: {log}"],
+        data={"wanted": wanted},
+    ) from error
 
 
 @functools.cache
@@ -194,37 +173,21 @@ def _warn(refusal: str) -> None:
 def _unshare(*, network: bool = False) -> list[str]:
     # As root of a user namespace if the user is not root; the files that it makes still belong to
     # the user.
-    user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    return [
-        "unshare",
-        *user,
-        *([] if network else ["--net"]),
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-    ]
+    options = ["--mount", "--pid", "--fork", "--kill-child"]
+    options += [] if network else ["--net"]
+    options += [] if os.geteuid() == 0 else ["--map-root-user"]
+    return ["unshare", *options]
 
 
 @functools.cache
 def _refusal() -> str | None:
     """Return the reason why this machine offers no new namespaces, None if it does."""
-    script = (
-        "import ctypes; raise SystemExit(ctypes.CDLL(None).mount(b'tmpfs', "
-        "b'/usr/local/src', b'tmpfs', 0, None) and 1)"
-    )
-    command = [*_unshare(), sys.executable, "-IS", "-c", script]
+    command = [*_unshare(), "mount", "-t", "tmpfs", "none", str(INSIDE)]
     try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (
-        None
-        if result.returncode == 0
-        else (result.stderr.strip() or f"{INSIDE} cannot be mounted over")
-    )
+        process.output(command, timeout=60)
+    except CommandError as error:
+        return "; ".join([error.what, *error.details])
+    return None
 
 
 def _only_loopback() -> bool:

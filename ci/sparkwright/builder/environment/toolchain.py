@@ -13,24 +13,23 @@ import functools
 import os
 import platform
 import re
+import shlex
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.builder.environment import pylock
 from sparkwright.builder.wheel import version
+from sparkwright.builder.environment.pylock import LockedWheel, uv_program
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import download as downloads
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-
-if TYPE_CHECKING:
-    pass
 
 #: Version of the additions below; part of the environment's address.
 ADDITIONS = 2
@@ -81,7 +80,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def needs_vendored(self) -> bool:
-        """Do the targets to compile need the vendored sources?"""
+        """Whether the targets to compile need the vendored sources."""
         return not set(self.targets) <= set(self.core_targets)
 
     def deciding(self) -> ForkEnvironment:
@@ -92,26 +91,19 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, seconds=0, longest=0, memory={}, disk={})
 
     def __post_init__(self) -> None:
+        from packaging.requirements import InvalidRequirement, Requirement
+        from packaging.utils import canonicalize_name
+
         for project, text in self.requires.items():
-            _check_requirement(project, text)
-
-
-def _check_requirement(project: str, text: str) -> None:
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
-    if not project or canonicalize_name(project) != project:
-        raise ValueError(f"requires: {project!r} is not the normalised name of a project")
-    if not text:
-        return
-    try:
-        wanted = Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(
-            f"requires: {text!r} is not a requirement: {' '.join(str(error).split())}"
-        ) from error
-    if canonicalize_name(wanted.name) != project or wanted.url:
-        raise ValueError(f"requires: {text!r} is not a version of {project} on the package index")
+            try:
+                requirement = Requirement(text or project)
+            except InvalidRequirement as error:
+                raise ValueError(f"requires: {text or project!r} is not a requirement") from error
+            if canonicalize_name(requirement.name) != project or requirement.url:
+                raise ValueError(
+                    f"requires: {text!r} is not a version of {project!r} on the package index, "
+                    f"under its normalised name"
+                )
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,8 +142,10 @@ class Toolchain(msgspec.Struct, frozen=True):
 
     def tool(self, name: str) -> Path:
         """
-        Return the program *name* of the environment or of its CUDA toolkit; raise `tool-missing`
-        where neither has it.
+        Return the program *name* of the environment or of its CUDA toolkit.
+
+        Raises:
+            tool-missing: Neither has it.
         """
         for folder in (self.root / "bin", self.cuda / "bin"):
             if (folder / name).exists():
@@ -164,12 +158,10 @@ class Toolchain(msgspec.Struct, frozen=True):
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return the variables under which build programs run; *extra* ones come first."""
-        path = os.pathsep.join(
-            [str(self.root / "bin"), str(self.cuda / "bin"), os.environ.get("PATH", os.defpath)]
-        )
+        folders = [self.root / "bin", self.cuda / "bin", os.environ.get("PATH", os.defpath)]
         own = {
             **version.VARIABLES,
-            "PATH": path,
+            "PATH": os.pathsep.join(map(str, folders)),
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),
         }
@@ -177,24 +169,43 @@ class Toolchain(msgspec.Struct, frozen=True):
 
 
 def python_header() -> Path:
-    """Return where ``Python.h`` of this Python lies, or would."""
+    """Return the path of ``Python.h`` of this Python, installed or not."""
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 
+def host_compiler() -> list[str]:
+    """Return the command of this machine's C++ compiler, as CMake takes it: ``CXX``, else c++."""
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
+def compilers(session: RunContext) -> list[list[str]]:
+    """Return the commands of the C++ compilers that make the session's libraries."""
+    if session.cross:
+        return [[f"{session.machine}-linux-gnu-g++"]]
+    cuda = shlex.split(os.environ.get("CUDAHOSTCXX", ""))
+    return [host_compiler(), *([cuda] if cuda else [])]
+
+
+def compiler(session: RunContext) -> str:
+    """
+    Return version and target of `compilers`, such as ``12.2.0 x86_64-linux-gnu``; empty if one is
+    not installed.
+    """
+    versions = [compiler_version(*command) for command in compilers(session)]
+    return " ".join(versions) if all(versions) else ""
+
+
 @functools.cache
-def host_compiler(program: str = "c++") -> str:
-    """
-    Return version and target of the C++ compiler that nvcc will drive, such as ``12.2.0
-    x86_64-linux-gnu``; empty without one.
-    """
+def compiler_version(*command: str) -> str:
+    """Return version and target of the compiler *command*; empty if it is not installed."""
     try:
         # GCC answers only the first of such options.
-        return " ".join(
-            process.output([program, option]).strip()
-            for option in ("-dumpfullversion", "-dumpmachine")
-        )
+        answers = [
+            process.output([*command, option]) for option in ("-dumpfullversion", "-dumpmachine")
+        ]
     except CommandError:
         return ""
+    return " ".join(answer.strip() for answer in answers)
 
 
 def spec(project: Project) -> EnvironmentSpec:
@@ -242,23 +253,21 @@ def settings(session: RunContext, fork: str) -> ForkEnvironment:
     return msgspec.structs.replace(chosen, defines={**own.defines, **own.core_defines})
 
 
-def installed(session: RunContext) -> bool:
-    """Are the stack's locked tools installed?"""
-    return (_root(session, _key(pylock.wheels(session.project))) / "complete").exists()
-
-
-def _key(wheels: tuple[tuple[str, str, str], ...]) -> str:
+def _root(session: RunContext, wheels: Sequence[LockedWheel]) -> tuple[str, Path]:
+    """Return the address of the environment made of *wheels*, and its folder."""
     inputs = {
         "wheels": wheels,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "additions": ADDITIONS,
     }
-    return digest.key("environment", inputs)
+    key = digest.key("environment", inputs)
+    return key, session.store.root / "environments" / key[:16]
 
 
-def _root(session: RunContext, key: str) -> Path:
-    return session.store.root / "environments" / key[:16]
+def installed(session: RunContext) -> bool:
+    """Return whether the stack's locked tools are installed."""
+    return (_root(session, pylock.wheels(session.project))[1] / "complete").exists()
 
 
 def obtain(session: RunContext) -> Toolchain:
@@ -266,51 +275,44 @@ def obtain(session: RunContext) -> Toolchain:
     Return the stack's tools, installed.
 
     Raises:
-        source-unreachable, source-mismatch, offline, disk-full: See there.
+        source-unreachable, source-mismatch, offline, disk-full: As `download`.
         command-failed: The installer failed.
     """
     wheels = pylock.wheels(session.project)
-    key = _key(wheels)
-    root = _root(session, key)
-    if (root / "complete").exists():
-        return Toolchain(key, root)
-    with session.store.lock(f"environment-{key[:16]}"):
-        if not (root / "complete").exists():
-            with console.step(f"tools: {len(wheels)} locked wheels"):
-                files = download(session, wheels)
-                _install(session, root, files)
-    return Toolchain(key, root)
+    tools = Toolchain(*_root(session, wheels))
+    complete = tools.root / "complete"
+    if not complete.exists():
+        with session.store.lock(f"environment-{tools.key[:16]}"):
+            if not complete.exists():
+                with console.step(f"tools: {len(wheels)} locked wheels"):
+                    install(session, tools.root, download(session, wheels))
+                    log = session.store.folder("logs") / "environment.log"
+                    complete_cuda(tools.cuda, log)
+                    complete.write_text("made whole by sparkwright\n")
+    return tools
 
 
-def download(session: RunContext, wheels: tuple[tuple[str, str, str], ...]) -> list[Path]:
+def download(session: RunContext, wheels: Sequence[LockedWheel]) -> list[Path]:
     """
-    Return where each of *wheels* (project, file name, sha256) lies, downloaded where the store has
-    it not.
+    Return the files of *wheels*, downloaded if the store does not have them.
 
     Raises:
-        source-unreachable, source-mismatch, offline, disk-full: See
-        `sparkwright.forks.download.obtain`.
+        source-unreachable, source-mismatch, offline, disk-full: As
+            `sparkwright.forks.download.obtain`.
     """
 
-    def one(wheel: tuple[str, str, str]) -> Path:
-        name, filename, sha256 = wheel
-        return downloads.obtain(session.store, name, filename, sha256, offline=session.offline)
+    def file(wheel: LockedWheel) -> Path:
+        return downloads.obtain(session.store, *wheel, offline=session.offline)
 
+    files = []
     with (
         concurrent.futures.ThreadPoolExecutor(4) as pool,
         console.progress("download", len(wheels)) as line,
     ):
-        files = []
-        for done, path in enumerate(pool.map(one, wheels), start=1):
+        for count, path in enumerate(pool.map(file, wheels), start=1):
             files.append(path)
-            line.update(done, path.name)
+            line.update(count, path.name)
     return files
-
-
-def _install(session: RunContext, root: Path, files: list[Path]) -> None:
-    install(session, root, files)
-    complete_cuda(Toolchain("", root).cuda, session.store.folder("logs") / "environment.log")
-    (root / "complete").write_text("made whole by sparkwright\n")
 
 
 def install(session: RunContext, root: Path, files: list[Path]) -> None:
@@ -320,12 +322,8 @@ def install(session: RunContext, root: Path, files: list[Path]) -> None:
     Raises:
         command-failed: The installer failed.
     """
-    from uv import find_uv_bin
-
-    uv = find_uv_bin()
     log = session.store.folder("logs") / "environment.log"
-    # --offline and --no-deps: the lock is the whole truth, so nothing else may be resolved or
-    # fetched.
+    # Offline and without dependencies: nothing but the lock may be resolved or fetched.
     env = process.clean_environment(
         UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
@@ -333,28 +331,12 @@ def install(session: RunContext, root: Path, files: list[Path]) -> None:
         UV_FIND_LINKS="",
         UV_LINK_MODE="hardlink",
     )
+    uv, python = uv_program(), str(root / "bin" / "python")
+    options = ["--quiet", "--no-deps", "--no-index", "--python", python]
     with console.step(f"install {len(files)} wheels"):
-        process.run(
-            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)],
-            log=log,
-            env=env,
-        )
-        python = root / "bin" / "python"
-        process.run(
-            [
-                uv,
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--no-index",
-                "--python",
-                str(python),
-                *map(str, files),
-            ],
-            log=log,
-            env=env,
-        )
+        venv = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)]
+        process.run(venv, log=log, env=env)
+        process.run([uv, "pip", "install", *options, *map(str, files)], log=log, env=env)
 
 
 def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
@@ -364,6 +346,9 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
 
     Args:
         cc: The C compiler of the machine that the libraries are for.
+
+    Raises:
+        command-failed: ``cuda.h`` cannot be read, or declares no function of the driver.
     """
     lib = cuda / "lib"
     for versioned in sorted(lib.glob("lib*.so.*")):
@@ -374,30 +359,16 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         (cuda / "lib64").symlink_to("lib")
     stub = lib / "stubs" / "libcuda.so"
     if not stub.exists():
-        stub.parent.mkdir(exist_ok=True)
         # CMake's CUDA::cuda_driver links against the driver, which a build machine need not have.
-        # The linker leaves out a library that defines nothing of what is called, and then nobody
-        # loads the driver before the one that calls it.
+        # The linker leaves out a library that defines nothing of what is called, and then no
+        # library would load the driver before its caller; so the stub defines every function.
+        header = cuda / "include" / "cuda.h"
+        declared = process.output([cc, "-E", "-P", "-x", "c", "-I", header.parent, header])
+        names = sorted(set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared)))
+        if not names:
+            raise CommandError("command-failed", f"{header} declares no function of the driver.")
+        stub.parent.mkdir(exist_ok=True)
         source = stub.parent / "driver.c"
-        source.write_text(
-            "".join(f"void {name}(void) {{}}\n" for name in driver_functions(cuda / "include", cc))
-        )
-        process.run(
-            [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub, source], log=log
-        )
-
-
-def driver_functions(include: Path, cc: str = "cc") -> list[str]:
-    """
-    Return the names of the driver's functions as ``cuda.h`` in the folder *include* declares them,
-    macros of versions replaced.
-
-    Raises:
-        command-failed: It cannot be read, or declares none.
-    """
-    declared = process.output([cc, "-E", "-P", "-x", "c", "-I", include, include / "cuda.h"])
-    if names := sorted(set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared))):
-        return names
-    raise CommandError(
-        "command-failed", f"{include / 'cuda.h'} declares no function of the driver."
-    )
+        source.write_text("".join(f"void {name}(void) {{}}\n" for name in names))
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub]
+        process.run([cc, *options, source], log=log)

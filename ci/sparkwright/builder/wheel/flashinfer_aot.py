@@ -28,7 +28,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
-from sparkwright.builder.environment import cross, host_compiler, toolchain
+from sparkwright.builder.environment import cross, toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
@@ -222,7 +222,7 @@ def inputs(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> dict[str,
     stack = context.project.stack
     pylock = context.project.build_folder / "pylock.toml"
     calls = [(module.call, module.arguments, module.arch) for module in spec.modules]
-    compilers = cross.compiler(context), host_compiler.identity()
+    compilers = toolchain.compiler(context)
     parts: dict[str, object] = {
         sources.filename: sources.sha256,
         f"build/{stack}/aot.yaml": (spec.distribution, calls),
@@ -274,7 +274,7 @@ def _build(context: RunContext, spec: AotSpec, sources: BuiltWheel, key: str) ->
             key=key,
             sources=sources.sha256,
             tools=cross.key(context, tools),
-            compiler=cross.compiler(context) if context.cross else host_compiler.identity(),
+            compiler=toolchain.compiler(context),
             modules={
                 module.name: PackedModule(module.call, module.codes, digest.sha256_bytes(data))
                 for module, data in libraries.items()
@@ -378,7 +378,7 @@ class AotBuilder:
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
-        native = shlex.join(host_compiler.program())
+        native = shlex.join(toolchain.host_compiler())
         compiler = f"{self._target.triple}-g++" if self._target.cross else native
         own = {
             "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkwright.builder.environment import host_compiler
+from sparkwright.builder.environment import toolchain
 from sparkwright.gates import limited
 from sparkwright.gates.limited import Ended, Limits
 from sparkwright.gates.numerics import inlineasm
@@ -86,7 +86,7 @@ class Program:
 
     def _compiled(self, unit: Unit, header: str, folders: Sequence[str]) -> dict[str, str]:
         """Compile the driver; where that fails for names that the header lacks, return them by the converters that call them."""
-        compiler = [*host_compiler.program(), "-std=c++20", "-w"]
+        compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
         (self._folder / "driver.cpp").write_text(source(unit, header), "utf-8")
         self._tool([*compiler, "-E", *folders, str(self._folder / "driver.cpp"), "-o", str(self._folder / "driver.ii")])
         self._rewrite((self._folder / "driver.ii").read_text("utf-8", "replace"))

@@ -11,7 +11,7 @@ import msgspec
 
 from sparkwright.builder import self_wheel
 from sparkwright.builder.container_engine import Engine
-from sparkwright.builder.environment import platforms
+from sparkwright.builder.environment import pylock
 from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import size
@@ -44,7 +44,7 @@ class Inside(Environment, frozen=True):
 
     @property
     def ranked(self) -> list[Tag]:
-        return platforms.tags(self.version, self.machine, int(self.python_of.libc.partition(".")[2] or 17))
+        return pylock.tags(self.version, self.machine, int(self.python_of.libc.partition(".")[2] or 17))
 
     @property
     def markers(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from sparkwright.builder.environment import platforms
+from sparkwright.builder.environment import pylock
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, WheelError
@@ -217,7 +217,7 @@ def _compiled(asked: Asked, python: str, folder: Path, *, near: str = "") -> lis
         # uv prefers the versions that it finds where it writes to.
         shutil.copyfile(_file(folder, near), made)
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:", "--output-file", str(made)]
-    target = ["--python-version", python, "--python-platform", f"{asked.machine}-manylinux_2_{platforms.GLIBC}"]
+    target = ["--python-version", python, "--python-platform", f"{asked.machine}-manylinux_2_{pylock.GLIBC}"]
     # Otherwise uv asks every Python of this machine for its version, which takes seconds, though none runs.
     target += ["--python", sys.executable]
     limits = ["--overrides", str(folder / "overrides.txt"), "--constraints", str(folder / "constraints.txt")]
@@ -262,7 +262,7 @@ def _rated(wheel: Mapping[str, Any], ranks: Mapping[str, int]) -> list[tuple[str
 
 def tags(python: str, machine: str) -> list[Tag]:
     """Return the wheel tags that *python* takes on DGX OS, best first."""
-    return platforms.tags(tuple(map(int, python.split("."))), machine)
+    return pylock.tags(tuple(map(int, python.split("."))), machine)
 
 
 def _public(url: str) -> str:
