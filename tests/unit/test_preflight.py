@@ -107,7 +107,6 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
         ("#if A\n#elif B\n#else\n#endif\n", []),
         ("#if A\nint a;\n", [(1, "#if without #endif")]),
         ("int a;\n#endif\n", [(2, "#endif without #if")]),
-        ("#ifdef A\n#else\n#elif B\n#endif\n", [(3, "#elif after #else")]),
         ("#\\\nif A // why\n\t#\tendif\n", []),
         ("// continued \\\n#if A\nint x; /* \n#if B\n*/ #endif\n", []),
         ('const char* s = "\\\n#if A"; auto r = R"cuda(\n#if A\n)cuda";\n', []),

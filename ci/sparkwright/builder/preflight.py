@@ -9,7 +9,6 @@ too little memory, a damaged base.
 from __future__ import annotations
 
 import ast
-import os
 import platform
 import re
 import shutil
@@ -17,16 +16,14 @@ import sys
 import tempfile
 import tomllib
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja_file import SUFFIXES
-from sparkwright.builder.environment import cross, pylock, toolchain
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
@@ -41,21 +38,17 @@ from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
-#: Minor versions of Python 3: the oldest whose grammar `ast` knows, and one that does not exist
-#: yet.
-_OLDEST, _NEWEST = 7, 30
-
 _PYTHON_SUFFIXES = frozenset((".py", ".pyi"))
 _C_SUFFIXES = frozenset(
     (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hh", ".hpp", ".inc", ".inl")
 )
-#: Tokens in which a ``#`` is no directive, and those that must not be taken for the start of one
-#: ([lex.phases]).
+#: Comments and literals, in which a ``#`` is no directive, and numbers and names, which must not be
+#: taken for the start of one ([lex.phases]).
 _TOKENS = re.compile(
     r"""
-      (?P<blank>\\[ \t]*\n | //(?:\\[ \t]*\n|[^\n])* | /\*.*?(?:\*/|\Z))
-    | (?P<literal>
-          (?:u8|[uUL])?R"(?P<mark>[^ ()\\\t\v\f\n]{0,16})\(.*?(?:\)(?P=mark)"|\Z)
+      (?P<hidden>
+          \\[ \t]*\n | //(?:\\[ \t]*\n|[^\n])* | /\*.*?(?:\*/|\Z)
+        | (?:u8|[uUL])?R"(?P<mark>[^ ()\\\t\v\f\n]{0,16})\(.*?(?:\)(?P=mark)"|\Z)
         | "(?:\\.|[^"\\\n])*"?
         | '(?:\\.|[^'\\\n])*'?
       )
@@ -64,8 +57,8 @@ _TOKENS = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-#: Stands for a newline inside a comment, a literal or a continued line.
-_INNER_NEWLINE = "\x01"
+#: Stands for a line break inside a comment, a literal or a continued line.
+_BREAK = "\x01"
 _CONDITIONAL = re.compile(
     r"^[ \t\v\f\x01]*(?:\#|%:)[ \t\v\f\x01]*(if|ifdef|ifndef|elif|elifdef|elifndef|else|endif)\b",
     re.MULTILINE,
@@ -81,51 +74,43 @@ def check(session: RunContext, source: SourceTree, *, building: bool = True) -> 
 
     Raises:
         early-check-failed: It cannot; every failure is listed. A single failure with a reference of
-            its own is raised
-            unchanged.
+            its own is raised unchanged.
     """
     settings = toolchain.spec(session.project).forks[source.fork]
-    checks: list[Callable[[], Iterable[str]]] = [
-        partial(python_syntax, session.objects, source),
-        partial(conditionals, session.objects, source),
-        partial(build_requirements, session, source),
-        partial(
-            fork_requirements, session, _set_requirements(settings), "environment.yaml (requires)"
+    # Generators: each runs below.
+    checks: list[Iterable[str]] = [
+        python_syntax(session.objects, source),
+        conditionals(session.objects, source),
+        build_requirements(session, source),
+        fork_requirements(
+            session, filter(None, settings.requires.values()), "environment.yaml (requires)"
         ),
     ]
     if building:
-        checks += [
-            partial(output_folder, session.output),
-            partial(disk_space, session, source.fork, settings),
-            partial(host_compiler, session, source.fork),
-            partial(memory, session, source),
-            partial(base_wheel, session, source, settings),
-        ]
-    lines: list[str] = []
+        checks.append(output_folder(session.output))
+        checks.append(disk_space(session, source.fork, settings))
+    if building and session.project.fork(source.fork).build == "graft":
+        checks.append(host_compiler(session))
+        checks.append(memory(session, source))
+        checks.append(base_wheel(session, source, settings))
+    findings: list[str] = []
     errors: list[SparkwrightError] = []
     with console.step(f"check {source.fork} before it is built"):
-        for run in checks:
+        for lines in checks:
             try:
-                lines += run()
+                findings += lines
             except SparkwrightError as error:
                 errors.append(error)
-    if len(errors) == 1 and not lines:
+    if len(errors) == 1 and not findings:
         raise errors[0]
-    count = len(lines) + len(errors)
-    lines += [line for error in errors for line in _error_lines(error)]
-    if lines:
+    count = len(findings) + len(errors)
+    for failure in errors:
+        details = (f"  {line}" for line in failure.details)
+        findings += [f"{failure.what} ({failure.reference})", *details]
+        findings.append(f"  what to do: {failure.todo}")
+    if findings:
         what = f"{source.fork} cannot be built: {count} {'finding' if count == 1 else 'findings'}."
-        raise BuildError("early-check-failed", what, details=lines, data={"findings": lines})
-
-
-def _error_lines(error: SparkwrightError) -> Iterator[str]:
-    yield f"{error.what} ({error.reference})"
-    yield from (f"  {line}" for line in error.details)
-    yield f"  what to do: {error.todo}"
-
-
-def _set_requirements(settings: ForkEnvironment) -> list[str]:
-    return [text for text in settings.requires.values() if text]
+        raise BuildError("early-check-failed", what, details=findings, data={"findings": findings})
 
 
 # The source.
@@ -145,13 +130,19 @@ def python_syntax(objects: Objects, source: SourceTree) -> Iterator[str]:
     Yield the syntax errors of changed Python files, for the oldest Python that the project admits
     and this one.
     """
-    oldest = oldest_python(_project(objects, source))
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    oldest = sys.version_info[1]
+    try:
+        admitted = SpecifierSet(str(_table(objects, source, "project").get("requires-python", "")))
+        oldest = next(minor for minor in range(7, oldest + 1) if f"3.{minor}" in admitted)
+    except (InvalidSpecifier, StopIteration):
+        pass
     for path, text in _changed_files(objects, source, _PYTHON_SUFFIXES):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                if oldest < sys.version_info[:2]:
-                    ast.parse(text, path, feature_version=oldest)
+                ast.parse(text, path, feature_version=(3, oldest))
                 compile(text, path, "exec", dont_inherit=True)
         except SyntaxError as error:
             yield f"{path}:{error.lineno or 0}: {error.msg}"
@@ -161,17 +152,12 @@ def python_syntax(objects: Objects, source: SourceTree) -> Iterator[str]:
 
 def conditionals(objects: Objects, source: SourceTree) -> Iterator[str]:
     """
-    Yield the unbalanced conditionals in C, C++ and CUDA files that upstream's file does not have.
+    Yield the unbalanced conditionals in changed C, C++ and CUDA files, if upstream's file is
+    balanced.
     """
     for path, text in _changed_files(objects, source, _C_SUFFIXES):
-        before = Counter(
-            fault for _, fault in unbalanced(objects.blob(source.source.tree, path) or b"")
-        )
-        for line, fault in unbalanced(text):
-            if before[fault]:
-                before[fault] -= 1
-            else:
-                yield f"{path}:{line}: {fault}"
+        if not unbalanced(objects.blob(source.source.tree, path) or b""):
+            yield from (f"{path}:{line}: {fault}" for line, fault in unbalanced(text))
 
 
 def unbalanced(data: bytes) -> list[tuple[int, str]]:
@@ -179,66 +165,36 @@ def unbalanced(data: bytes) -> list[tuple[int, str]]:
     Return the unbalanced preprocessor conditionals of a C, C++ or CUDA file: line, from 1, and
     fault.
     """
+
+    def hide(match: re.Match[str]) -> str:
+        return _BREAK * match[0].count("\n") or " " if match["hidden"] else match[0]
+
     # Latin-1 decodes any byte; comments are in whatever encoding their author used.
-    text = _TOKENS.sub(_without_newlines, data.decode("latin-1").replace("\r\n", "\n"))
+    text = _TOKENS.sub(hide, data.decode("latin-1").replace("\r\n", "\n"))
     faults: list[tuple[int, str]] = []
-    stack: list[tuple[int, str, bool]] = []
+    opened: list[tuple[int, str]] = []
     for match in _CONDITIONAL.finditer(text):
-        # A directive is on the line of its "#".
-        line = 1 + len(re.findall(r"[\n\x01]", text[: match.start(1)].rstrip(" \t\v\f\x01")))
-        name = match[1]
+        line, name = 1 + len(re.findall(r"[\n\x01]", text[: match.start(1)])), match[1]
         if name.startswith("if"):
-            stack.append((line, name, False))
-        elif not stack:
+            opened.append((line, f"#{name} without #endif"))
+        elif not opened:
             faults.append((line, f"#{name} without #if"))
         elif name == "endif":
-            stack.pop()
-        else:
-            opening, opening_name, has_else = stack[-1]
-            if has_else:
-                faults.append((line, f"#{name} after #else"))
-            stack[-1] = (opening, opening_name, has_else or name == "else")
-    return sorted([*faults, *((line, f"#{name} without #endif") for line, name, _ in stack)])
-
-
-def _without_newlines(match: re.Match[str]) -> str:
-    newlines = _INNER_NEWLINE * match[0].count("\n")
-    if match["blank"] is not None:
-        return newlines or " "
-    return f"_{newlines}" if match["literal"] is not None else match[0]
+            opened.pop()
+    return sorted([*faults, *opened])
 
 
 # Versions.
 
 
-def _pyproject(objects: Objects, source: SourceTree) -> dict[str, Any]:
+def _table(objects: Objects, source: SourceTree, name: str) -> dict[str, Any]:
+    """Return the table *name* of pyproject.toml, empty if there is none."""
     try:
-        return tomllib.loads((objects.blob(source.tree, "pyproject.toml") or b"").decode())
+        text = (objects.blob(source.tree, "pyproject.toml") or b"").decode()
+        table = tomllib.loads(text).get(name)
     except ValueError:
         return {}
-
-
-def _project(objects: Objects, source: SourceTree) -> dict[str, Any]:
-    project = _pyproject(objects, source).get("project")
-    return project if isinstance(project, dict) else {}
-
-
-def oldest_python(project: dict[str, Any]) -> tuple[int, int]:
-    """
-    Return the oldest Python that the ``[project]`` table admits; this Python if it does not say.
-    """
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    try:
-        admitted = SpecifierSet(
-            str(project.get("requires-python", ">=" + platform.python_version()))
-        )
-    except InvalidSpecifier:
-        return sys.version_info[:2]
-    return 3, next(
-        (minor for minor in range(_OLDEST, _NEWEST) if f"3.{minor}" in admitted),
-        sys.version_info[1],
-    )
+    return table if isinstance(table, dict) else {}
 
 
 def build_requirements(session: RunContext, source: SourceTree) -> Iterator[str]:
@@ -246,39 +202,32 @@ def build_requirements(session: RunContext, source: SourceTree) -> Iterator[str]
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.utils import canonicalize_name
-    from packaging.version import Version
 
     if session.project.fork(source.fork).build == "headers":
         return
-    wanted = str(_project(session.objects, source).get("requires-python", ""))
+    here = platform.python_version()
+    wanted = str(_table(session.objects, source, "project").get("requires-python", ""))
     try:
-        if platform.python_version() not in SpecifierSet(wanted):
-            yield (
-                f"pyproject.toml: {source.fork} wants Python {wanted}; this is "
-                f"{platform.python_version()}"
-            )
+        if here not in SpecifierSet(wanted):
+            yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"
     except InvalidSpecifier:
         yield f"pyproject.toml: requires-python {wanted!r} cannot be read"
-    system = _pyproject(session.objects, source).get("build-system")
-    texts = system.get("requires", []) if isinstance(system, dict) else []
     locked = {
         canonicalize_name(name): WheelName.of(file).version
         for name, file, _ in pylock.wheels(session.project)
     }
-    for text in map(str, texts):
+    for text in _table(session.objects, source, "build-system").get("requires", []):
         try:
-            requirement = Requirement(text)
+            requirement = Requirement(str(text))
         except InvalidRequirement:
             continue
         # A graft uses few of the tools that upstream lists; a tool that is not locked is not used.
         version = locked.get(canonicalize_name(requirement.name))
         if version is None or (requirement.marker and not requirement.marker.evaluate()):
             continue
-        if not requirement.specifier.contains(Version(version), prereleases=True):
-            yield (
-                f"pyproject.toml: building {source.fork} requires {text}, and pylock.toml has "
-                f"{version}"
-            )
+        if not requirement.specifier.contains(version, prereleases=True):
+            needs = f"building {source.fork} requires {text}"
+            yield f"pyproject.toml: {needs}, and pylock.toml has {version}"
 
 
 def fork_requirements(
@@ -287,34 +236,26 @@ def fork_requirements(
     """Yield the *requirements* on forks of the stack that their locked versions do not meet."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-
-    settings = toolchain.spec(session.project).forks
-    forks = {
-        canonicalize_name(fork.distribution): name
-        for name, fork in settings.items()
-        if fork.distribution
-    }
-    for requirement in map(Requirement, requirements):
-        fork = forks.get(canonicalize_name(requirement.name), "")
-        version = _upstream_version(session, fork) if fork else ""
-        local = f"{version}+{session.project.spec.label}"
-        if version and not requirement.specifier.contains(local, prereleases=True):
-            yield (
-                f"{origin}: the wheel would require {requirement}, and the stack's {fork} is "
-                f"{version}"
-            )
-
-
-def _upstream_version(session: RunContext, fork: str) -> str:
-    """Return upstream's version of *fork* in the lock, empty if it is not a version."""
     from packaging.version import InvalidVersion, Version
 
-    lock = session.lock.forks[fork]
-    text = lock.sdist.version if lock.sdist else lock.git.ref.removeprefix("v") if lock.git else ""
-    try:
-        return str(Version(text))
-    except InvalidVersion:
-        return ""
+    forks = {
+        canonicalize_name(settings.distribution): name
+        for name, settings in toolchain.spec(session.project).forks.items()
+        if settings.distribution
+    }
+    for requirement in map(Requirement, requirements):
+        fork = forks.get(canonicalize_name(requirement.name))
+        lock = session.lock.forks[fork] if fork else None
+        try:
+            version = lock and Version(
+                lock.sdist.version if lock.sdist else lock.git.ref if lock.git else ""
+            )
+        except InvalidVersion:
+            continue
+        local = f"{version}+{session.project.spec.label}"
+        if version and not requirement.specifier.contains(local, prereleases=True):
+            stated = f"the wheel would require {requirement}"
+            yield f"{origin}: {stated}, and the stack's {fork} is {version}"
 
 
 # This machine.
@@ -334,35 +275,23 @@ def disk_space(session: RunContext, fork: str, settings: ForkEnvironment) -> Ite
     """Yield a finding if the build takes more than the cache directory's file system has free."""
     need = settings.disk.get(session.project.fork(fork).build, 0) * 1_000_000
     free = shutil.disk_usage(session.store.root).free
-    # Measuring a build folder takes a while, and is needed only if space is short.
-    if (
-        need > free
-        and need - _size(session.store.root / "work" / session.project.stack / fork) > free
-    ):
+    # A build folder that exists has some of it already.
+    folder = session.store.root / "work" / session.project.stack / fork
+    if need > free:
+        need -= sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    if need > free:
         yield (
             f"disk: building {fork} takes about {need / 1e9:.1f} GB in the cache directory "
             f"({session.store.root}), where {free / 1e9:.1f} GB are free"
         )
 
 
-def _size(folder: Path) -> int:
-    files = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-    return sum(file.lstat().st_size for file in files if not file.is_symlink())
-
-
-def host_compiler(session: RunContext, fork: str) -> Iterator[str]:
-    """
-    Check that there is a C++ compiler where one is needed; its version is CMake's to judge.
-
-    Raises:
-        tool-missing: There is none.
-    """
-    if (
-        session.project.fork(fork).build == "graft"
-        and not session.cross
-        and not cross.compiler(session)
-    ):
-        raise CommandError("tool-missing", f"{cross.driver(session)} is not installed.")
+def host_compiler(session: RunContext) -> Iterator[str]:
+    """Yield the C++ compiler that is not installed; its version is CMake's to judge."""
+    if not session.cross and not toolchain.compiler(session):
+        raise CommandError(
+            "tool-missing", f"{' '.join(toolchain.host_compiler())} is not installed."
+        )
     yield from ()
 
 
@@ -372,31 +301,19 @@ def memory(session: RunContext, source: SourceTree) -> Iterator[str]:
 
     It is a warning if a build folder or a compiler cache may have their objects.
     """
-    fork, budget = source.fork, ninja.memory_budget(session.memory)
-    if session.project.fork(fork).build != "graft":
-        return
-    costs = Costs.of(session, fork)
-    paths = [
-        path
-        for path in session.objects.paths(source.tree)
-        if PurePosixPath(path).suffix in SUFFIXES
-    ]
-    expected = {path: costs.expected(path) for path in paths}
-    too_large = {
-        path: cost.megabytes
-        for path, cost in expected.items()
-        if cost.measured and cost.megabytes > budget
-    }
-    begun = any(
-        (session.store.root / "work" / session.project.stack / fork).glob("*/build/.ninja_log")
+    budget, costs = ninja.memory_budget(session.memory), Costs.of(session, source.fork)
+    begun = (session.store.root / "work" / session.project.stack / source.fork).glob(
+        "*/build/.ninja_log"
     )
-    cached = (
-        session.cached and config.config().compiler_cache.tool != "none" and shutil.which("ccache")
-    )
-    for path, megabytes in sorted(too_large.items(), key=lambda item: -item[1]):
-        taken = f"memory: compiling {path} takes {megabytes / 1000:.1f} GB, as measured"
-        line = f"{taken}; compilers may hold {budget / 1000:.1f} GB here"
-        if begun or cached:
+    cache = config.config().compiler_cache.tool != "none" and shutil.which("ccache")
+    avoidable = any(begun) or (session.cached and cache)
+    for path in session.objects.paths(source.tree):
+        cost = costs.expected(path) if PurePosixPath(path).suffix in SUFFIXES else None
+        if cost is None or not cost.measured or cost.megabytes <= budget:
+            continue
+        taken = f"compiling {path} takes {cost.megabytes / 1000:.1f} GB, as measured"
+        line = f"memory: {taken}; compilers may hold {budget / 1000:.1f} GB here"
+        if avoidable:
             console.warn(f"{line}; unless its object is at hand, the build will end there")
         else:
             yield line
@@ -413,8 +330,10 @@ def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironmen
         source-mismatch: Its file in the store is not the one that the lock names.
         base-mismatch, requirement-mismatch: As `graft.check_base`.
     """
+    from email.parser import BytesParser
+
     locked = session.lock.forks[source.fork].bases.get(session.machine)
-    if session.project.fork(source.fork).build != "graft" or locked is None:
+    if locked is None:
         return
     path = download.path_of(session.store, locked.sha256, locked.filename)
     # The store may have held it for weeks since its download was verified.
@@ -426,19 +345,10 @@ def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironmen
             todo=f"Remove {path}; the next run fetches it again.",
         )
     graft.check_base(session, source, path, settings)
-    yield from fork_requirements(session, _requirements(path, settings), path.name)
-
-
-def _requirements(wheel: Path, settings: ForkEnvironment) -> list[str]:
-    """
-    Return the requirements that a graft keeps from the official *wheel*, without those of extras.
-    """
-    from email.parser import BytesParser
-
-    with zip_file(wheel) as opened:
-        metadata = opened.read(f"{WheelName.of(wheel.name).info}/METADATA")
-    header = archive.change_requirements(metadata, dict.fromkeys(settings.requires, "")).partition(
-        b"\n\n"
-    )[0]
-    lines = BytesParser().parsebytes(header).get_all("Requires-Dist") or []
-    return [str(line) for line in lines if "extra ==" not in str(line)]
+    with zip_file(path) as wheel:
+        metadata = wheel.read(f"{WheelName.of(path.name).info}/METADATA")
+    # The requirements that the graft keeps, without those of extras.
+    kept = archive.change_requirements(metadata, dict.fromkeys(settings.requires, ""))
+    lines = BytesParser().parsebytes(kept, headersonly=True).get_all("Requires-Dist") or []
+    plain = (line for line in map(str, lines) if "extra ==" not in line)
+    yield from fork_requirements(session, plain, path.name)

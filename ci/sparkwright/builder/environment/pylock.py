@@ -82,7 +82,7 @@ def select(path: Path, machine: str = "") -> tuple[LockedWheel, ...]:
     options: dict[str, Any] = {}
     if machine != platform.machine():
         options["environment"] = {**default_environment(), "platform_machine": machine}
-        options["tags"] = tags(sys.version_info, machine)
+        options["tags"] = tags(sys.version_info[:2], machine)
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package.name, wheel) for package, wheel in lock.select(**options)]

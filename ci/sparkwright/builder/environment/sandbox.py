@@ -125,7 +125,7 @@ class Sandbox(msgspec.Struct, frozen=True):
                 "loopback": self.kind == "namespace" and not network,
                 "requests": str(requests),
             }
-            script = [sys.executable, "-IS", _SCRIPT, msgspec.json.encode(spec).decode()]
+            script = [sys.executable, "-IS", str(_SCRIPT), msgspec.json.encode(spec).decode()]
             unshare = _unshare(network=network) if self.kind == "namespace" else []
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.

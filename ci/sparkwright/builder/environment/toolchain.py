@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder.environment import pylock
-from sparkwright.builder.wheel import version
 from sparkwright.builder.environment.pylock import LockedWheel, uv_program
+from sparkwright.builder.wheel import version
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
@@ -370,5 +370,5 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         stub.parent.mkdir(exist_ok=True)
         source = stub.parent / "driver.c"
         source.write_text("".join(f"void {name}(void) {{}}\n" for name in names))
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub]
-        process.run([cc, *options, source], log=log)
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub)]
+        process.run([cc, *options, str(source)], log=log)

@@ -228,7 +228,7 @@ def inputs(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> dict[str,
         f"build/{stack}/aot.yaml": (spec.distribution, calls),
         f"build/{stack}/pylock.toml": digest.sha256_file(pylock),
         f"forks/{stack}/stack.yaml": context.project.spec.arch,
-        "this machine": (platform.machine(), platform.python_version(), *compilers),
+        "this machine": (platform.machine(), platform.python_version(), compilers),
         "--target": context.machine,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
