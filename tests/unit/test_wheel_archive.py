@@ -309,7 +309,7 @@ ENVIRONMENT = "forks: {{vllm: {{distribution: mini, requires: {{{}}}}}}}\n"
         ("numpy: 'numpy @ https://a.example/numpy.whl'", "is not a version of numpy"),
         ("NumPy: 'NumPy==1'", "is not the normalised name"),
         ("a_b: 'a-b==1'", "is not the normalised name"),
-        ("'': ''", "is not the normalised name"),
+        ("'': ''", "is not a requirement"),
         ("numpy: 1", "Expected `str`"),
         ("numpy: null", "Expected `str`"),
     ],

@@ -101,8 +101,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"requires: {text or project!r} is not a requirement") from error
             if canonicalize_name(requirement.name) != project or requirement.url:
                 raise ValueError(
-                    f"requires: {text!r} is not a version of {project!r} on the package index, "
-                    f"under its normalised name"
+                    f"requires: {text!r} is not a version of {project} on the package index, or "
+                    f"{project!r} is not the normalised name"
                 )
 
 
