@@ -1,16 +1,15 @@
 """
-Vendored sources: what CMake's FetchContent would download while it configures.
+Vendored sources: the downloads of CMake's FetchContent while it configures.
 
-The sources that a build reads come from the lock, verified, and are handed to FetchContent as
-folders. The trace of the configure shows every source that CMake asked for; one that the lock does
-not pin is refused. Nothing is evaluated here: a declaration that CMake does not reach is not a
-finding.
+The sources of a build come from the lock, verified, and are handed to FetchContent as folders. The
+trace of the configure shows every source that CMake asked for; one that the lock does not pin is
+refused. No CMake is evaluated here: a declaration that CMake does not reach is not a finding.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -24,13 +23,7 @@ from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
 from sparkwright.forks.vendored import require_safe
 
-#: FetchContent asks no host, and takes every source from the folder named by
-#: FETCHCONTENT_SOURCE_DIR_<NAME>.
-DISCONNECTED = {
-    "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
-    "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}",
-}
-#: Where FetchContent itself would put a source, in the build folder.
+#: The folder of a source in the build folder, which FetchContent itself would choose.
 FOLDER = f"{DEPS}/%s-src"
 
 #: Options of a declaration that take exactly one value (ExternalProject(3)).
@@ -63,10 +56,12 @@ class Declaration(msgspec.Struct, frozen=True):
     A source that CMake asked for.
 
     Attributes:
-        name: The name that FetchContent knows it by; of another download its address.
-        url, ref: The git repository and the tag, branch or commit; *ref* is empty for any other
-        kind of download. origin: ``file:line`` of the call. modules: The submodules that the build
-        takes; None for all. pinnable: Can the lock name it, and the build take it from a folder?
+        name: Its name for FetchContent; of another download its address.
+        url: The git repository, or the address of another download.
+        ref: The tag, branch or commit; empty for another download.
+        origin: ``file:line`` of the call.
+        modules: The submodules that the build takes; None for all.
+        pinnable: Whether the lock can name it, and the build take it from a folder.
     """
 
     name: str
@@ -86,44 +81,41 @@ def declarations(calls: Iterable[Call]) -> tuple[Declaration, ...]:
     """
     declared: dict[str, Declaration] = {}
     for call in calls:
-        if call.command not in DOWNLOADS:
-            continue
-        # CMake expands a list in place only when it runs the command, after it was traced.
-        arguments = [value for argument in call.arguments for value in argument.split(";")]
-        declaration = _declaration(call, arguments)
-        if declaration:
+        if call.command in DOWNLOADS and (declaration := _declaration(call)):
             # FetchContent takes the first declaration of a name (FetchContent(3)).
             declared.setdefault(declaration.name.lower(), declaration)
     return tuple(declared.values())
 
 
-def _declaration(call: Call, arguments: Sequence[str]) -> Declaration | None:
+def _declaration(call: Call) -> Declaration | None:
     origin = f"{call.file}:{call.line}"
+    # CMake expands a list in place only when it runs the command, after it was traced.
+    name, *values = [part for argument in call.arguments for part in argument.split(";")] or [""]
     if call.command == "file":
-        if arguments[:1] != ["DOWNLOAD"]:
+        if name != "DOWNLOAD":
             return None
-        url = require_safe("".join(arguments[1:2]), origin)
+        url = require_safe("".join(values[:1]), origin)
         return Declaration(url, url, "", origin, pinnable=False)
-    options = _options(arguments[1:])
-    method = next((method for method in _OTHER_METHODS if any(options.get(method, ()))), None)
-    if method is None and "GIT_REPOSITORY" not in options:
+    options = _options(values)
+    others = [options[method][0] for method in _OTHER_METHODS if any(options.get(method, ()))]
+    if not others and "GIT_REPOSITORY" not in options:
         # The first argument of any other call may be anything.
         return None
-    name = require_safe("".join(arguments[:1]), origin)
-    # FetchContent_Populate takes a folder in place of a download only where the source was
-    # declared.
-    declared = call.command == "fetchcontent_declare"
-    if "DOWNLOAD_COMMAND" not in options and "GIT_REPOSITORY" in options:
-        url = require_safe("".join(options["GIT_REPOSITORY"]), origin)
-        ref = require_safe("".join(options.get("GIT_TAG", ["master"])), origin)
-        modules = (
-            tuple(filter(None, options["GIT_SUBMODULES"])) if "GIT_SUBMODULES" in options else None
-        )
-        return Declaration(name, url, ref, origin, modules, declared)
-    return (
-        Declaration(name, require_safe(options[method][0], origin), "", origin, pinnable=False)
-        if method
-        else None
+    name = require_safe(name, origin)
+    if "GIT_REPOSITORY" not in options or "DOWNLOAD_COMMAND" in options:
+        url = require_safe("".join(others[:1]), origin)
+        return Declaration(name, url, "", origin, pinnable=False) if others else None
+    url = require_safe(options["GIT_REPOSITORY"][0], origin)
+    ref = require_safe("".join(options.get("GIT_TAG", ["master"])), origin)
+    modules = options.get("GIT_SUBMODULES")
+    # FetchContent_Populate takes a folder in place of a download only if the source was declared.
+    return Declaration(
+        name,
+        url,
+        ref,
+        origin,
+        None if modules is None else tuple(filter(None, modules)),
+        pinnable=call.command == "fetchcontent_declare",
     )
 
 
@@ -159,35 +151,26 @@ def check(
 
     Raises:
         source-unlocked: A source is neither locked nor ignored, or is locked otherwise; or an entry
-            has no effect. The
-            error's data hold the declarations.
+            has no effect.
     """
-    declared = tuple(declared)
+    sources = {declaration.name: declaration for declaration in declared}
     faults = [
-        f"{declaration.origin}: {declaration.name}: {fault}"
-        for declaration in declared
-        if declaration.name not in ignored
-        and (fault := _fault(declaration, locked.fetched.get(declaration.name)))
+        f"{declaration.origin}: {name}: {fault}"
+        for name, declaration in sources.items()
+        if name not in ignored and (fault := _fault(declaration, locked.fetched.get(name)))
     ]
     if complete:
-        names = {declaration.name for declaration in declared}
+        unused = [("lock", name) for name in locked.fetched]
+        # An entry with a slash is a submodule, which CMake does not declare.
+        unused += [("ignored", n) for n in ignored if "/" not in n and n not in locked.vendored]
         faults += [
-            f"lock: {name}: CMake asks for no such source"
-            for name in locked.fetched
-            if name not in names
-        ]
-        faults += [
-            f"ignored: {name}: CMake asks for no such source"
-            for name in ignored
-            if name not in names and "/" not in name and name not in locked.vendored
+            f"{where}: {name}: CMake asks for no such source"
+            for where, name in unused
+            if name not in sources
         ]
     if faults:
-        raise SourceError(
-            "source-unlocked",
-            f"The lock does not pin the sources that CMake asks for in {fork}.",
-            details=faults,
-            data={"declarations": msgspec.to_builtins(declared)},
-        )
+        what = f"The lock does not pin the sources that CMake asks for in {fork}."
+        raise SourceError("source-unlocked", what, details=faults)
 
 
 def _fault(declaration: Declaration, entry: VendoredLock | None) -> str:
@@ -196,31 +179,26 @@ def _fault(declaration: Declaration, entry: VendoredLock | None) -> str:
         return f"{url} is a download that the lock cannot pin"
     if entry is None:
         return f"{url} at {ref} is not in the lock"
-    if (entry.url, entry.ref) != (declaration.url, ref) or (
-        _COMMIT.fullmatch(ref) and entry.commit != ref
-    ):
-        return (
-            f"CMake asks for {url} at {ref}; the lock names {redact_credentials(entry.url)} "
-            f"at {entry.ref} ({entry.commit})"
-        )
+    pinned_commit = entry.commit if _COMMIT.fullmatch(ref) else ref
+    if (entry.url, entry.ref, pinned_commit) != (declaration.url, ref, ref):
+        locked = f"{redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
+        return f"CMake asks for {url} at {ref}; the lock names {locked}"
     return ""
 
 
 def fetch(session: RunContext, fork: str) -> dict[str, str]:
     """
-    Bring every source that FetchContent would download for *fork*, and return their trees by name.
+    Fetch every source that FetchContent would download for *fork*, and return their trees by name.
 
     Raises:
-        source-unresolved: Some cannot be had; every one is named with its reason.
+        source-unresolved: Some are unreachable; every one is named with its reason.
         source-mismatch: One is not the source that the lock names.
     """
     locked = session.lock.forks[fork]
     trees: dict[str, str] = {}
     missing: dict[str, str] = {}
-    with (
-        console.step(f"bring {len(locked.fetched)} vendored sources of {fork}"),
-        session.store.lock("objects"),
-    ):
+    title = f"bring {len(locked.fetched)} vendored sources of {fork}"
+    with console.step(title), session.store.lock("objects"):
         for name, entry in locked.fetched.items():
             try:
                 trees[name] = sources.vendored_tree(session, fork, name, locked.vendored)
@@ -235,48 +213,46 @@ def fetch(session: RunContext, fork: str) -> dict[str, str]:
             f"{len(missing)} of {len(locked.fetched)} vendored sources of {fork} cannot be had.",
             details=list(missing.values()),
             todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors "
-            "(--mirror URL=REPLACEMENT), and "
-            "lock again. The default targets need none of them: leave --targets out.",
+            "(--mirror URL=REPLACEMENT), and lock again. The default targets need none of them: "
+            "leave --targets out.",
             data={"missing": list(missing), "present": sorted(trees)},
         )
     return trees
 
 
 def defines(trees: Iterable[str]) -> dict[str, str]:
-    """Return the CMake cache entries that hand the sources named *trees* to FetchContent."""
+    """
+    Return the CMake cache entries with which FetchContent asks no host and takes the sources named
+    *trees* from their folders.
+    """
     folders = {
         f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": f"{{build}}/{FOLDER % name.lower()}"
         for name in trees
     }
-    return {**DISCONNECTED, **folders}
+    disconnected = {"FETCHCONTENT_FULLY_DISCONNECTED": "ON"}
+    return {**disconnected, "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}", **folders}
 
 
-def pinned(session: RunContext, fork: str, declared: Sequence[Declaration]) -> ForkLock:
+def pinned(session: RunContext, fork: str, declared: Iterable[Declaration]) -> ForkLock:
     """
     Return the lock of *fork* with exactly the sources *declared* in place of those that
     FetchContent would download.
     """
     spec, locked = session.project.fork(fork), session.lock.forks[fork]
+
+    def below(name: str, sources: Iterable[str]) -> bool:
+        return any(f"{name}/".startswith(f"{source}/") for source in sources)
+
     entries = {
-        name: entry
-        for name, entry in locked.vendored.items()
-        if entry.kind == "submodule" and not _below(name, locked)
+        name: entry for name, entry in locked.vendored.items() if not below(name, locked.fetched)
     }
     for declaration in declared:
-        if declaration.name in spec.ignored or not declaration.pinnable:
+        name = declaration.name
+        if name in spec.ignored or not declaration.pinnable:
             continue
-        if _fault(declaration, locked.fetched.get(declaration.name)):
+        if _fault(declaration, locked.fetched.get(name)):
             source = VendoredLock(declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED)
-            entries |= resolve.pin(session, spec, declaration.name, source, declaration.modules)
+            entries |= resolve.pin(session, spec, name, source, declaration.modules)
         else:
-            prefix = f"{declaration.name}/"
-            entries |= {
-                name: entry
-                for name, entry in locked.vendored.items()
-                if f"{name}/".startswith(prefix)
-            }
+            entries |= {n: entry for n, entry in locked.vendored.items() if below(n, [name])}
     return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
-
-
-def _below(name: str, locked: ForkLock) -> bool:
-    return any(name.startswith(f"{other}/") for other in locked.fetched)
