@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
-import queue
 import re
 import shutil
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,25 +21,19 @@ from typing import Any
 
 import msgspec
 
+from sparkwright.core import procfs
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.http import redact_credentials
 from sparkwright.core.process import clean_environment, output
 
 #: Seconds until a probe counts as unanswered; name resolution has no timeout of its own that could
 #: be set.
 PATIENCE = 4.0
 
-_VERSION = r"(\d+(?:\.\d+)+)"
-#: Program → arguments that print its version, and the pattern of the version in that output.
-TOOLS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "git": (("--version",), _VERSION),
-    "gcc": (("-dumpfullversion",), _VERSION),
-    "g++": (("-dumpfullversion",), _VERSION),
-    "aarch64-linux-gnu-g++": (("-dumpfullversion",), _VERSION),
-    "nvcc": (("--version",), rf"V{_VERSION}"),
-    "cmake": (("--version",), _VERSION),
-    "ninja": (("--version",), _VERSION),
-    "ccache": (("--version",), _VERSION),
-    "docker": (("--version",), _VERSION),
+#: Program → argument that prints its version.
+TOOLS: Mapping[str, str] = {
+    **dict.fromkeys(("gcc", "g++", "aarch64-linux-gnu-g++"), "-dumpfullversion"),
+    **dict.fromkeys(("git", "nvcc", "cmake", "ninja", "ccache", "docker"), "--version"),
 }
 
 
@@ -103,44 +97,35 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> H
     """
     import psutil
 
-    from sparkwright.builder.environment import toolchain
-    from sparkwright.core.http import redact_credentials
-
     probes: dict[str, Callable[[], Any]] = {
         **{f"tool {name}": partial(tool_version, name) for name in TOOLS},
         "gpus": gpus,
         "processor": processor,
-        "docker": lambda: command_output(
-            "docker", "version", "--format", "{{.Server.Version}}"
-        ).strip(),
+        "docker": partial(command_output, "docker", "version", "--format", "{{.Server.Version}}"),
     }
     if not offline:
         probes |= {"index": partial(reach_index, index), "upstream": partial(reach_git, upstream)}
     answers = run_probes(probes, PATIENCE)
     note = "not asked, because of --offline" if offline else f"no answer within {PATIENCE:g} s"
-    memory = psutil.virtual_memory()
-    limit = min(_memory_limit() or memory.total, memory.total)
-    libc, libc_version = platform.libc_ver()
+    memory, libc = procfs.memory_limit(), platform.libc_ver()
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     return HostInfo(
         processor=answers.get("processor") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         architecture=platform.machine(),
-        memory=limit,
-        memory_available=min(memory.available, limit),
+        memory=memory,
+        memory_available=min(psutil.virtual_memory().available, memory),
         disk_free=shutil.disk_usage(existing).free,
-        libc=libc or "unknown",
-        libc_version=libc_version,
+        libc=libc[0] or "unknown",
+        libc_version=libc[1],
         python=platform.python_version(),
-        python_headers=toolchain.python_header().exists(),
+        python_headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
         gpus=answers.get("gpus", ()),
         tools={name: version for name in TOOLS if (version := answers.get(f"tool {name}"))},
-        docker=answers.get("docker", ""),
+        docker=answers.get("docker", "").strip(),
         container=_container(),
-        index=answers.get("index", Endpoint(redact_credentials(index), reachable=False, note=note)),
-        upstream=answers.get(
-            "upstream", Endpoint(redact_credentials(upstream), reachable=False, note=note)
-        ),
+        index=answers.get("index") or Endpoint(redact_credentials(index), False, note),
+        upstream=answers.get("upstream") or Endpoint(redact_credentials(upstream), False, note),
     )
 
 
@@ -148,22 +133,19 @@ def run_probes(probes: Mapping[str, Callable[[], Any]], patience: float) -> dict
     """
     Run *probes* side by side and return the results that arrive within *patience* seconds, by name.
     """
-    arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    for name, probe in probes.items():
-        # A daemon thread, because one that hangs in name resolution must not keep the program from
-        # ending.
-        threading.Thread(
-            target=lambda name=name, probe=probe: arrived.put((name, probe())), daemon=True
-        ).start()
     answers: dict[str, Any] = {}
+
+    def run(name: str, probe: Callable[[], Any]) -> None:
+        answers[name] = probe()
+
+    # Daemon threads, because one that hangs in name resolution must not keep the program alive.
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in probes.items()]
+    for thread in threads:
+        thread.start()
     end = time.monotonic() + patience
-    while len(answers) < len(probes) and (left := end - time.monotonic()) > 0:
-        try:
-            name, answer = arrived.get(timeout=left)
-        except queue.Empty:
-            break
-        answers[name] = answer
-    return answers
+    for thread in threads:
+        thread.join(max(0, end - time.monotonic()))
+    return dict(answers)
 
 
 def command_output(*command: str) -> str:
@@ -175,10 +157,9 @@ def command_output(*command: str) -> str:
 
 
 def tool_version(name: str) -> str:
-    """Return the version of the program *name*, empty when it is not installed or does not run."""
-    arguments, pattern = TOOLS[name]
-    match = re.search(pattern, command_output(name, *arguments))
-    return match[1] if match else ""
+    """Return the version of the program *name*, empty if it is not installed or does not run."""
+    match = re.search(r"\d+(?:\.\d+)+", command_output(name, TOOLS[name]))
+    return match[0] if match else ""
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -195,14 +176,6 @@ def processor() -> str:
     return " + ".join(dict.fromkeys(names))
 
 
-def _memory_limit() -> int:
-    """Return the control group's limit in bytes, 0 without one."""
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text("ascii"))
-    except (OSError, ValueError):
-        return 0
-
-
 def _container() -> str:
     """Return the kind of container that this process runs in, as its runtime marks it."""
     for name, mark in (("docker", Path("/.dockerenv")), ("podman", Path("/run/.containerenv"))):
@@ -217,22 +190,16 @@ def reach_index(url: str) -> Endpoint:
     """
     import requests
 
-    from sparkwright.core.http import redact_credentials
-
-    page = f"{url.rstrip('/')}/packaging/"
+    page, shown = f"{url.rstrip('/')}/packaging/", redact_credentials(url)
     try:
         status = requests.head(page, timeout=PATIENCE - 1, allow_redirects=True).status_code
     except requests.RequestException as error:
-        return Endpoint(redact_credentials(url), reachable=False, note=type(error).__name__)
-    return Endpoint(
-        redact_credentials(url), status < 400, "" if status < 400 else f"HTTP status {status}"
-    )
+        return Endpoint(shown, reachable=False, note=type(error).__name__)
+    return Endpoint(shown, status < 400, "" if status < 400 else f"HTTP status {status}")
 
 
 def reach_git(url: str) -> Endpoint:
     """Return whether the repository at *url* has a HEAD, without the user's git configuration."""
-    from sparkwright.core.http import redact_credentials
-
     environment = clean_environment(
         GIT_TERMINAL_PROMPT="0",
         GIT_CONFIG_GLOBAL=os.devnull,

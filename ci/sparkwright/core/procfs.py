@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -62,20 +61,24 @@ def _read(path: Path) -> str:
         return ""
 
 
+def memory_limit() -> int:
+    """Return the bytes of memory of this machine, or of this container if it may use less."""
+    import psutil
+
+    total = psutil.virtual_memory().total
+    text = _read(Path("/sys/fs/cgroup/memory.max")).strip()
+    return min(int(text), total) if text.isdigit() else total
+
+
 def available_megabytes() -> int:
     """Return the megabytes that programs can still take on this machine or in this container."""
     import psutil
 
     free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit, used = (
-            int((group / "memory.max").read_text("ascii")),
-            int((group / "memory.current").read_text("ascii")),
-        )
+    group = Path("/sys/fs/cgroup")
+    used = _read(group / "memory.current").strip()
+    if used.isdigit():
         # Cached files are counted as used and given back when needed.
-        files = re.search(
-            r"^inactive_file (\d+)", (group / "memory.stat").read_text("ascii"), re.MULTILINE
-        )
-        free = min(free, limit - used + (int(files[1]) if files else 0))
-    return int(free // 1_000_000)
+        files = re.search(r"^inactive_file (\d+)", _read(group / "memory.stat"), re.MULTILINE)
+        free = min(free, memory_limit() - int(used) + (int(files[1]) if files else 0))
+    return free // 1_000_000
