@@ -1,19 +1,16 @@
 """
 What a unit costs: seconds of CPU, and peak resident megabytes of one process of its compiler.
 
-A cost is taken from this machine's record, else as the stack ships it, else guessed by pattern,
-else by the suffix of the unit. The peak is that of the largest process (``ru_maxrss`` of wait4(2)),
-not of
-all together: nvcc runs cicc and ptxas one after the other.
+A cost is taken from this machine's record, else as the stack ships it, else guessed. The peak is
+that of the largest process (``ru_maxrss`` of wait4(2)), not of all together: nvcc runs cicc and
+ptxas one after the other.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Literal
 
 import msgspec
 
@@ -23,10 +20,9 @@ from sparkwright.core import digest, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
-#: Seconds and megabytes of a unit by its suffix alone. Typical CUDA units of vLLM 0.33.0 take 6-16
-#: s and 450-760 MB on one x86-64 core; a guess should rather be too large.
-KINDS: Mapping[str, tuple[float, int]] = {".cu": (20, 1200), ".c": (3, 300)}
-OTHERS = (30.0, 1200)
+#: Guessed seconds and megabytes of a unit. Typical CUDA units of vLLM 0.33.0 take 6-16 s and
+#: 450-760 MB on one x86-64 core; a guess should rather be too large.
+GUESS = (20.0, 1200)
 #: How many of the newest records of a unit count: its largest peak, its last time.
 NEWEST = 3
 #: Seconds that a graft onto a wheel of hundreds of megabytes takes beside compiling: two configures
@@ -40,31 +36,20 @@ class Expected(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: Of CPU: the time that it takes on an idle core.
-        origin: ``record`` and ``shipped`` were measured, ``pattern`` and ``kind`` are guesses.
+        measured: Here or elsewhere; else it is a guess.
     """
 
     seconds: float
     megabytes: int
-    origin: Literal["record", "shipped", "pattern", "kind"]
-
-    @property
-    def measured(self) -> bool:
-        """Was it measured, here or elsewhere?"""
-        return self.origin in ("record", "shipped")
+    measured: bool = True
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """
-    A line of the record: the cost of a unit, once.
-
-    Attributes:
-        stack: Whose source was compiled.
-    """
+    """A line of the record: the cost of a unit, once."""
 
     unit: str
     seconds: float
     megabytes: int
-    stack: str = ""
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,104 +74,79 @@ class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forks: dict[str, Shipped] = {}
 
 
-def compiler_key(session: RunContext) -> str:
-    """
-    Return the address of everything beside its source that decides a unit's cost.
-
-    These are the arch, the CUDA compiler, the host compiler, the host and the target: a cross build
-    may take a quarter of the time of a native one.
-    """
-    decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
-    wheels = [name for project, name, _ in pylock.wheels(session.project) if project in decisive]
-    parts = {
-        "arch": session.project.spec.arch,
-        "wheels": wheels,
-        "compiler": toolchain.compiler(session),
-        "host": platform.machine(),
-        "target": session.machine,
-    }
-    return digest.key("costs", parts)
-
-
 class Costs:
     """
     The costs of one fork's units.
 
     Args:
         file: This machine's record, a JSON object a line.
-        shipped: The costs that come with the stack, if any.
+        shipped: The costs that come with the stack: unit → seconds and megabytes.
         patterns: Path pattern → megabytes (`ForkEnvironment.memory`), for units without a record.
     """
 
     def __init__(
-        self, file: Path, shipped: Shipped | None, patterns: Mapping[str, int], stack: str = ""
+        self, file: Path, shipped: Mapping[str, tuple[float, int]], patterns: Mapping[str, int]
     ) -> None:
-        self._file, self._shipped = file, shipped.units if shipped else {}
-        self._patterns, self._stack = patterns, stack
+        self._file, self._shipped, self._patterns = file, shipped, patterns
+        #: Unit → its newest costs on this machine.
+        self.recorded: dict[str, list[Cost]] = {}
+        for line in file.read_bytes().splitlines() if file.exists() else ():
+            try:
+                self._remember(msgspec.json.decode(line, type=Cost))
+            except msgspec.DecodeError:  # a line at which a run was killed, or the next one's break
+                continue
 
     @classmethod
     def of(cls, session: RunContext, fork: str) -> Costs:
         """
-        Return the costs of *fork* with this run's arch and compilers.
+        Return the costs of *fork* with this run's arch, compilers, host and target.
+
+        A cross build may take a quarter of the time of a native one.
 
         Raises:
             file-invalid: The shipped file cannot be read.
         """
+        decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
+        wheels = pylock.wheels(session.project)
+        parts = {
+            "arch": session.project.spec.arch,
+            "wheels": [name for project, name, _ in wheels if project in decisive],
+            "compiler": toolchain.compiler(session),
+            "host": platform.machine(),
+            "target": session.machine,
+        }
         path = session.project.build_folder / "costs.yaml"
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
-        name = f"{fork}-{compiler_key(session)[:16]}.jsonl"
-        patterns = toolchain.spec(session.project).forks[fork].memory
-        folder = session.store.folder("records", "costs")
-        return cls(folder / name, shipped, patterns, session.project.stack)
+        file = f"{fork}-{digest.key('costs', parts)[:16]}.jsonl"
+        return cls(
+            session.store.folder("records", "costs") / file,
+            shipped.units if shipped else {},
+            toolchain.spec(session.project).forks[fork].memory,
+        )
 
-    @cached_property
-    def _recorded(self) -> dict[str, list[Cost]]:
-        costs: dict[str, list[Cost]] = {}
-        for line in self._file.read_bytes().splitlines() if self._file.exists() else ():
-            try:
-                cost = msgspec.json.decode(line, type=Cost)
-            except msgspec.DecodeError:  # the line at which a run was killed
-                continue
-            costs[cost.unit] = [*costs.get(cost.unit, [])[1 - NEWEST :], cost]
-        return costs
-
-    @property
-    def recorded(self) -> tuple[str, ...]:
-        """The units that this machine has a record of."""
-        return tuple(sorted(self._recorded))
+    def _remember(self, cost: Cost) -> None:
+        self.recorded[cost.unit] = [*self.recorded.get(cost.unit, [])[1 - NEWEST :], cost]
 
     def expected(self, unit: str) -> Expected:
         """Return the expected cost of *unit*."""
-        if costs := self._recorded.get(unit):
-            peak = max(cost.megabytes for cost in costs)
-            return Expected(costs[-1].seconds, peak, "record")
+        if costs := self.recorded.get(unit):
+            return Expected(costs[-1].seconds, max(cost.megabytes for cost in costs))
         if unit in self._shipped:
-            return Expected(*self._shipped[unit], "shipped")
-        seconds, megabytes = KINDS.get(PurePath(unit).suffix, OTHERS)
+            return Expected(*self._shipped[unit])
+        seconds, megabytes = GUESS
         for pattern, size in self._patterns.items():
             if PurePath(unit).match(pattern):
-                return Expected(seconds, size, "pattern")
-        return Expected(seconds, megabytes, "kind")
+                return Expected(seconds, size, measured=False)
+        return Expected(seconds, megabytes, measured=False)
 
-    def add(self, costs: Iterable[tuple[str, float, int]]) -> None:
-        """Append *costs* to the record: units, with their seconds and megabytes."""
-        lines = [
-            msgspec.json.encode(Cost(unit, round(seconds, 2), megabytes, self._stack)) + b"\n"
-            for unit, seconds, megabytes in costs
-        ]
-        if lines:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab") as stream:
+    def add(self, costs: Iterable[Cost]) -> None:
+        """Append *costs* to the record."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("ab") as stream:
+            for cost in costs:
+                self._remember(cost)
                 # Another build may append too, and a killed one may have left half a line.
-                stream.write(b"\n" * self._torn() + b"".join(lines))
-            self.__dict__.pop("_recorded", None)
-
-    def _torn(self) -> bool:
-        with self._file.open("rb") as stream:
-            if not stream.seek(0, 2):
-                return False
-            stream.seek(-1, 2)
-            return stream.read() != b"\n"
+                stream.write(b"\n" + msgspec.json.encode(cost) + b"\n")
 
 
 def build_seconds(project: Project, fork: str, jobs: int) -> float:

@@ -25,8 +25,8 @@ import select
 import sys
 import time
 
-#: Seconds between two looks at whether ninja still lives.
-INTERVAL = 1.0
+#: Most seconds between two looks at ninja and the compiler.
+INTERVAL = 5.0
 #: Clock ticks of CPU below which a compiler counts as idle.
 IDLE_TICKS = 10
 
@@ -36,55 +36,47 @@ def argument(command: list[str], option: str) -> str:
     return command[command.index(option) + 1] if option in command[:-1] else ""
 
 
-def cpu_ticks() -> int:
-    """Return the clock ticks of CPU that the other processes of this process group have used."""
-    own, group, ticks = os.readlink("/proc/self"), _stat("self")[2], 0
+def group() -> tuple[str, int]:
+    """
+    Return the parent of this process group's leader, and the clock ticks of CPU that its other
+    processes have used.
+
+    The parent is ninja, which starts a shell for each command.
+    """
+    own, leader, parent, ticks = os.readlink("/proc/self"), str(os.getpgrp()), "", 0
     for name in os.listdir("/proc"):
-        if name.isdigit() and name != own:
+        if name.isdigit():
             try:
-                fields = _stat(name)
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stream:
+                    # The fields after the name, which may hold blanks (proc(5)).
+                    fields = stream.read().rpartition(") ")[2].split()
             except OSError:
                 continue
-            if fields[2] == group:
+            if name == leader:
+                parent = fields[1]
+            if fields[2] == leader and name != own:
                 # utime, stime, and those of children that were waited for.
                 ticks += sum(map(int, fields[11:15]))
-    return ticks
-
-
-def _group_parent() -> str:
-    """Return the parent of this group's leader: ninja, which starts a shell for each command."""
-    try:
-        return _stat(_stat("self")[2])[1]
-    except OSError:
-        return ""
-
-
-def _stat(process: str) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, which may hold blanks (proc(5))."""
-    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stream:
-        return stream.read().rpartition(") ")[2].split()
+    return parent, ticks
 
 
 def wait(child: int, patience: float) -> bool:
     """
     Wait until *child* ends, and return True, or False if it hangs.
 
-    An orphaned launcher ends its process group: nobody waits for the object any more.
+    An orphaned launcher ends its process group: no program waits for the object any more.
     """
-    parent, ticks, since = _group_parent(), 0, time.monotonic()
-    checked = since
-    poll, life = select.poll(), os.pidfd_open(child)
-    poll.register(life, select.POLLIN)
-    while not poll.poll(1000 * INTERVAL):
-        if _group_parent() != parent:
+    (parent, ticks), since = group(), time.monotonic()
+    poll = select.poll()
+    poll.register(os.pidfd_open(child), select.POLLIN)
+    while not poll.poll(1000 * min(INTERVAL, patience / 10)):
+        current, used = group()
+        if current != parent:
             os.killpg(0, _signal.SIGKILL)
-        now = time.monotonic()
-        if now - checked >= patience / 10:
-            checked, used = now, cpu_ticks()
-            if used > ticks + IDLE_TICKS:
-                ticks, since = used, now
-            elif now - since >= patience:
-                return False
+        if used > ticks + IDLE_TICKS:
+            ticks, since = used, time.monotonic()
+        elif time.monotonic() - since >= patience:
+            return False
     return True
 
 
@@ -113,14 +105,12 @@ def main() -> int:
     except OSError as error:
         os.write(2, os.fsencode(f"{command[0]}: {os.strerror(error.errno or 0)}\n"))
         return 127
+    status, seconds, megabytes, hit = 1, 0.0, 0, False
     hung = not wait(child, float(os.environ.get("SPARKWRIGHT_PATIENCE", "inf")))
-    if hung:
-        status, seconds, megabytes = 1, 0.0, 0
-    else:
+    if not hung:
         _, ended, used = os.wait4(child, 0)
         status, seconds = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime
         megabytes = used.ru_maxrss * 1024 // 1_000_000
-    hit = False
     if ccache and os.path.exists(statistics):
         with open(statistics, encoding="utf-8", errors="replace") as stream:
             hit = "_cache_hit\n" in stream.read()

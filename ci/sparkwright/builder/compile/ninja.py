@@ -2,25 +2,24 @@
 Compile with ninja over CMake's build folder, and continue where the last run stopped.
 
 A unit that was compiled is not compiled again while its inputs stay: ninja knows by its log and the
-header lists, and the build folder outlives the run. What ninja did not log is made again, so that
-an object of a killed run is never taken for whole.
+header lists, and the build folder outlives the run. An object that ninja did not log is made again,
+so that one of a killed run is never taken for whole.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.compile import failures, launcher, ninja_file
-from sparkwright.builder.compile.costs import Costs, Expected
-from sparkwright.builder.compile.failures import FailedEdge
+from sparkwright.builder.compile import launcher, ninja_file
+from sparkwright.builder.compile.costs import Cost, Costs
 from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.ccache import Cache
@@ -28,8 +27,8 @@ from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import config, procfs
-from sparkwright.core.console import Progress, console, duration
-from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.console import console, duration
+from sparkwright.core.errors import SparkwrightError, StoreError
 from sparkwright.core.store import room_guard
 from sparkwright.forks.context import RunContext
 
@@ -38,12 +37,26 @@ from sparkwright.forks.context import RunContext
 SHARE = 0.85
 #: Seconds without any use of the CPU after which a compiler hangs.
 PATIENCE = 1800.0
-#: Units in the table of a run.
-SHOWN = 12
 #: The compiler calls of the last run that ended, in the folder ``launch``.
 FINISHED = "finished.jsonl"
 
-_OUTPUT = re.compile(r"\[\d+/\d+\] .* -o (\S+)")
+#: Lines of the compiler that an error repeats; the log has all.
+_LINES = 25
+#: A failed edge names its outputs after its status (since ninja 1.13 with the exit status).
+_PROGRESS = re.compile(r"\[(\d+)/(\d+)\] ")
+_FAILED = re.compile(r"FAILED: (?:\[code=(\d+)\] )?(\S+)")
+#: How the drivers of GCC and nvcc report a killed program, and how compilers ask in vain for
+#: memory.
+_KILLED = re.compile(
+    r"died due to signal 9\b|Killed signal terminated program|terminated by signal 9\b|^Killed$"
+    r"|out of memory allocating|virtual memory exhausted|std::bad_alloc|Memory allocation failure",
+    re.MULTILINE,
+)
+_CRASHED = re.compile(
+    r"died due to signal (\d+)|terminated by signal (\d+)|internal compiler error"
+    r"|signal terminated program"
+)
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -83,22 +96,18 @@ class CompilerCall(msgspec.Struct, frozen=True):
     hung: bool = False
 
 
-class Compiled(msgspec.Struct, frozen=True):
+class FailedEdge(msgspec.Struct, frozen=True):
     """
-    The outcome of a run.
+    A build edge that failed.
 
     Attributes:
-        calls: Compiler calls that succeeded, cache hits among them.
-        fresh: Units that were up to date.
+        status: Exit status of the command; 128 and the signal's number if a signal ended it.
+        text: What the command printed.
     """
 
-    calls: tuple[CompilerCall, ...]
-    fresh: int = 0
-
-    @property
-    def units(self) -> list[CompilerCall]:
-        """The calls that compiled a unit."""
-        return [call for call in self.calls if not call.hit]
+    output: str
+    status: int
+    text: str
 
 
 def memory_budget(memory: int) -> int:
@@ -143,22 +152,19 @@ class BuildFolder:
         cache: Cache | None = None,
     ) -> None:
         self._name, self.path, self._program = name, work / "build", ninja
-        self._sandbox, self._log, self.cached = sandbox, log, cache is not None
-        self._inside, self._source = (
-            sandbox.sandbox_path(self.path),
-            f"{sandbox.sandbox_path(work / 'src')}/",
-        )
+        self._sandbox, self._log, self._cache = sandbox, log, cache
+        self._inside = sandbox.sandbox_path(self.path)
+        self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._calls = self._launch / "calls.jsonl"
         self._env = {
             **env,
-            "NINJA_STATUS": failures.STATUS,
+            "NINJA_STATUS": "[%f/%t] ",
             "SPARKWRIGHT_CALLS": str(sandbox.sandbox_path(self._calls)),
             "SPARKWRIGHT_CCACHE": cache.program if cache else "",
             # Not into a /tmp that may be memory; and the next run finds and removes them here.
             "TMPDIR": str(sandbox.sandbox_path(self._launch / "tmp")),
         }
-        self._network = cache is not None and cache.remote
 
     @classmethod
     def of(
@@ -181,7 +187,7 @@ class BuildFolder:
     def edges(self) -> list[CompileEdge]:
         """Return the compile edges of all targets; units below the sources are relative to them."""
         return [
-            CompileEdge(self._unit(edge.unit), edge.output)
+            CompileEdge(edge.unit.removeprefix(self._source), edge.output)
             for edge in ninja_file.compile_edges(self.path, self._inside)
         ]
 
@@ -191,9 +197,9 @@ class BuildFolder:
         costs: Costs,
         limits: Limits,
         env: Mapping[str, str] | None = None,
-    ) -> Compiled:
+    ) -> list[CompilerCall]:
         """
-        Make *goals*, or everything if there are none.
+        Make *goals*, or everything if there are none, and return the compiler calls.
 
         Args:
             goals: CMake targets, or objects.
@@ -201,205 +207,144 @@ class BuildFolder:
 
         Raises:
             compile-failed, compiler-crashed, compiler-hung, disk-full: A unit failed; what was
-            compiled stays. memory-too-small: A unit needs more memory than there is, as measured.
+                compiled stays.
+            memory-too-small: A unit needs more memory than there is, as measured.
             memory-exceeded: A unit was killed for memory twice, the second time alone.
             build-downloads: A build step asked for a host.
         """
-        edges = {edge.output: edge.unit for edge in self.edges()}
+        variables = {**self._env, "SPARKWRIGHT_PATIENCE": str(limits.patience), **(env or {})}
         with room_guard(self.path):
-            todo = self._outstanding(goals, edges, costs)
-            _require_memory(edges, todo, limits)
-            order = ninja_file.order(list(todo.values()), limits.cores, limits.megabytes)
-            self._write_schedule(costs, order.heavy)
-        title = (
-            f"compile {self._name}: {len(todo)} units, {order.jobs} at once, "
-            f"{limits.megabytes / 1000:.0f} GB"
-        )
-        with (
-            room_guard(self.path),
-            self.recording(costs, limits) as (calls, variables),
-            console.step(title),
-            console.progress("units", len(todo)) as line,
-        ):
-            show = partial(self._show_progress, line, todo, order.jobs)
-            variables.update(env or {})
-            self._make(goals, order.jobs, variables, show, edges, costs, limits)
-        wanted = [output for output in edges if not goals or _belongs(output, goals)]
-        return Compiled(tuple(calls), len(set(wanted) - set(todo)))
-
-    @contextlib.contextmanager
-    def recording(
-        self, costs: Costs, limits: Limits
-    ) -> Iterator[tuple[list[CompilerCall], dict[str, str]]]:
-        """
-        Record the compiler calls of the block.
-
-        Yields:
-            A list that holds the successful calls after the block, and the variables for ninja.
-        """
-        self._launch.mkdir(exist_ok=True)
-        # The calls of a run that was killed.
-        self._collect(costs)
-        shutil.rmtree(self._launch / "tmp", ignore_errors=True)
-        (self._launch / "tmp").mkdir()
-        calls: list[CompilerCall] = []
-        try:
-            yield calls, {**self._env, "SPARKWRIGHT_PATIENCE": str(limits.patience)}
-        finally:
-            calls += self._collect(costs)
-            self._show(calls)
+            # The calls and temporary files of a run that was killed.
+            self._launch.mkdir(exist_ok=True)
+            self._collect(costs)
+            shutil.rmtree(self._launch / "tmp", ignore_errors=True)
+            (self._launch / "tmp").mkdir()
+            edges = [edge for edge in self.edges() if not goals or _belongs(edge.output, goals)]
+            expected = {edge: costs.expected(edge.unit) for edge in edges}
+            for edge, cost in expected.items():
+                too_large = cost.measured and cost.megabytes > limits.megabytes
+                if too_large and not (self.path / edge.output).exists():
+                    taken = f"Compiling {edge.unit} takes {cost.megabytes / 1000:.1f} GB"
+                    raise _memory_error(
+                        "memory-too-small", taken, edge.unit, cost.megabytes, limits
+                    )
+            order = ninja_file.order(list(expected.values()), limits.cores, limits.megabytes)
+            ninja_file.write_schedule(
+                self.path,
+                self._inside,
+                lambda unit: costs.expected(unit.removeprefix(self._source)),
+                order.heavy,
+            )
+            title = f"compile {self._name}: {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
+            try:
+                with console.step(title):
+                    self._make(goals, order.jobs, variables, costs, limits)
+            finally:
+                calls = self._collect(costs)
+        compiled = [call for call in calls if not call.hit]
+        work = duration(sum(call.seconds for call in compiled))
+        summary = [f"{len(compiled)} units compiled ({work} of work)"]
+        if self._cache:
+            summary.append(f"{len(calls) - len(compiled)} taken from the compiler cache")
+        console.note(", ".join([*summary, f"{len(edges) - len(calls)} were up to date"]))
+        return calls
 
     def _make(
         self,
         goals: Sequence[str],
         jobs: int,
         env: Mapping[str, str],
-        show: Callable[[str], None],
-        edges: Mapping[str, str],
         costs: Costs,
         limits: Limits,
     ) -> None:
         """Run ninja until *goals* are made; what was killed for memory is made alone, once."""
-        alone: set[str] = set()
-        while failed := self._ninja(["-j", str(jobs), *goals], env, show):
-            killed = [edge.output for edge in failed if self._lacked_memory(edge)]
-            others = [edge for edge in failed if edge.output not in killed]
-            if others or alone & set(killed):
-                raise self._error((others or failed)[0], edges, limits)
-            alone.update(killed)
-            units = ", ".join(edges.get(output, output) for output in killed)
-            console.warn(f"killed for memory, and compiled again with nothing beside it: {units}")
-            if failed := self._ninja(["-j", "1", *killed], env, show):
-                raise self._alone_error(failed[0], edges, costs, limits)
+        while failed := self._ninja(["-j", str(jobs), *goals], env):
+            for edge in failed:
+                if not self._lacked_memory(edge):
+                    raise self._error(edge, limits)
+            killed = [edge.output for edge in failed]
+            names = ", ".join(map(self._unit, killed))
+            console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
+            for edge in self._ninja(["-j", "1", *killed], env):
+                call = self._call(edge.output)
+                if call is None or not self._lacked_memory(edge):
+                    raise self._error(edge, limits)
+                # The next build knows that the unit is too large, and does not start it.
+                seconds = max(call.seconds, costs.expected(call.unit).seconds)
+                costs.add([Cost(call.unit, seconds, call.megabytes)])
+                what = f"The compiler of {call.unit} was killed for memory twice"
+                raise _memory_error("memory-exceeded", what, call.unit, call.megabytes, limits)
 
-    def _ninja(
-        self, options: Sequence[str], env: Mapping[str, str], show: Callable[[str], None]
-    ) -> list[FailedEdge]:
+    def _ninja(self, options: Sequence[str], env: Mapping[str, str]) -> list[FailedEdge]:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
         lines: list[str] = []
+        command = [self._program, "-C", self._inside, "-f", ninja_file.SCHEDULE, *options]
+        with console.progress("steps", 0) as progress:
 
-        def on_line(line: str) -> None:
-            lines.append(line)
-            show(line)
+            def on_line(line: str) -> None:
+                lines.append(line)
+                if match := _PROGRESS.match(line):
+                    progress.total = int(match[2])
+                    progress.update(int(match[1]), Path(line.rpartition(" ")[2]).name)
 
-        command: list[str | Path] = [
-            self._program,
-            "-C",
-            self._inside,
-            "-f",
-            ninja_file.SCHEDULE,
-            *options,
-        ]
-        try:
-            self._sandbox.run(
-                command,
-                log=self._log,
-                env=env,
-                on_line=on_line,
-                network=self._network,
-                failure=partial(BuildError, "compile-failed"),
-                what=f"{self._name} does not compile.",
-            )
-        except SparkwrightError as error:
-            if error.reference not in ("compile-failed", "disk-full"):
-                raise
-            if failed := list(failures.failed_edges(lines)):
+            try:
+                self._sandbox.run(
+                    command,
+                    log=self._log,
+                    env=env,
+                    on_line=on_line,
+                    network=self._cache is not None and self._cache.remote,
+                    failure=partial(BuildError, "compile-failed"),
+                    what=f"{self._name} does not compile.",
+                )
+            except SparkwrightError as error:
+                failed = list(failed_edges(lines))
+                if error.reference not in ("compile-failed", "disk-full") or not failed:
+                    raise
                 return failed
-            raise
         return []
-
-    def _outstanding(
-        self,
-        goals: Sequence[str],
-        edges: Mapping[str, str],
-        costs: Costs,
-    ) -> dict[str, Expected]:
-        """Return the objects that ninja would make now, with what their units should cost."""
-        self._write_schedule(costs, 1)
-        outputs: list[str] = []
-
-        def on_line(line: str) -> None:
-            if match := _OUTPUT.match(line):
-                outputs.append(match[1])
-
-        self._ninja(["-n", "-v", *goals], self._env, on_line)
-        return {output: costs.expected(edges[output]) for output in outputs if output in edges}
-
-    def _write_schedule(self, costs: Costs, depth: int) -> None:
-        def cost(unit: str) -> Expected:
-            return costs.expected(self._unit(unit))
-
-        ninja_file.write_schedule(self.path, self._inside, cost, depth)
 
     def _collect(self, costs: Costs) -> list[CompilerCall]:
         """Add the successful calls to *costs*, set their file aside, and return them."""
         calls = [call for call in self._recorded_calls() if call.status == 0]
-        costs.add((call.unit, call.seconds, call.megabytes) for call in calls if not call.hit)
+        costs.add(Cost(call.unit, call.seconds, call.megabytes) for call in calls if not call.hit)
         self._calls.touch()
         self._calls.replace(self._launch / FINISHED)
         return calls
 
-    def _recorded_calls(self) -> list[CompilerCall]:
-        lines = self._calls.read_bytes().splitlines() if self._calls.exists() else []
-        calls = []
-        for line in lines:
+    def _recorded_calls(self) -> Iterator[CompilerCall]:
+        for line in self._calls.read_bytes().splitlines() if self._calls.exists() else []:
             try:
                 call = msgspec.json.decode(line, type=CompilerCall)
             except msgspec.DecodeError:  # cut off, by a full disk for example
                 continue
-            calls.append(msgspec.structs.replace(call, unit=self._unit(call.unit)))
-        return calls
+            yield msgspec.structs.replace(call, unit=call.unit.removeprefix(self._source))
 
     def _call(self, output: str) -> CompilerCall | None:
         calls = [call for call in self._recorded_calls() if call.output == output]
         return calls[-1] if calls else None
 
-    def _lacked_memory(self, failed: FailedEdge) -> bool:
-        call = self._call(failed.output)
-        return failed.out_of_memory and not (call and call.hung)
+    def _unit(self, output: str) -> str:
+        call = self._call(output)
+        return call.unit if call else output
 
-    def _unit(self, source: str) -> str:
-        return source.removeprefix(self._source)
+    def _lacked_memory(self, edge: FailedEdge) -> bool:
+        killed = edge.status == 128 + signal.SIGKILL or _KILLED.search(edge.text)
+        call = self._call(edge.output)
+        return bool(killed) and not (call and call.hung)
 
-    def _error(
-        self, failed: FailedEdge, edges: Mapping[str, str], limits: Limits
-    ) -> SparkwrightError:
-        unit, call = edges.get(failed.output, failed.output), self._call(failed.output)
-        if call and call.hung:
-            return failures.hung(unit, call.elapsed, limits.patience)
-        return failures.compile_error(unit, failed)
-
-    def _alone_error(
-        self, failed: FailedEdge, edges: Mapping[str, str], costs: Costs, limits: Limits
-    ) -> SparkwrightError:
-        call = self._call(failed.output)
-        if not self._lacked_memory(failed) or call is None:
-            return self._error(failed, edges, limits)
-        # The next build knows that the unit is too large, and does not start it.
-        seconds = max(call.seconds, costs.expected(call.unit).seconds)
-        costs.add([(call.unit, seconds, call.megabytes)])
-        available = procfs.available_megabytes()
-        return failures.memory_exceeded(call.unit, call.megabytes, limits.megabytes, available)
-
-    def _show_progress(
-        self, line: Progress, todo: Mapping[str, Expected], jobs: int, text: str
-    ) -> None:
-        if not failures.progress(text):
-            return
-        calls = [call for call in self._recorded_calls() if call.status == 0]
-        line.update(len(calls), Path(text.rpartition(" ")[2]).name, remaining(todo, calls, jobs))
-
-    def _show(self, calls: Sequence[CompilerCall]) -> None:
-        """Print the units of a run that took longest."""
-        compiled = [call for call in calls if not call.hit]
-        rows = [
-            [call.unit, f"{call.seconds:.0f}", f"{call.elapsed:.0f}", f"{call.megabytes:,}"]
-            for call in sorted(compiled, key=lambda call: -call.seconds)[:SHOWN]
-        ]
-        if rows:
-            columns = ["unit", ">CPU s", ">s", ">peak MB of a process"]
-            title = f"{self._name}: the longest of {len(compiled)} compiled units"
-            console.table(title, columns, rows)
+    def _error(self, edge: FailedEdge, limits: Limits) -> SparkwrightError:
+        call = self._call(edge.output)
+        if call is None or not call.hung:
+            return _compile_error(self._unit(edge.output), edge)
+        idle = f"for the last {limits.patience / 60:g} min it used no CPU"
+        data = {
+            "unit": call.unit,
+            "seconds": round(call.elapsed),
+            "idle_seconds": round(limits.patience),
+        }
+        what = f"The compiler of {call.unit} was ended after {call.elapsed / 60:.0f} min: {idle}."
+        return BuildError("compiler-hung", what, data=data)
 
 
 def _belongs(output: str, goals: Sequence[str]) -> bool:
@@ -407,38 +352,51 @@ def _belongs(output: str, goals: Sequence[str]) -> bool:
     return any(goal in ("all", output) or f"CMakeFiles/{goal}.dir/" in output for goal in goals)
 
 
-def _require_memory(edges: Mapping[str, str], todo: Mapping[str, Expected], limits: Limits) -> None:
-    for output, cost in todo.items():
-        if cost.measured and cost.megabytes > limits.megabytes:
-            available = procfs.available_megabytes()
-            raise failures.memory_too_small(
-                edges[output], cost.megabytes, limits.megabytes, available
-            )
+def failed_edges(lines: Iterable[str]) -> Iterator[FailedEdge]:
+    """Yield the failed edges in the *lines* that ninja printed, in their order."""
+    edge: re.Match[str] | None = None
+    text: list[str] = []
+    for line in [*lines, "ninja: "]:
+        match = _FAILED.match(line)
+        if edge and (match or _PROGRESS.match(line) or line.startswith("ninja: ")):
+            # The first line is the command.
+            yield FailedEdge(edge[2], int(edge[1] or 1), "\n".join(text[1:]))
+            edge = None
+        if match:
+            edge, text = match, []
+        elif edge:
+            text.append(line)
 
 
-def remaining(todo: Mapping[str, Expected], calls: Sequence[CompilerCall], jobs: int) -> float:
-    """
-    Return the seconds that the rest of *todo* should take, by the pace of the finished *calls*.
+def _compile_error(unit: str, failed: FailedEdge) -> SparkwrightError:
+    """Return the error for *unit*, or for the output of another build step."""
+    details = [line for line in failed.text.splitlines() if line.strip()][-_LINES:]
+    details.append(f"status: {failed.status}")
+    data: dict[str, object] = {"unit": unit}
+    if _FULL.search(failed.text):
+        what = f"There is no room for what compiling {unit} writes."
+        return StoreError("disk-full", what, details=details, data=data)
+    match = _CRASHED.search(failed.text)
+    # nvcc ends with status 255 for reasons of its own.
+    number = failed.status - 128 if 128 < failed.status <= 128 + signal.SIGRTMAX else 0
+    if match and (match[1] or match[2]):
+        number = int(match[1] or match[2])
+    if not (match or number):
+        return BuildError("compile-failed", f"{unit} does not compile.", details=details, data=data)
+    what = f"The compiler of {unit} crashed."
+    if number:
+        data["signal"] = number
+        what = f"The compiler of {unit} was ended by signal {number} ({signal.strsignal(number)})."
+    return BuildError("compiler-crashed", what, details=details, data=data)
 
-    Costs may come from another host, or from a time when this one had more to do.
-    """
-    done = {call.output for call in calls}
-    rest = [cost.seconds for output, cost in todo.items() if output not in done]
-    compiled = [call for call in calls if not call.hit and call.output in todo]
-    expected = sum(todo[call.output].seconds for call in compiled)
-    pace = sum(call.elapsed for call in compiled) / expected if expected else 1.0
-    return pace * max(sum(rest) / jobs, max(rest, default=0.0))
 
-
-def compile_targets(
-    folder: BuildFolder, goals: Sequence[str], costs: Costs, limits: Limits
-) -> Compiled:
-    """Compile *goals* as `BuildFolder.compile` does, and print a summary."""
-    compiled = folder.compile(goals, costs, limits)
-    work = duration(sum(call.seconds for call in compiled.units))
-    hits = len(compiled.calls) - len(compiled.units)
-    summary = [f"{len(compiled.units)} units compiled ({work} of work)"]
-    if folder.cached:
-        summary.append(f"{hits} taken from the compiler cache")
-    console.note(", ".join([*summary, f"{compiled.fresh} were up to date"]))
-    return compiled
+def _memory_error(
+    reference: str, what: str, unit: str, megabytes: int, limits: Limits
+) -> BuildError:
+    details = [
+        f"largest process of its compiler, as measured: {megabytes / 1000:.1f} GB",
+        f"budget: {limits.megabytes / 1000:.1f} GB (--memory)",
+        f"available on this machine: {procfs.available_megabytes() / 1000:.1f} GB",
+    ]
+    data = {"unit": unit, "megabytes": megabytes, "budget_megabytes": limits.megabytes}
+    return BuildError(reference, f"{what}.", details=details, data=data)

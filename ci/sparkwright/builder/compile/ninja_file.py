@@ -3,13 +3,14 @@ The order in which ninja compiles: compile edges longest first, large ones in a 
 
 Of the edges that are ready, ninja starts the one on the longest path first, and among equals the
 one that stands first in the file (1.12 and later). CMake's ``build.ninja`` is left as it is: its
-edges are
-written to a second file in another order, every command unchanged, so that both share one log.
+edges are written to a second file in another order, every command unchanged, so that both share one
+log.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -64,26 +65,19 @@ def order(units: Sequence[Expected], cores: int, megabytes: int) -> Order:
     It is safe for the largest units that can meet, so that the peak holds whatever the real times
     are.
     """
-    heavy, light = (
-        sorted(
-            (unit.megabytes for unit in units if (unit.megabytes > HEAVY) == large), reverse=True
-        )
-        for large in (True, False)
-    )
-    longest = sorted(units, key=lambda unit: -unit.seconds)
-    best, shortest = Order(1, 1), float("inf")
+    sizes = sorted((unit.megabytes for unit in units), reverse=True)
+    heavy = [size for size in sizes if size > HEAVY]
+    light = sizes[len(heavy) :]
+    orders = []
     for depth in range(1 if heavy else 0, min(len(heavy), cores) + 1):
-        left, jobs = megabytes - sum(heavy[:depth]), depth
-        beside = [*light, 0][: cores - depth]
-        while jobs < cores and (jobs - depth >= len(beside) or beside[jobs - depth] <= left):
-            left -= beside[jobs - depth] if jobs - depth < len(beside) else 0
-            jobs += 1
+        left, beside = megabytes - sum(heavy[:depth]), light[: cores - depth]
         if left < 0 and depth > 1:
             break
-        candidate = Order(max(jobs, 1), max(depth, 1))
-        if (seconds := makespan(longest, candidate)) < shortest:
-            best, shortest = candidate, seconds
-    return best
+        fitting = sum(total <= left for total in itertools.accumulate(beside))
+        jobs = cores if fitting == len(beside) and left >= 0 else depth + fitting
+        orders.append(Order(max(jobs, 1), max(depth, 1)))
+    longest = sorted(units, key=lambda unit: -unit.seconds)
+    return min(orders, key=lambda candidate: makespan(longest, candidate))
 
 
 def makespan(units: Sequence[Expected], chosen: Order) -> float:
@@ -111,13 +105,9 @@ def compile_edges(build: Path, inside: Path) -> list[CompileEdge]:
     Args:
         inside: The name that the folder has for ninja.
     """
-    edges = []
-    for path in _files(build, inside):
-        variables: dict[str, str] = {}
-        for statement in statements(path.read_text("utf-8")):
-            if edge := compile_edge(statement, variables):
-                edges.append(edge)
-    return edges
+    first = _statements(build / "build.ninja")
+    files = [first, *(_statements(path) for path in _subninja(first, build, inside).values())]
+    return [edge for statements in files for _, edge in statements if edge]
 
 
 def write_schedule(build: Path, inside: Path, cost: Callable[[str], Expected], depth: int) -> None:
@@ -129,34 +119,30 @@ def write_schedule(build: Path, inside: Path, cost: Callable[[str], Expected], d
         cost: Returns the expected cost of a unit, by `CompileEdge.unit`.
         depth: Of the pool ``heavy``.
     """
-    first, *others = _files(build, inside)
-    longest: dict[str, float] = {}
-    for path in others:
-        text, longest[str(path)] = _sorted(path.read_text("utf-8"), cost)
-        _replace(path.with_suffix(f".{SCHEDULE}"), text)
-    text, _ = _sorted(first.read_text("utf-8"), cost)
-    parts = statements(text)
-    slots = [number for number, part in enumerate(parts) if _SUBNINJA.fullmatch(part)]
-    paths = sorted(
-        (_outside(parts[slot], build, inside) for slot in slots),
-        key=lambda path: -longest[str(path)],
-    )
-    for slot, path in zip(slots, paths, strict=True):
-        parts[slot] = f"subninja {inside / path.relative_to(build).with_suffix(f'.{SCHEDULE}')}\n"
-    _replace(build / SCHEDULE, f"pool heavy\n  depth = {depth}\n{''.join(parts)}")
+    first = _statements(build / "build.ninja")
+    result, _ = _sorted(first, cost)
+    slots = _subninja(first, build, inside)
+    longest: dict[Path, float] = {}
+    for path in slots.values():
+        statements, longest[path] = _sorted(_statements(path), cost)
+        _replace(path.with_suffix(f".{SCHEDULE}"), "".join(statements))
+    ordered = sorted(slots.values(), key=lambda path: -longest[path])
+    for slot, path in zip(slots, ordered, strict=True):
+        name = inside / path.relative_to(build).with_suffix(f".{SCHEDULE}")
+        result[slot] = f"subninja {name}\n"
+    _replace(build / SCHEDULE, f"pool heavy\n  depth = {depth}\n{''.join(result)}")
 
 
-def _files(build: Path, inside: Path) -> list[Path]:
-    """Return ``build.ninja`` and the files that it names as ``subninja``."""
-    first = build / "build.ninja"
-    parts = statements(first.read_text("utf-8"))
-    return [first, *(_outside(part, build, inside) for part in parts if _SUBNINJA.fullmatch(part))]
-
-
-def _outside(statement: str, build: Path, inside: Path) -> Path:
-    match = _SUBNINJA.fullmatch(statement)
-    assert match
-    return build / os.path.relpath(inside / _expanded(match[1], {}), inside)
+def _subninja(
+    statements: Sequence[tuple[str, CompileEdge | None]], build: Path, inside: Path
+) -> dict[int, Path]:
+    """Return the paths of the files that ``subninja`` statements name, by their position."""
+    matches = ((slot, _SUBNINJA.fullmatch(text)) for slot, (text, _) in enumerate(statements))
+    return {
+        slot: build / os.path.relpath(inside / _expanded(match[1], {}), inside)
+        for slot, match in matches
+        if match
+    }
 
 
 def _replace(path: Path, text: str) -> None:
@@ -165,35 +151,34 @@ def _replace(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _sorted(text: str, cost: Callable[[str], Expected]) -> tuple[str, float]:
-    """Return *text* with its compile edges in order, and the seconds of the longest unit."""
-    parts, variables = statements(text), dict[str, str]()
-    units = {}
-    for number, part in enumerate(parts):
-        if edge := compile_edge(part, variables):
-            units[number] = cost(edge.unit)
-    ordered = sorted(units, key=lambda number: -units[number].seconds)
+def _sorted(
+    statements: Sequence[tuple[str, CompileEdge | None]], cost: Callable[[str], Expected]
+) -> tuple[list[str], float]:
+    """Return the statements with compile edges in order, and the seconds of the longest unit."""
+    costs = {slot: cost(edge.unit) for slot, (_, edge) in enumerate(statements) if edge}
+    ordered = sorted(costs, key=lambda slot: -costs[slot].seconds)
     # Every other statement keeps its place; rules and variables stand before the edges that use
     # them.
-    result = list(parts)
-    for slot, number in zip(units, ordered, strict=True):
-        large = units[number].megabytes > HEAVY and not _POOL.search(parts[number])
-        result[slot] = parts[number] + ("  pool = heavy\n" if large else "")
-    return "".join(result), max((unit.seconds for unit in units.values()), default=0.0)
+    result = [text for text, _ in statements]
+    for slot, source in zip(costs, ordered, strict=True):
+        text = statements[source][0]
+        large = costs[source].megabytes > HEAVY and not _POOL.search(text)
+        result[slot] = f"{text}  pool = heavy\n" if large else text
+    return result, max((unit.seconds for unit in costs.values()), default=0.0)
 
 
-def statements(text: str) -> list[str]:
-    """Return the statements of a ninja file with their lines; blank lines and comments are some."""
-    return _STATEMENT.findall(text if text.endswith("\n") else f"{text}\n")
-
-
-def compile_edge(statement: str, variables: dict[str, str]) -> CompileEdge | None:
+def _statements(path: Path) -> list[tuple[str, CompileEdge | None]]:
     """
-    Return the edge of *statement*, or None if it compiles no unit.
-
-    Args:
-        variables: Those of the file so far; a statement that sets one is added.
+    Return the statements of a ninja file with their lines, blank lines and comments among them, and
+    the edge of each that compiles a unit.
     """
+    text, variables = path.read_text("utf-8"), dict[str, str]()
+    parts = _STATEMENT.findall(text if text.endswith("\n") else f"{text}\n")
+    return [(part, _compile_edge(part, variables)) for part in parts]
+
+
+def _compile_edge(statement: str, variables: dict[str, str]) -> CompileEdge | None:
+    """Return the edge of *statement*, if it compiles a unit; add a variable that it sets."""
     head = re.sub(r"\$\n[ \t]*", "", statement)
     if match := _VARIABLE.fullmatch(head):
         variables[match[1]] = _expanded(match[2], variables)

@@ -16,7 +16,6 @@ from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
-from sparkwright.core.console import console, duration
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 
@@ -53,12 +52,12 @@ def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         edges = matching(folder.edges(), name)
-        for edge in edges:
-            (folder.path / edge.output).unlink(missing_ok=True)
-        # The cache may keep the result; it must not give one, since the cost is what is asked for.
-        goals, env = [edge.output for edge in edges], {"CCACHE_RECACHE": "true"}
-        compiled = folder.compile(goals, Costs.of(session, fork), ninja.limits(session), env)
-    calls = [call for call in compiled.calls if call.output in goals]
+        goals = [edge.output for edge in edges]
+        for output in goals:
+            (folder.path / output).unlink(missing_ok=True)
+        # The cache may store the object, but not give one: the cost is what is asked for.
+        env, limits = {"CCACHE_RECACHE": "true"}, ninja.limits(session)
+        calls = folder.compile(goals, Costs.of(session, fork), limits, env)
     return SingleUnit(
         fork,
         edges[0].unit,
@@ -76,31 +75,17 @@ def matching(edges: Sequence[CompileEdge], name: str) -> list[CompileEdge]:
         UsageError: No unit has this name, or several have.
     """
     units = sorted({edge.unit for edge in edges})
+    # A compiler names a unit by its path in the sandbox, a person by the end of its path.
     wanted = name.removeprefix("./").strip("/")
-    # The compiler names a unit by its path in the sandbox.
-    matches = [unit for unit in units if unit == wanted or name.endswith(f"/{unit}")]
-    matches = matches or [unit for unit in units if f"/{unit}".endswith(f"/{wanted}")]
+    exact = [unit for unit in units if unit == wanted or name.endswith(f"/{unit}")]
+    matches = exact or [unit for unit in units if f"/{unit}".endswith(f"/{wanted}")]
     if len(matches) == 1:
         return [edge for edge in edges if edge.unit == matches[0]]
-    if matches:
-        what = f"{name!r} means {len(matches)} units."
-        raise UsageError("usage", what, details=matches, todo="Name more of the path.")
-    names = {Path(unit).name: unit for unit in units}
-    close = difflib.get_close_matches(Path(wanted).name, names, n=5, cutoff=0.5)
-    details = [f"close to it: {names[name]}" for name in close]
-    if not details:
-        details = [f"{len(units)} units, such as {units[0]}"] if units else ["no units"]
+    last = Path(wanted).name
+    similar = difflib.get_close_matches(last, [Path(unit).name for unit in units], n=5, cutoff=0.5)
     raise UsageError(
         "usage",
-        f"No unit is called {name!r}.",
-        details=details,
+        f"{name!r} means {len(matches)} units.",
+        details=matches or [unit for unit in units if Path(unit).name in similar],
         todo="Name a source by its path in the tree, or by the end of it.",
     )
-
-
-def show(compiled: SingleUnit) -> None:
-    """Print the cost of the unit and where its objects are."""
-    cost = f"{duration(compiled.seconds)} of CPU, {compiled.megabytes} MB"
-    console.result(f"{compiled.fork}: {compiled.unit}: {cost}")
-    for path in compiled.objects:
-        console.result(path)

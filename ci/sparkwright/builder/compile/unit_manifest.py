@@ -33,12 +33,10 @@ class CompiledUnit(msgspec.Struct, frozen=True):
         target: The CMake target.
         object: Relative to the build folder.
         library: The member of the wheel that its target is; empty for an object or static library,
-            which
-            is linked into others.
+            which is linked into others.
         gencode: As in the plan: sorted entries ``virtual:real``.
         code: Arch and sha256 of each cubin (``sm_121f``) and PTX text (``compute_80``) in its
-            object,
-            sorted; empty for relocatable device code, which the device linker changes.
+            object, sorted; empty for relocatable device code, which the device linker changes.
     """
 
     source: str
