@@ -23,7 +23,7 @@ def more(parser: argparse.ArgumentParser) -> None:
 
 options = measure.arguments(__doc__ or "", more)
 session = measure.session(options)
-record = Costs(options.record, None, {}) if options.record else Costs.of(session, options.fork)
+record = Costs(options.record, {}, {}) if options.record else Costs.of(session, options.fork)
 costs: dict[str, Expected] = {unit: record.expected(unit) for unit in record.recorded}
 if not costs:
     sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")

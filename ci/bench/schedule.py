@@ -24,7 +24,7 @@ import msgspec
 
 import measure
 from sparkwright.builder.compile import launcher, ninja_file
-from sparkwright.builder.compile.costs import Cost, Expected, ShippedFile
+from sparkwright.builder.compile.costs import Costs, Expected, ShippedFile
 from sparkwright.builder.compile.ninja_file import HEAVY, Order
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -66,15 +66,11 @@ class Replay(msgspec.Struct, frozen=True):
 def recorded(options: argparse.Namespace) -> list[Expected]:
     """Return the recorded build: a record of this machine, else the one that the stack ships."""
     if options.record:
-        costs = [
-            msgspec.json.decode(line, type=Cost)
-            for line in options.record.read_bytes().splitlines()
-        ]
-        newest = {cost.unit: cost for cost in costs}
-        return [Expected(cost.seconds, cost.megabytes, "record") for cost in newest.values()]
+        costs = Costs(options.record, {}, {})
+        return [costs.expected(unit) for unit in costs.recorded]
     path = options.root / "build" / "2026.11" / "costs.yaml"
     shipped = strict_yaml.load(path, ShippedFile).forks["vllm"]
-    return [Expected(*cost, "shipped") for cost in shipped.units.values()]
+    return [Expected(*cost) for cost in shipped.units.values()]
 
 
 def lower_bound(units: Sequence[Expected], cores: int, megabytes: float) -> float:

@@ -43,10 +43,10 @@ build a.so: CUDA_COMPILER__a dir/short.cu.o dir/large.cu.o dir/lo$:ng.cu.o dir/p
 default all
 """
 COSTS = {
-    "/s rc/short.cu": Expected(1, 100, "record"),
-    "/s rc/long$.cu": Expected(50, 100, "record"),
-    "/s rc/large.cu": Expected(9, HEAVY + 1, "record"),
-    "/s rc/pooled.cu": Expected(8, HEAVY + 1, "record"),
+    "/s rc/short.cu": Expected(1, 100),
+    "/s rc/long$.cu": Expected(50, 100),
+    "/s rc/large.cu": Expected(9, HEAVY + 1),
+    "/s rc/pooled.cu": Expected(8, HEAVY + 1),
 }
 
 
@@ -89,7 +89,7 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     (tmp_path / "build.ninja").write_text("".join(lines))
 
     def cost(unit: str) -> Expected:
-        return Expected(int(unit[-4]), HEAVY * 2, "record")
+        return Expected(int(unit[-4]), HEAVY * 2)
 
     ninja_file.write_schedule(tmp_path, Path("/in"), cost, 1)
 
@@ -108,7 +108,6 @@ units = st.lists(
         Expected,
         seconds=st.integers(1, 100).map(float),
         megabytes=st.integers(100, 9000),
-        origin=st.just("record"),
     ),
     max_size=20,
 )

@@ -37,8 +37,7 @@ def test_a_unit_is_named_by_the_end_of_its_path(name: str, outputs: list[str]) -
     ("name", "detail"),
     [
         ("topk.cu", "csrc/moe/topk.cu"),
-        ("tpk.cu", "close to it: csrc/topk.cu"),
-        ("zzz", "3 units, such as"),
+        ("tpk.cu", "csrc/topk.cu"),
     ],
 )
 def test_a_name_that_means_no_unit_or_several_is_refused_with_help(name: str, detail: str) -> None:

@@ -400,9 +400,7 @@ def _graft(
         build_folder = BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
-        ninja.compile_targets(
-            build_folder, settings.targets, Costs.of(session, fork), ninja.limits(session)
-        )
+        build_folder.compile(settings.targets, Costs.of(session, fork), ninja.limits(session))
         changes, done = graft.changes(session, source, base, workspace.build, members, settings)
         files = dist_info(
             session,

@@ -77,7 +77,10 @@ def _only(session: RunContext, unit: str) -> int:
             todo="Name the fork with --fork.",
         )
     made = single_unit.compile_unit(session, forks[0], unit)
-    single_unit.show(made)
+    cost = f"{duration(made.seconds)} of CPU, {made.megabytes} MB"
+    console.result(f"{made.fork}: {made.unit}: {cost}")
+    for path in made.objects:
+        console.result(path)
     console.document({"unit": made})
     return 0
 

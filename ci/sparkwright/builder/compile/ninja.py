@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -278,7 +278,8 @@ class BuildFolder:
     def _ninja(self, options: Sequence[str], env: Mapping[str, str]) -> list[FailedEdge]:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
         lines: list[str] = []
-        command = [self._program, "-C", self._inside, "-f", ninja_file.SCHEDULE, *options]
+        command: list[str | Path] = [self._program, "-C", self._inside, *options]
+        command += ["-f", ninja_file.SCHEDULE]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:

@@ -364,7 +364,7 @@ class AotBuilder:
         folder = BuildFolder.of(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
         )
-        ninja.compile_targets(folder, (), Costs.of(context, fork), ninja.limits(context))
+        folder.compile((), Costs.of(context, fork), ninja.limits(context))
         build = self.folder / "build"
         try:
             return {
