@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import random
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -158,56 +157,6 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(store: Store, index
     assert index.served < len(CONTENT) + 100_000
 
 
-def test_a_run_takes_up_what_an_earlier_one_left(store: Store, index: Index) -> None:
-    """The bytes of a killed run count; the next one asks for the rest alone."""
-    partial(store).parent.mkdir(parents=True)
-    partial(store).write_bytes(CONTENT[:2_000_000])
-
-    assert obtain(store).read_bytes() == CONTENT
-    assert (index.ranges, index.served) == (["bytes=2000000-"], 1_000_000)
-
-
-def test_a_partial_file_that_is_whole_is_taken(store: Store, index: Index) -> None:
-    """A run killed between the last byte and the check left a whole file; the server has no more, and the hash decides."""
-    partial(store).parent.mkdir(parents=True)
-    partial(store).write_bytes(CONTENT)
-
-    assert obtain(store).read_bytes() == CONTENT
-    assert index.served == 0
-
-
-def test_a_partial_file_of_other_bytes_is_found_out(store: Store, index: Index) -> None:
-    """Bytes that were left by something else are a mismatch and are removed, so that the next run is well again."""
-    partial(store).parent.mkdir(parents=True)
-    partial(store).write_bytes(b"x" * 1_000_000)
-    with refusal("source-mismatch"):
-        obtain(store)
-
-    assert not partial(store).exists()
-    assert obtain(store).read_bytes() == CONTENT
-
-
-def test_a_server_without_ranges_sends_the_whole_again(store: Store, index: Index) -> None:
-    """Where the server ignores what was asked for, the file is begun anew instead of being glued together."""
-    index.knows_ranges = False
-    index.breaks = [2_000_000]
-
-    assert obtain(store).read_bytes() == CONTENT
-    assert index.served == 2_000_000 + len(CONTENT)
-
-
-def test_a_server_without_a_length_is_checked_by_the_hash(store: Store, index: Index) -> None:
-    """Where nothing says how long the file is, the hash alone decides; what is cut off does not count."""
-    index.says_length = False
-    assert obtain(store).read_bytes() == CONTENT
-    shutil.rmtree(store.root / "downloads")
-    index.breaks = [1_000_000]
-
-    with refusal("source-mismatch"):
-        obtain(store)
-    assert obtain(store).read_bytes() == CONTENT
-
-
 def test_a_file_that_never_ends_is_unreachable_and_its_beginning_kept(store: Store, index: Index) -> None:
     """After some attempts the download fails and says what it keeps; the next run goes on from there."""
     index.stops = 2_500_000
@@ -243,29 +192,12 @@ def test_an_index_that_states_another_hash_is_a_mismatch(store: Store, index: In
     assert index.ranges == []
 
 
-def test_an_index_without_hashes_will_do(store: Store, index: Index) -> None:
-    """Old mirrors state none; the lock's hash is what counts."""
-    index.stated = ""
-
-    assert obtain(store).read_bytes() == CONTENT
-
-
 def test_a_file_that_the_index_lacks_is_unreachable(store: Store, index: Index) -> None:
     """A file, or a project, that the index does not have is named."""
     with refusal("source-unreachable", match=r"does not offer mini-2\.tar\.gz"):
         download.obtain(store, "mini", "mini-2.tar.gz", SHA256)
     with refusal("source-unreachable", match="no project 'nothing'"):
         download.obtain(store, "nothing", NAME, SHA256)
-
-
-def test_a_file_that_is_gone_is_unreachable(store: Store, index: Index) -> None:
-    """A link that leads nowhere fails at once, with the status that the server gave."""
-    index.statuses = [404]
-    with refusal("source-unreachable", match="cannot be downloaded") as caught:
-        obtain(store)
-
-    assert "404" in caught.value.details[0]
-    assert len(index.ranges) == 1
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -336,18 +268,6 @@ def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables
     assert package_index.index_url() == expected
 
 
-def test_two_runs_download_once(store: Store, index: Index) -> None:
-    """The second of two runs waits for the first, and then has the file."""
-    threads = [threading.Thread(target=obtain, args=(Store(store.root),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert index.served == len(CONTENT)
-    assert obtain(store).read_bytes() == CONTENT
-
-
 # A full disk.
 
 RUN = """\
@@ -412,15 +332,3 @@ def test_a_full_disk_loses_nothing_that_arrived(small_disk: SmallDisk, index: In
     assert (reference, second) == ("disk-full", f"done {NAME}")
     assert int(kept) > 1_500_000
     assert index.ranges == ["", f"bytes={kept}-"]
-
-
-def test_a_full_disk_stops_an_import(small_disk: SmallDisk) -> None:
-    """Unpacking onto a full disk ends as disk-full, whoever wrote the last byte, and is repeated with more room."""
-    first, second = small_disk("unpack")
-
-    assert (first, second.split()[0]) == ("disk-full", "done")
-
-
-def test_a_full_disk_stops_a_record(small_disk: SmallDisk) -> None:
-    """A file that does not fit is not there at all."""
-    assert small_disk("keep") == ["disk-full", "done a"]

@@ -50,13 +50,6 @@ def test_files_are_replaced_and_modes_stay(objects: Objects) -> None:
     assert objects.blob(after, "run.sh") == b"#!/bin/dash\n"
 
 
-def test_replacing_files_by_themselves_gives_the_same_tree(objects: Objects) -> None:
-    """A rewrite that changes no byte changes no id."""
-    tree = stored(objects)
-
-    assert objects.with_files(tree, FILES) == tree
-
-
 def test_files_of_a_folder_are_read_at_once(objects: Objects) -> None:
     """Every regular file below a folder comes with its bytes; a file that is not there is None."""
     tree = stored(objects)
@@ -65,15 +58,6 @@ def test_files_of_a_folder_are_read_at_once(objects: Objects) -> None:
     assert objects.blob(tree, "src/gone.c") is None
     assert objects.paths(tree, "src").keys() == {"src/b.c", "src/deep/c.h"}
     assert objects.resolve(f"{tree}:src/deep") == objects.store_files([("c.h", git.REGULAR, b"\x00\x01")])
-
-
-def test_an_object_is_asked_for_with_its_type(objects: Objects) -> None:
-    """A tree is there as a tree, and not as a commit; what is not there is not there."""
-    tree = stored(objects)
-
-    assert objects.has(f"{tree}^{{tree}}")
-    assert not objects.has(f"{tree}^{{commit}}")
-    assert not objects.has("0" * 40)
 
 
 # Nobody's configuration.
@@ -123,14 +107,6 @@ def test_configuration_of_the_user_does_not_change_bytes(objects: Objects, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_refused_command_comes_with_gits_words(objects: Objects) -> None:
-    """What git says on a failure is in the details."""
-    with refusal("git-failed", match="git cat-file ended with status 128") as caught:
-        git.run(["cat-file", "blob", "0" * 40], cwd=objects.path)
-
-    assert "fatal: " in caught.value.details[-1]
-
-
 # Checkouts.
 
 
@@ -144,17 +120,6 @@ def test_a_checkout_touches_only_what_differs(objects: Objects, tmp_path: Path) 
 
     assert content(folder) == FILES | {"a.txt": b"two\n"}
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.stat().st_mtime != 1} == {"a.txt"}
-
-
-def test_a_checkout_removes_what_is_gone_and_keeps_what_is_not_its_own(objects: Objects, tmp_path: Path) -> None:
-    """Files that the new tree lacks go; files that a build generated stay."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    objects.checkout(stored(objects, old__gone_c=b"x"), folder, index)
-    (folder / "src" / "generated.inc").write_bytes(b"made")
-    objects.checkout(stored(objects), folder, index)
-
-    assert content(folder) == FILES | {"src/generated.inc": b"made"}
-    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) & 0o100
 
 
 def test_an_interrupted_checkout_is_finished(objects: Objects, tmp_path: Path) -> None:
@@ -185,18 +150,6 @@ def test_a_checkout_that_was_killed_on_the_way_to_another_tree_leaves_nothing_of
     assert content(folder) == FILES | {"a.txt": b"two\n", "generated.cu": b"made by a build\n"}
 
 
-@pytest.mark.parametrize("damage", [b"", b"DIRC", b"\0" * 200])
-def test_a_damaged_index_is_made_anew(objects: Objects, tmp_path: Path, damage: bytes) -> None:
-    """What remembers the folder may be lost; the folder is right all the same."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    objects.checkout(stored(objects), folder, index)
-    index.write_bytes(damage)
-    (folder / "a.txt").write_bytes(b"other")
-    objects.checkout(stored(objects), folder, index)
-
-    assert content(folder) == FILES
-
-
 def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None:
     """`kill -9` in the middle of a real checkout of many files leaves a folder that the next checkout makes whole."""
     many = {f"d{number % 40}/f{number}.c": b"%d\n" % number * 400 for number in range(3000)}
@@ -213,77 +166,7 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None
     assert content(folder) == many
 
 
-def test_a_file_where_a_folder_was_and_the_other_way_round(objects: Objects, tmp_path: Path) -> None:
-    """A checkout replaces a folder by a file, a file by a folder, and either by a link."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    one = objects.store_files([("x/y", git.REGULAR, b"1"), ("z", git.REGULAR, b"2"), ("w", git.REGULAR, b"3")])
-    two = objects.store_files([("x", git.REGULAR, b"1"), ("z/y", git.REGULAR, b"2"), ("w", git.LINK, b"x")])
-    objects.checkout(one, folder, index)
-    objects.checkout(two, folder, index)
-
-    assert content(folder) == {"x": b"1", "z/y": b"2", "w": b"1"}
-    assert (folder / "w").is_symlink()
-
-
 # Other repositories.
-
-
-def test_a_commit_is_fetched_without_its_history(objects: Objects, repository: Repository) -> None:
-    """Only the asked-for commit comes, even where no ref names it any more."""
-    first = repository.commit({"a": b"1"})
-    second = repository.commit({"a": b"2"})
-    repository.commit({"a": b"3"})
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, second])
-
-    assert objects.has(f"{second}^{{commit}}")
-    assert not objects.has(f"{first}^{{commit}}")
-    assert objects.resolve(f"{second}^{{tree}}") == repository.tree(second)
-
-
-def test_a_ref_is_resolved_to_a_commit(objects: Objects, repository: Repository) -> None:
-    """Annotated tags give the commit that they name, light tags and branches theirs; a tag comes before a branch."""
-    first = repository.commit({"a": b"1"})
-    repository.git("tag", "-a", "-m", "first", "annotated")
-    repository.git("tag", "light")
-    repository.git("tag", "main-tag")
-    second = repository.commit({"a": b"2"})
-    repository.git("branch", "light", second)
-
-    def ask(ref: str) -> str | None:
-        return objects.remote_ref(repository.url, ref, 30)
-
-    assert (ask("annotated"), ask("light"), ask("main"), ask("tag"), ask("gone")) == (first, first, second, None, None)
-
-
-def test_submodules_are_found(objects: Objects, repository: Repository) -> None:
-    """A tree says which folders are commits of other repositories."""
-    commit = repository.commit({"a": b"1"})
-    repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/party")
-    repository.git("commit", "--quiet", "-m", "submodule")
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, repository.git("rev-parse", "HEAD")])
-
-    assert objects.submodules(repository.tree()) == {"third/party": commit}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_a_mirror_of_another_user_can_be_read(objects: Objects, repository: Repository) -> None:
-    """A lab's mirror belongs to whoever keeps it; git's check of the owner is for repositories that one works in."""
-    commit = repository.commit({"a": b"1"})
-    for path in (repository.path, *repository.path.rglob("*")):
-        os.lchown(path, 54321, 54321)
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, commit])
-
-    assert objects.remote_ref(repository.url, "main", 30) == commit
-    assert objects.has(f"{commit}^{{commit}}")
-
-
-def test_a_url_cannot_run_a_command(objects: Objects, tmp_path: Path) -> None:
-    """git's ext:: transport, which runs what the URL says, is off; so is a URL that looks like an option."""
-    for url in (f"ext::touch {tmp_path}/ran", f"--upload-pack=touch {tmp_path}/ran"):
-        with refusal("git-failed"):
-            objects.remote_ref(url, "main", 30)
-
-    assert not (tmp_path / "ran").exists()
 
 
 # Other trees from trees.
@@ -386,11 +269,3 @@ def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
 
     assert [child.wait(60) for child in children] == [0] * 5
     assert stored(Objects(tmp_path / "objects.git"))
-
-
-def test_a_host_without_any_ref_is_no_host(objects: Objects, tmp_path: Path) -> None:
-    """That a repository offers nothing at all does not mean that the ref is gone."""
-    subprocess.run(["git", "init", "-q", "--bare", "empty.git"], cwd=tmp_path, check=True)
-
-    with refusal("git-failed", match="no ref at all"):
-        objects.remote_ref((tmp_path / "empty.git").as_uri(), "main", 30)

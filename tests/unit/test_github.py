@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import email.utils
 import http.server
 import json
-import re
 import threading
 import time
 import traceback
@@ -19,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright import __version__
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub, PullRequest, repository_of
@@ -107,16 +103,6 @@ def mirror_back(handler: Handler) -> None:
     reply(int(handler.path.rpartition("/")[2]), json.dumps({"message": words, "state": words}), Retry_After=secret)(handler)
 
 
-def shout_back(handler: Handler) -> None:
-    """Answer with the client's own Authorization header where the status belongs."""
-    handler.wfile.write(f"{handler.headers.get('Authorization')}\r\n\r\n".encode())
-
-
-def move_back(handler: Handler) -> None:
-    """Send the client to a host that is named like its token."""
-    reply(302, Location=f"http://{(handler.headers.get('Authorization') or '').removeprefix('Bearer ')}.example/")(handler)
-
-
 @pytest.fixture(name="start")
 def _start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Api]]:
     """Return a function that starts a server; the environment has neither token nor proxy."""
@@ -159,18 +145,6 @@ def test_an_open_pull_request_has_no_merge_commit(api: Api) -> None:
     assert (pull(api).state, pull(api).merge, pull(api).author) == ("closed", "", "ghost")
 
 
-def test_the_request_says_who_asks_for_what(api: Api) -> None:
-    """The request has the path and the headers that GitHub's documentation asks for, and no token where none is set."""
-    pull(api)
-    [(path, headers)] = api.asked
-
-    assert path == "/repos/vllm-project/vllm/pulls/7"
-    assert headers["user-agent"] == f"sparkwright/{__version__}"
-    assert headers["accept"] == "application/vnd.github+json"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", headers["x-github-api-version"])
-    assert api.tokens == {""}
-
-
 @pytest.mark.parametrize(
     ("environment", "sent"),
     [
@@ -210,21 +184,6 @@ def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.Monk
     assert api.asked[0][0] == "http://api.github.example/repos/vllm-project/vllm/pulls/7"
 
 
-def close(handler: Handler) -> None:
-    """Answer nothing."""
-
-
-@pytest.mark.parametrize(
-    "passing", [reply(500), reply(502, "<html>"), close], ids=["500", "502", "closed"]
-)
-def test_a_passing_fault_is_asked_again(api: Api, passing: Answer) -> None:
-    """A fault of the server's and a broken connection, even in the middle of the body, do not stand for an answer."""
-    api.answers = [passing, passing, record()]
-
-    assert pull(api).number == 7
-    assert len(api.asked) == 3
-
-
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_is_the_token_s(api: Api, status: int) -> None:
     """Without a word of limits, 401 and 403 mean the token; GitHub's own reason is shown."""
@@ -262,22 +221,6 @@ def test_a_short_pause_is_waited_for(api: Api, capsys: pytest.CaptureFixture[str
     assert pull(api).number == 7
     assert time.monotonic() - began >= 1
     assert "asks to wait 1 s" in capsys.readouterr().err
-
-
-def test_a_long_pause_is_an_error(api: Api) -> None:
-    """A pause longer than the caller's patience for it is not made, and its end is named, also where the server gives a date."""
-    then = time.time() + 3600
-    stated = ["3600", email.utils.formatdate(then, usegmt=True), "5"]
-    api.answers = [reply(429, Retry_After=one) for one in stated]
-    for _ in range(2):
-        with refusal("github-limited") as caught:
-            pull(api)
-        ends = datetime.datetime.strptime(caught.value.details[0], "the limit ends: %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=datetime.UTC)
-        assert abs(ends.timestamp() - then) < 60
-
-    with refusal("github-limited"):
-        pull(api, longest_wait=0)
-    assert len(api.asked) == 3
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -360,35 +303,6 @@ def test_a_pull_request_of_another_shape_is_no_answer(api: Api, changes: dict[st
 
 
 @pytest.mark.parametrize(
-    ("title", "shown"),
-    [
-        ("Fix\r\n::error::the build\ttoday", "Fix ::error::the build today"),
-        ("\x1b[31mred\x1b[0m and \x1b]0;pwned\x07done", "red and done"),
-        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2Jgone\x1bc", "link gone"),
-        ("a\u202egnp.exe\u200b b\u2028c\x00d\u00a0e", "a gnp.exe b c d e"),
-        ("Größe für 日本語 🚀", "Größe für 日本語 🚀"),
-        ("x" * 301, "x" * 299 + "…"),
-        ("x" * 300, "x" * 300),
-        ("\x1b", ""),
-    ],
-)
-def test_a_title_is_one_printable_line(api: Api, title: str, shown: str) -> None:
-    """Whatever stands in a title, it cannot colour, move, rename or break what it is printed into."""
-    api.answers = [record(title=title)]
-
-    assert pull(api).title == shown
-
-
-def test_a_renamed_repository_is_followed(api: Api) -> None:
-    """GitHub answers for a renamed repository with a redirect on its own host, which the token goes along with."""
-    api.answers = [reply(301, Location="/repositories/1/pulls/7"), reply(307, Location=f"{api.url}/there"), record()]
-
-    assert pull(api, TOKEN).number == 7
-    assert [path for path, _ in api.asked] == ["/repos/vllm-project/vllm/pulls/7", "/repositories/1/pulls/7", "/there"]
-    assert api.tokens == {f"Bearer {TOKEN}"}
-
-
-@pytest.mark.parametrize(
     "location",
     [
         "http://127.0.0.1:{other}/x",
@@ -431,41 +345,11 @@ def test_a_server_cannot_make_messages_hold_the_token(api: Api, capsys: pytest.C
     assert "SECRET" not in said(caught.value) + "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("answer", [shout_back, move_back])
-def test_what_is_no_reply_cannot_hold_the_token_either(api: Api, caplog: pytest.LogCaptureFixture, answer: Answer) -> None:
-    """Nor does one that has it in the status line, or as the name of a host; nor do the libraries log it."""
-    caplog.set_level(0)
-    api.answers = [answer]
-
-    with refusal("github-unreachable") as caught:
-        pull(api, TOKEN, patience=2)
-    assert "secret" not in (said(caught.value) + caplog.text).lower()
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*PULL, "sha", "ref", "login"]), inner, max_size=4),
     max_leaves=8,
 )
-
-
-def test_every_document_is_a_pull_request_or_an_error(api: Api) -> None:
-    """Any JSON, alone or in place of some fields, gives a record that keeps its word or an expected error."""
-
-    @given(JSON | st.dictionaries(st.sampled_from(list(PULL)), JSON, max_size=2).map(lambda changes: {**PULL, **changes}))
-    def holds(document: object) -> None:
-        api.answers = [reply(200, json.dumps(document))]
-        try:
-            found = pull(api)
-        except SparkwrightError:
-            return
-        assert found.number == 7
-        assert re.fullmatch(r"[0-9a-f]{40}", found.head)
-        assert (found.state == "merged") == bool(found.merge)
-        assert datetime.date.fromisoformat(found.updated)
-        assert found.title.isprintable()
-
-    holds()
 
 
 @given(st.text(st.characters() | st.sampled_from("\x1b[]\x07\x9b\x9d\\m;"), max_size=60), st.integers(1, 40))
@@ -507,5 +391,3 @@ def test_one_line_is_one_line(text: str, limit: int) -> None:
 def test_a_repository_is_read_from_its_url(url: str, repository: tuple[str, str] | None) -> None:
     """GitHub's repositories are known by all forms that git takes; another host, or another page, has none."""
     assert repository_of(url) == repository
-
-

@@ -214,17 +214,6 @@ def test_a_history_is_as_the_host_had_it_until_its_newest_is_asked_for(run: RunC
     assert upstream.history("gone") is None
 
 
-def test_a_host_without_filters_gives_everything_at_once(run: RunContext, host: GitHost, repository: Repository, commits: list[str]) -> None:
-    """Where the host does not allow filters, files come with their commit, and the result is the same."""
-    repository.git("config", "uploadpack.allowFilter", "false")
-    run.mirror(URL).commit(commits[2])
-    asked = len(host.asked)
-    tree = run.mirror(URL).tree(repository.tree(commits[2]))
-
-    assert run.objects.blob(tree, "a.txt") == b"2\n" * 99
-    assert len(host.asked) == asked
-
-
 # Hosts that do not do as they are asked.
 
 
@@ -240,6 +229,25 @@ def test_a_host_that_lacks_a_commit(run: RunContext) -> None:
 
     assert f"does not offer commit {'1' * 40}" in words
     assert "not our ref" in words
+
+
+
+def test_ref_is_the_commit_of_a_tag_before_that_of_a_branch(run: RunContext, repository: Repository, commits: list[str]) -> None:
+    """Annotated tags give the commit that they name, light tags and branches theirs; None where there is none."""
+    repository.git("tag", "-a", "-m", "first", "annotated", commits[0])
+    repository.git("tag", "both", commits[1])
+    repository.git("branch", "both", commits[2])
+    names = ("annotated", "both", "main", "refs/heads/both", "gone")
+
+    assert [run.mirror(URL).ref(name) for name in names] == [commits[0], commits[1], commits[4], commits[2], None]
+
+
+@pytest.mark.parametrize("address", ["ext::touch {folder}/ran", "--upload-pack=touch {folder}/ran"])
+def test_address_cannot_run_a_command(store: Store, tmp_path: Path, address: str) -> None:
+    """git's ext:: transport is off, and an address is never an option."""
+    refused(session(address.format(folder=tmp_path), store), lambda one: one.ref("main"))
+
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -427,17 +435,6 @@ def test_a_damaged_mirror_heals_or_says_what_to_remove(
     assert sorted((outer / ".git").rglob("*")) == before
 
 
-def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, commits: list[str]) -> None:
-    """A fetch that fails for a broken mirror is not reported as a host that does not answer."""
-    path = prepared(run, repository, commits).path
-    DAMAGE["packs overwritten"](path)
-    later = repository.commit({"later.txt": b"later\n"})
-    with refusal("mirror-damaged", match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
-        run.mirror(URL).commit(later)
-
-    assert "is corrupt" in said(caught.value)
-
-
 # Several processes, and dead ones.
 
 PROGRAM = """
@@ -487,23 +484,6 @@ def test_a_killed_fetch_is_finished_by_the_next_run(
 
     assert run.objects.whole(repository.tree(commits[2]))
     assert not [*upstream.path.rglob("*.lock"), *upstream.path.rglob("*tmp*")]
-
-
-def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repository, commits: list[str]) -> None:
-    """Lock files and half packs that a killed git left do not stop the next fetch, and do not stay."""
-    upstream = prepared(run, repository, commits)
-    later = repository.commit({"later.txt": b"later\n"})
-    left = [
-        upstream.path / name
-        for name in ("shallow.lock", "packed-refs.lock", "refs/fetched/main.lock", f"refs/pinned/{later}.lock", "objects/pack/tmp_pack_x1")
-    ]
-    for path in left:
-        path.write_bytes(b"half")
-    upstream.history("main", newest=True)
-    upstream.commit(later)
-
-    assert there(run, later) == [True]
-    assert not [path for path in left if path.exists()]
 
 
 # Borrowing.

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,26 +100,6 @@ def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
         fetch.fetch(make(), "mini")
 
 
-def test_a_source_with_submodules_is_refused(make: Make, repository: Repository, commit: str) -> None:
-    """What a lock does not name does not enter a build; the error lists each submodule."""
-    repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/party")
-    repository.git("commit", "--quiet", "-m", "submodule")
-    pin = repository.git("rev-parse", "HEAD")
-
-    with refusal("source-unresolved", match="submodules") as caught:
-        fetch.fetch(make(pin), "mini")
-    assert caught.value.details == (f"third/party @ {commit}",)
-
-
-def test_a_commit_that_the_mirror_lacks_is_unreachable(make: Make, repository: Repository) -> None:
-    """A lock that names nothing reachable is an error with git's words."""
-    repository.commit({"a.txt": b"1\n"})
-
-    with refusal("source-unreachable", match=f"does not offer commit {'1' * 40}") as caught:
-        fetch.fetch(make("1" * 40), "mini")
-    assert caught.value.details
-
-
 def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
     """The error names the mirror without the password that its address holds."""
     run = dataclasses.replace(make(commit), mirrors={HOST: "http://user:secret@127.0.0.1:9/"})
@@ -201,16 +180,6 @@ def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
     assert run.objects.whole(fetched.tree)
 
 
-def test_sources_with_submodules_are_there_offline(make: Make, nest: Nest) -> None:
-    """Everything that came once is there without any of the repositories."""
-    run = nest.run(make(nest.commit), nest.locked())
-    first = fetch.fetch(run, "mini")
-    for one in (nest.top, nest.party, nest.inner):
-        shutil.rmtree(one.path)
-
-    assert fetch.fetch(dataclasses.replace(run, offline=True, mirrors={}), "mini") == first
-
-
 @pytest.mark.parametrize("missing", ["third/party", "third/party/deps/inner"])
 def test_a_submodule_that_is_not_locked_is_refused(make: Make, nest: Nest, missing: str) -> None:
     """Neither a submodule nor one of a submodule may be missing in the lock; the error says which commit it is."""
@@ -222,16 +191,6 @@ def test_a_submodule_that_is_not_locked_is_refused(make: Make, nest: Nest, missi
     assert caught.value.details == (f"{missing.removeprefix('third/party/')} @ {commit}",)
 
 
-@pytest.mark.parametrize("other", ["third/party", "third/party/deps/inner"])
-def test_a_submodule_at_another_commit_is_refused(make: Make, nest: Nest, other: str) -> None:
-    """A lock that names another commit than the tree does not decide which of both is built."""
-    locked = nest.locked()
-    locked[other] = msgspec.structs.replace(locked[other], commit="1" * 40)
-
-    with refusal("source-unresolved", match="submodules that the lock does not name"):
-        fetch.fetch(nest.run(make(nest.commit), locked), "mini")
-
-
 def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> None:
     """Folders that the lock leaves out, of the source and of a submodule, neither come nor count; the rest is as it was."""
     run = nest.run(make(nest.commit), nest.locked(inner=("docs",)), without=("docs",))
@@ -241,19 +200,6 @@ def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> N
         "a.txt", "docsy.txt", "third/party/party.txt", "third/party/deps/inner/inner.txt",
     }  # fmt: skip
     assert run.objects.missing([nest.top.git("rev-parse", f"{nest.commit}:docs/guide.txt")])
-
-
-@pytest.mark.parametrize("name", ["party", "mini", "inner"])
-def test_a_mirror_that_was_removed_by_hand_is_fetched_again(make: Make, nest: Nest, name: str) -> None:
-    """A source of which a part was in a mirror that is gone is brought again, although its own tree is still in the store."""
-    run = nest.run(make(nest.commit), nest.locked(), without=("docs",))
-    first = fetch.fetch(run, "mini")
-    for path in (run.store.root / "mirrors").glob(f"*{name}*"):
-        shutil.rmtree(path)
-    fresh = nest.run(make(nest.commit), nest.locked(), without=("docs",))
-
-    assert fetch.fetch(fresh, "mini") == first
-    assert fresh.objects.whole(first.tree)
 
 
 # Kinds.
@@ -305,15 +251,6 @@ def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Rep
     assert "left unresolved" in capsys.readouterr().err
 
 
-def test_lock_does_not_take_a_commit_that_the_intent_excludes(make: Make, repository: Repository, commit: str) -> None:
-    """A tag that names another commit than stack.yaml expects stays unresolved."""
-    run = make()
-    spec = msgspec.structs.replace(run.project.spec.forks["mini"], sources=SourceSpecs(git=GitSpec(URL, "v1", "0" * 9)))
-    run.project.spec = msgspec.structs.replace(run.project.spec, forks={"mini": spec})
-
-    assert resolve.resolve(run).forks["mini"].git == GitLock(URL, "v1", "0" * 9, UNRESOLVED)
-
-
 # The mirror map.
 
 PARTS = st.lists(st.sampled_from(["a", "b", "cc"]), max_size=4).map("/".join)
@@ -328,11 +265,6 @@ def test_the_longest_beginning_wins(tmp_path_factory: pytest.TempPathFactory, en
     longest = max(matching, key=len, default="")
 
     assert run.mirrored(HOST + rest) == (mirrors[longest] + (HOST + rest).removeprefix(longest) if matching else HOST + rest)
-
-
-def test_a_url_may_be_mapped_to_a_folder(make: Make, repository: Repository) -> None:
-    """A local repository, also one by a relative path, becomes a file:// URL."""
-    assert make().mirrored(URL) == repository.url
 
 
 def test_addresses_of_github_are_compared_without_case(make: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -77,17 +76,6 @@ def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store, spawn
     assert path.read_bytes() == b"old"
 
 
-def test_a_writer_killed_while_replacing_leaves_no_file_where_none_was(store: Store, spawn: type[Process]) -> None:
-    """A killed first write leaves nothing under the final name, and the next one succeeds."""
-    script = "with store.replacing(store.root / 'a') as fresh:\n    fresh.write_bytes(b'half')\n"
-    process = spawn(store.root, script + SLEEP)
-    assert process.read() == "ready"
-    process.kill()
-
-    assert not (store.root / "a").exists()
-    assert store.write("a", b"whole").read_bytes() == b"whole"
-
-
 def test_a_builder_killed_leaves_no_folder(store: Store, spawn: type[Process]) -> None:
     """A folder that was being filled is not there under its name, and the next builder begins with an empty one."""
     final = store.root / "wheels" / "x"
@@ -106,29 +94,6 @@ def test_a_builder_killed_leaves_no_folder(store: Store, spawn: type[Process]) -
     assert [path.name for path in final.iterdir()] == ["whole"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_an_error_while_building_leaves_things_as_they_were(store: Store, there: bool) -> None:
-    """A block that fails changes nothing and leaves nothing behind."""
-    final = store.root / "environments" / "x"
-    if there:
-        final.mkdir(parents=True)
-        (final / "old").touch()
-    with contextlib.suppress(KeyError), store.building(final) as folder:
-        (folder / "half").touch()
-        raise KeyError
-
-    assert [str(path.relative_to(final.parent)) for path in final.parent.rglob("*")] == (["x", "x/old"] if there else [])
-
-
-def test_an_error_while_replacing_leaves_no_temporary_file(store: Store) -> None:
-    """A block that fails leaves the folder as it was."""
-    with contextlib.suppress(KeyError), store.replacing(store.root / "new" / "a") as fresh:
-        fresh.write_bytes(b"half")
-        raise KeyError
-
-    assert not list((store.root / "new").iterdir())
-
-
 def test_what_is_kept_can_be_read_by_others(store: Store) -> None:
     """Temporary files are private; results have the usual modes, so that a shared cache can be shared."""
     with store.building(store.root / "wheels" / "x"):
@@ -136,12 +101,6 @@ def test_what_is_kept_can_be_read_by_others(store: Store) -> None:
 
     assert stat.S_IMODE(store.write("a", b"").stat().st_mode) == 0o644
     assert stat.S_IMODE((store.root / "wheels" / "x").stat().st_mode) == 0o755
-
-
-def test_a_store_is_marked_as_a_cache(store: Store) -> None:
-    """Backup programs find the tag that tells them to leave the folder out, and people find what it is."""
-    assert (store.root / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
-    assert "Made by sparkwright" in (store.root / "README").read_text()
 
 
 # Records.
@@ -181,15 +140,6 @@ def test_a_key_does_not_depend_on_order(fields: dict[str, int]) -> None:
 HOLD = "with store.lock('objects'):\n" + SLEEP
 
 
-def test_a_lock_in_use_can_be_refused_at_once(store: Store, spawn: type[Process]) -> None:
-    """A caller that does not want to wait is told that another process works on the same thing."""
-    assert spawn(store.root, HOLD).read() == "ready"
-
-    with refusal("store-busy", match="objects is in use") as caught, store.lock("objects", wait=0):
-        pass
-    assert "objects.lock" in caught.value.details[0]
-
-
 def test_a_lock_in_use_can_be_refused_after_a_while(store: Store, spawn: type[Process]) -> None:
     """A caller waits as long as it said, and no longer."""
     assert spawn(store.root, HOLD).read() == "ready"
@@ -198,16 +148,6 @@ def test_a_lock_in_use_can_be_refused_after_a_while(store: Store, spawn: type[Pr
     with refusal("store-busy"), store.lock("objects", wait=0.3):
         pass
     assert 0.3 <= time.monotonic() - began < 10
-
-
-def test_a_lock_is_free_when_its_holder_was_killed(store: Store, spawn: type[Process]) -> None:
-    """`kill -9` frees the lock, so that the next run needs no cleaning up."""
-    process = spawn(store.root, HOLD)
-    assert process.read() == "ready"
-    process.kill()
-
-    with store.lock("objects", wait=0):
-        pass
 
 
 def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]) -> None:
@@ -223,14 +163,6 @@ def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]
 
     assert "another sparkwright works on objects; waiting" in waits
     assert (early, out, process.returncode) == ([], "mine\n", 0)
-
-
-def test_locks_of_different_names_do_not_wait(store: Store, spawn: type[Process]) -> None:
-    """Different things can be worked on at once."""
-    assert spawn(store.root, HOLD).read() == "ready"
-
-    with store.lock("download-x", wait=0):
-        pass
 
 
 def test_read_only_store_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         raise SourceError("not-provided", what, details=details)
     stack_text = _stack_text(project, fork, before, after)
     resolved = resolve.resolve_fork(session, fork, after)
-    source = fetch.fetch_locked(session, fork, resolved)
+    source = fetch.fetch(session, fork, resolved)
     base = Base(version, source.tree, source.pin if source.kind == "git" else "")
     tried = drift.trials(upstream, [patch for patch in patches if patch.name not in drop], base)
     gone = dict.fromkeys(drop, "dropped with --drop")

@@ -235,34 +235,6 @@ class Objects:
         """Return the submodules of *tree*: path → commit."""
         return {path: pin for path, (mode, pin) in self.paths(tree).items() if mode == SUBMODULE}
 
-    def remote_ref(self, url: str, ref: str, patience: int) -> str | None:
-        """
-        Return the commit that the tag, branch or full ref *ref* of *url* names, or None when there
-        is none.
-
-        Args:
-            patience: Seconds after which a host that says nothing counts as not answering.
-
-        Raises:
-            git-failed: The host does not answer, or not as a host of repositories does.
-        """
-        wanted = (
-            (ref,)
-            if ref.startswith("refs/") or ref == "HEAD"
-            else (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-        )
-        ask = ["ls-remote", "--quiet", "--", url]
-        out = self.run([*ask, "HEAD", *wanted], timeout=patience)[1].decode()
-        # A login page without a line end counts as a repository without refs.
-        if not out and not self.run(ask, timeout=patience)[1]:
-            raise GitError(
-                "git-failed",
-                "git found no ref at all.",
-                details=["no branch and no tag is offered: is this a git repository?"],
-            )
-        found = {name: commit for commit, name in (line.split("\t") for line in out.splitlines())}
-        return next((found[name] for name in wanted if name in found), None)
-
     def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
         """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
         ref = f"refs/import/{os.getpid()}"

@@ -6,7 +6,7 @@ Whatever the kind, the result is a tree in the object database whose id equals t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import msgspec
@@ -42,34 +42,52 @@ class FetchedSource(msgspec.Struct, frozen=True):
     resolved: bool
 
 
-def fetch(session: RunContext, fork: str) -> FetchedSource:
+def fetch(session: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
     """
     Bring the source of *fork* into the object database, verified.
 
+    Args:
+        locked: In place of what the lock file says.
+
     Raises:
         not-provided: The lock has no such kind of source for the fork.
-        source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: See there.
+        source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
+            is not what the lock names, or cannot be had.
     """
-    return fetch_locked(session, fork, session.lock.forks[fork])
-
-
-def fetch_locked(session: RunContext, fork: str, locked: ForkLock) -> FetchedSource:
-    """Bring what *locked* says, which need not be what the lock file says yet; see `fetch`."""
-    ignored = sorted(session.project.fork(fork).ignored)
-    key = digest.key(
-        "source",
-        {
-            "lock": locked,
-            "source": _asked(session, fork, locked),
-            "mirrors": dict(session.mirrors),
-            "ignored": ignored,
-        },
-    )
+    locked = locked or session.lock.forks[fork]
+    ignored = session.project.fork(fork).ignored
+    record = {
+        "lock": locked,
+        "source": _wanted(session, fork, locked),
+        "mirrors": dict(session.mirrors),
+        "ignored": sorted(ignored),
+    }
+    key = digest.key("source", record)
     known = session.store.get("source", key, FetchedSource)
     if known and session.objects.whole(known.tree):
         return known
     with console.step(f"fetch {fork}"), session.store.lock("objects"):
-        fetched = _fetch_kind(session, fork, locked, choose(session, fork, locked))
+        kind = choose(session, fork, locked)
+        if kind == "git":
+            git = locked.git
+            assert git is not None
+            commit = full_commit(session, fork, git)
+            tree = _git_tree(session, fork, git, locked.vendored, ignored)
+            origin = f"{git.url} @ {commit}"
+            fetched = FetchedSource(fork, kind, origin, commit, tree, git.resolved)
+        else:
+            file = locked.sdist if kind == "sdist" else locked.wheel
+            assert file is not None
+            if not (file.tree and session.objects.whole(file.tree)):
+                tree = import_file(session, file)
+                if file.tree != tree:
+                    raise SourceError(
+                        "source-mismatch",
+                        f"The content of {file.filename} is not the tree that the lock names.",
+                        details=[f"lock: {file.tree}", f"tree: {tree}"],
+                    )
+            origin = f"{file.filename} ({file.folder})" if file.folder else file.filename
+            fetched = FetchedSource(fork, kind, origin, file.sha256, file.tree, True)
         console.note(
             f"{fetched.origin}: tree {fetched.tree[:12]}, "
             f"verified{'' if fetched.resolved else ' (the lock leaves it unresolved)'}"
@@ -87,15 +105,15 @@ def choose(session: RunContext, fork: str, locked: ForkLock) -> SourceKind:
         not-provided: The run is for this fork, and the lock has no source of the kind that was
             asked for.
     """
-    have, asked = _kinds(locked), _asked(session, fork, locked)
-    if asked != "auto":
-        if asked not in have:
+    have, wanted = _kinds(locked), _wanted(session, fork, locked)
+    if wanted != "auto":
+        if wanted not in have:
             raise SourceError(
                 "not-provided",
-                f"{fork} has no source of kind {asked}.",
+                f"{fork} has no source of kind {wanted}.",
                 details=[f"locked: {', '.join(have)}"],
             )
-        return asked
+        return wanted
     if session.source not in ("auto", *have):
         console.note(
             f"{fork}: it has no source of kind {session.source} and is only needed by another "
@@ -104,7 +122,7 @@ def choose(session: RunContext, fork: str, locked: ForkLock) -> SourceKind:
     if locked.git and len(have) > 1 and not (locked.whole and _reachable(session, locked.git)):
         why = "is not reachable from here" if locked.whole else "is not resolved in the lock"
         console.note(f"{fork}: taking the {have[1]}, because the git source {why}")
-        have.remove("git")
+        return have[1]
     return have[0]
 
 
@@ -112,7 +130,7 @@ def _kinds(locked: ForkLock) -> list[SourceKind]:
     return [kind for kind in KINDS if getattr(locked, kind)]
 
 
-def _asked(session: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
+def _wanted(session: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
     """
     Return which kind of source the run asks for; of a fork that it merely needs, and that has none
     of that kind, any.
@@ -131,32 +149,6 @@ def _reachable(session: RunContext, locked: GitLock) -> bool:
         return False
 
 
-def _fetch_kind(
-    session: RunContext, fork: str, locked: ForkLock, kind: Literal["git", "sdist", "wheel"]
-) -> FetchedSource:
-    if kind == "git":
-        assert locked.git is not None
-        return _fetch_git(session, fork, locked.git, locked.vendored)
-    file = locked.sdist if kind == "sdist" else locked.wheel
-    assert file is not None
-    if not (file.tree and session.objects.whole(file.tree)):
-        tree = import_file(session, file)
-        if file.tree != tree:
-            raise SourceError(
-                "source-mismatch",
-                f"The content of {file.filename} is not the tree that the lock names.",
-                details=[f"lock: {file.tree}", f"tree: {tree}"],
-            )
-    return FetchedSource(
-        fork,
-        kind,
-        file.filename + (f" ({file.folder})" if file.folder else ""),
-        file.sha256,
-        file.tree,
-        True,
-    )
-
-
 def import_file(session: RunContext, file: FileLock) -> str:
     """
     Bring the content of an archive of the package index into the object database and return its
@@ -173,67 +165,6 @@ def import_file(session: RunContext, file: FileLock) -> str:
     )
 
 
-def _fetch_git(
-    session: RunContext, fork: str, locked: GitLock, vendored: Mapping[str, VendoredLock]
-) -> FetchedSource:
-    commit = full_commit(session, fork, locked)
-    tree = verified_tree(session, locked.url, commit, locked.tree)
-    tree = _reduced(session, locked.url, tree, locked.without)
-    if (
-        ignored := session.objects.submodules(tree).keys()
-        & session.project.fork(fork).ignored.keys()
-    ):
-        tree = session.objects.without_paths(tree, sorted(ignored))
-    tree = with_submodules(session, fork, tree, vendored)
-    return FetchedSource(fork, "git", f"{locked.url} @ {commit}", commit, tree, locked.resolved)
-
-
-def verified_tree(session: RunContext, url: str, commit: str, expected: str) -> str:
-    """
-    Return the tree of *commit*, brought without its files.
-
-    Raises:
-        source-mismatch: It is another one than *expected*, which may be `UNRESOLVED`.
-        offline, source-unreachable: See `Mirror.commit`.
-    """
-    session.mirror(url).commit(commit)
-    tree = session.objects.resolve(f"{commit}^{{tree}}")
-    if expected not in (UNRESOLVED, tree):
-        raise SourceError(
-            "source-mismatch",
-            f"Commit {commit} of {redact_credentials(url)} has another tree than the lock names.",
-            details=[f"lock:   {expected}", f"commit: {tree}"],
-        )
-    return tree
-
-
-def with_submodules(
-    session: RunContext, fork: str, tree: str, vendored: Mapping[str, VendoredLock]
-) -> str:
-    """
-    Return *tree* with the locked sources in place of its submodules.
-
-    Raises:
-        source-unresolved: A submodule is not in the lock, or another commit of it is.
-    """
-    links = session.objects.submodules(tree)
-    wrong = [
-        f"{path} @ {pin}"
-        for path, pin in links.items()
-        if path not in vendored or vendored[path].commit != pin
-    ]
-    if wrong:
-        raise SourceError(
-            "source-unresolved",
-            f"{fork} has submodules that the lock does not name.",
-            details=wrong,
-            todo="Run `sparkwright lock`, or take the release archive, which carries them: "
-            "--source sdist.",
-        )
-    folders = {path: vendored_tree(session, fork, path, vendored) for path in links}
-    return session.objects.with_folders(tree, folders) if folders else tree
-
-
 def vendored_tree(
     session: RunContext, fork: str, name: str, vendored: Mapping[str, VendoredLock]
 ) -> str:
@@ -242,38 +173,68 @@ def vendored_tree(
     lie below it in turn.
 
     Raises:
-        source-mismatch, source-unresolved, source-unreachable, offline: See `verified_tree`,
-        `full_commit` and `with_submodules`.
+        source-mismatch, source-unresolved, source-unreachable, offline: As `fetch`.
     """
-    entry = vendored[name]
-    commit = full_commit(session, f"{fork}/{name}", entry)
-    tree = _reduced(
-        session, entry.url, verified_tree(session, entry.url, commit, entry.tree), entry.without
-    )
+    entry, below = vendored[name], f"{name}/"
     nested = {
-        path.removeprefix(f"{name}/"): lock
-        for path, lock in vendored.items()
-        if path.startswith(f"{name}/")
+        path.removeprefix(below): lock for path, lock in vendored.items() if path.startswith(below)
     }
-    if entry.kind == "fetchcontent" and entry.resolved:
-        # The lock then names every submodule that the build takes.
-        tree = session.objects.without_paths(
-            tree, [path for path in session.objects.submodules(tree) if path not in nested]
+    return _git_tree(session, f"{fork}/{name}", entry, nested)
+
+
+def _git_tree(
+    session: RunContext,
+    name: str,
+    locked: GitLock,
+    vendored: Mapping[str, VendoredLock],
+    ignored: Collection[str] = (),
+) -> str:
+    """
+    Return the tree of the locked commit, its files brought, with the *vendored* sources in place of
+    its submodules.
+    """
+    commit, url = full_commit(session, name, locked), redact_credentials(locked.url)
+    mirror, objects = session.mirror(locked.url), session.objects
+    mirror.commit(commit)
+    tree = objects.resolve(f"{commit}^{{tree}}")
+    if locked.tree not in (UNRESOLVED, tree):
+        raise SourceError(
+            "source-mismatch",
+            f"Commit {commit} of {url} has another tree than the lock names.",
+            details=[f"lock:   {locked.tree}", f"commit: {tree}"],
         )
-    return with_submodules(session, f"{fork}/{name}", tree, nested)
-
-
-def _reduced(session: RunContext, url: str, tree: str, without: Sequence[str]) -> str:
-    """
-    Return *tree*, its files brought, less the paths *without*, each of which must be there to be
-    left out.
-    """
-    if idle := [path for path in without if not session.objects.has(f"{tree}:{path}")]:
-        what = f"{redact_credentials(url)} has nothing of what `without` leaves out."
+    if idle := [path for path in locked.without if not objects.has(f"{tree}:{path}")]:
         raise FileError(
-            "file-invalid", what, details=idle, todo="Take it out of stack.yaml, and lock again."
+            "file-invalid",
+            f"{url} has nothing of what `without` leaves out.",
+            details=idle,
+            todo="Take it out of stack.yaml, and lock again.",
         )
-    return session.mirror(url).tree(tree, without)
+    tree = mirror.tree(tree, locked.without)
+    links = objects.submodules(tree)
+    fetchcontent = isinstance(locked, VendoredLock) and locked.kind == "fetchcontent"
+    # The lock of a resolved FetchContent source names every submodule that the build takes.
+    dropped = (
+        links.keys() - vendored if fetchcontent and locked.resolved else links.keys() & ignored
+    )
+    if dropped:
+        tree = objects.without_paths(tree, dropped)
+    links = {path: pin for path, pin in links.items() if path not in dropped}
+    wrong = [
+        f"{path} @ {pin}"
+        for path, pin in links.items()
+        if path not in vendored or vendored[path].commit != pin
+    ]
+    if wrong:
+        raise SourceError(
+            "source-unresolved",
+            f"{name} has submodules that the lock does not name.",
+            details=wrong,
+            todo="Run `sparkwright lock`, or take the release archive, which carries them: "
+            "--source sdist.",
+        )
+    folders = {path: vendored_tree(session, name, path, vendored) for path in links}
+    return objects.with_folders(tree, folders) if folders else tree
 
 
 def full_commit(session: RunContext, fork: str, locked: GitLock) -> str:

@@ -41,8 +41,7 @@ _BLOBLESS = (
 #: waits without end.
 _WATCHED = ("http://", "https://", "file://")
 
-#: What git says when it cannot read what it wrote. The other end of a ``file://`` says the same of
-#: its own files.
+#: What git says when it cannot read what it wrote.
 _DAMAGED = re.compile(
     r"corrupt|inflate|does not match|bad (?:object|shallow|config)|[Mm]issing|unable to "
     r"(?:read|resolve)|broken|invalid"
@@ -78,10 +77,22 @@ class Mirror:
             offline, source-unreachable: The host may not be asked, or does not answer.
         """
         self._online(f"{name} of {redact_credentials(self.url)}")
+        wanted = (
+            (name,)
+            if name.startswith("refs/") or name == "HEAD"
+            else (f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}")
+        )
+        ask = ["ls-remote", "--quiet", "--", self.address]
         try:
-            return self._objects.remote_ref(self.address, name, PATIENCE)
+            out = self._objects.run([*ask, "HEAD", *wanted], timeout=PATIENCE)[1].decode()
+            # A login page without a line end counts as a repository without refs.
+            if not out and not self._objects.run(ask, timeout=PATIENCE)[1]:
+                details = ["no branch and no tag is offered: is this a git repository?"]
+                raise GitError("git-failed", "git found no ref at all.", details=details)
         except GitError as error:
             raise self._unreachable("does not answer", error) from error
+        commits = dict(line.split("\t")[::-1] for line in out.splitlines())
+        return next((commits[ref] for ref in wanted if ref in commits), None)
 
     def commit(self, commit: str) -> None:
         """
@@ -233,22 +244,13 @@ class Mirror:
 
                 self._git([*where, *words], stdin=stdin, on_progress=on_progress)
         except GitError as error:
-            if damage := self._damage(error):
-                raise self._damaged(damage) from error
+            # The other end says the same of its own files, so that this mirror is looked at itself.
+            if _DAMAGED.search("\n".join(error.details)):
+                check = ["fsck", "--connectivity-only", "--no-dangling", "--no-progress"]
+                status, _, found = self._git([*_BLOBLESS, *check], check=False)
+                if status:
+                    raise self._damaged(found.splitlines()[:20]) from error
             raise self._unreachable(f"does not {what}", error) from error
-
-    def _damage(self, error: GitError) -> Sequence[str]:
-        """
-        Return what is wrong with the mirror itself, after a fetch that failed; looked for only
-        where git's words suggest it.
-        """
-        if not _DAMAGED.search("\n".join(error.details)):
-            return ()
-        status, _, said = self._git(
-            [*_BLOBLESS, "fsck", "--connectivity-only", "--no-dangling", "--no-progress"],
-            check=False,
-        )
-        return said.splitlines()[:20] if status else ()
 
     def _online(self, what: str) -> None:
         if self._offline:
