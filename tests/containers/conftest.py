@@ -26,8 +26,7 @@ import docker
 import pytest
 from tests.conftest import running
 
-from sparkwright.builder.container import BuilderImage, builder_image
-from sparkwright.builder.container_engine import Engine, connect
+from sparkwright.builder.container import BuilderImage, Engine, builder_image, connect
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright.builder import container, container_run
-from sparkwright.builder.container import OWNER, BuilderImage
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder import container
+from sparkwright.builder.container import OWNER, PROGRAM, BindMount, BuilderImage, Engine
 from sparkwright.cli import demo, main
 from sparkwright.core import digest
 from sparkwright.demo import upstreams
@@ -81,7 +80,7 @@ def test_a_failure_inside_comes_out_as_it_is(contained_run: Run) -> None:
 
 
 @pytest.fixture
-def another_user(contained_run: Run, contained_demo: RunContext, engine_address: str) -> Iterator[dict[str, Any]]:
+def another_user(contained_run: Run, contained_demo: RunContext, builder: BuilderImage, engine_address: str) -> Iterator[dict[str, Any]]:
     """Return how to run as a user who may use the engine and is not root; the demo is moved to where that user may go."""
     options: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": []}
     try:
@@ -95,7 +94,7 @@ def another_user(contained_run: Run, contained_demo: RunContext, engine_address:
         place = Path(folder, "demo")
         # The links lead to the store of whoever runs the tests; only the few files that the build reads come along.
         shutil.copytree(contained_run.folder, place, symlinks=True, ignore=shutil.ignore_patterns(*demo.SHARED))
-        for file in container_run.needed(contained_demo):
+        for file in container.needed(contained_demo, builder.python):
             kept = download.path_of(contained_demo.store, file.sha256, file.filename)
             (place / "store" / "downloads" / file.sha256).mkdir(parents=True)
             shutil.copyfile(kept, place / "store" / "downloads" / file.sha256 / file.filename)
@@ -178,19 +177,20 @@ def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, b
 
 
 def test_the_other_processor_under_emulation(contained_demo: RunContext, engine: Engine, other_base: str, other: str) -> None:
-    """In a container of the other architecture the program runs, its plan is native, and its own nvcc compiles a unit for 12.1."""
+    """In a container of the other architecture the program plans natively, and the locked nvcc for it compiles a unit for 12.1."""
     builder = container.builder_image(contained_demo, engine, other_base, other)
-    inside = container_run.ContainerRun(contained_demo, engine, builder)
-    words = ["--stack", "demo", "--fork", "vllm", "--source", "git", "--json"]
-    container_run.download_needed(contained_demo, inside, ["build", *words])
-    _, facts = inside.run(["-m", "sparkwright", "doctor", *words, *inside.paths()], quiet=True)
-    _, planned = inside.run(["-m", "sparkwright", "plan", *words, *inside.paths()], quiet=True)
-    status, units = inside.run(["-c", COMPILE, str(inside.store.root)], quiet=True)
+    for file in container.needed(contained_demo, builder.python):
+        download.obtain(contained_demo.store, file.project, file.filename, file.sha256)
+    words = ["--stack", "demo", "--fork", "vllm", "--source", "git"]
+    assert container.run_program(contained_demo, engine, builder, ["plan", *words]) == (0, {})
+    (store,) = (contained_demo.store.root / "containers").iterdir()
+    lines: list[str] = []
+    folders = [BindMount(store, store, writable=True)]
+    result = container.run(engine, builder.image, [PROGRAM, "-c", COMPILE, str(store)], folders=folders, on_out=lines.append)
 
-    assert facts["machine"]["architecture"] == builder.python.machine != platform.machine()
-    assert "native" in json.dumps(planned)
-    assert status == 0
-    assert units == {"architecture": builder.python.machine, "cubins": ["sm_121f"]}
+    assert builder.python.machine != platform.machine()
+    assert result.status == 0
+    assert json.loads("".join(lines)) == {"architecture": builder.python.machine, "cubins": ["sm_121f"]}
 
 
 #: Compiles one CUDA unit with the nvcc of the tools that the plan installed, and says for what.

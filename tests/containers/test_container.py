@@ -13,8 +13,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import container
-from sparkwright.builder.container import LABEL, OWNER, BindMount
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container import LABEL, OWNER, BindMount, Engine
 
 pytestmark = pytest.mark.containers
 
@@ -89,7 +88,7 @@ def test_a_program_that_does_not_exist_is_the_engines_refusal(engine: Engine, ba
 OWNING = """\
 import sys
 from sparkwright.builder import container
-from sparkwright.builder.container_engine import connect
+from sparkwright.builder.container import connect
 container.run(connect(), sys.argv[1], ["/bin/sh", "-c", "echo here; exec sleep 600"])
 """
 

@@ -12,8 +12,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import container
-from sparkwright.builder.container import PROGRAM, BuilderImage
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container import PROGRAM, BuilderImage, Engine
 from sparkwright.forks.context import RunContext
 
 pytestmark = pytest.mark.containers

@@ -29,7 +29,7 @@ from tests.containers.conftest import (
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, reference, registry
 from tests.support import githubwork, workflows
 
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container import Engine
 from sparkwright.core.store import Store
 from sparkwright.demo.base import serve
 from sparkwright.operate.image import installed, recorded

@@ -17,7 +17,7 @@ from tests.containers.conftest import OWN, PATIENCE, debian, imported, missing
 from tests.containers.serveimages import PACKAGES, Maker
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container import Engine
 from sparkwright.core.store import Store
 
 pytestmark = [pytest.mark.containers, pytest.mark.server]

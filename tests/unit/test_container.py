@@ -1,4 +1,4 @@
-"""The engine that is not there, and what a build in a container decides before one is asked."""
+"""Connections to the container engine, and the decisions of a build in a container before it asks one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.tags import sys_tags
 from tests.refusals import refusal
-from tests.support import endings
 
 import sparkwright
-from sparkwright.builder import container, container_engine, container_run, self_wheel
-from sparkwright.builder.container_engine import Engine
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.errors import ContainerError
-from sparkwright.builder.self_wheel import Interpreter
+from sparkwright.builder import container, self_wheel
+from sparkwright.builder.container import BuilderImage, Engine, ExitStatus
+from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
@@ -44,7 +42,7 @@ ID = "sha256:" + "0123456789abcdef" * 4
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return where the engine's socket would be; its path is short, because the kernel takes 107 bytes."""
+    """Return the path of the engine's socket, short because the kernel takes 107 bytes."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
         yield Path(folder, "engine.sock")
@@ -52,34 +50,23 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def demo(store: Store) -> RunContext:
-    """Return a run on the demo's reviewed data."""
     project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
     return RunContext(project, store, tuple(project.spec.forks), store.root / "dist")
 
 
-def failure(work: Callable[[], object]) -> SparkwrightError:
-    """Return how *work* fails."""
-    with pytest.raises(SparkwrightError) as caught:
-        work()
-    return caught.value
-
-
-def test_an_absent_engine_is_missing(address: Path) -> None:
-    """Where no socket is, no engine is."""
-    assert failure(container_engine.connect).reference == "engine-missing"
-
-
-def test_a_stopped_engine_is_unreachable(address: Path) -> None:
-    """A socket that nobody listens at was left by an engine that stopped."""
+def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusal("engine-missing"):
+        container.connect()
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(address))
+    with refusal("engine-unreachable"):
+        container.connect()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
+    with refusal("engine-unreachable", match="not on this machine"):
+        container.connect()
 
-    assert failure(container_engine.connect).reference == "engine-unreachable"
 
-
-def test_what_is_no_engine_is_unreachable(address: Path) -> None:
-    """Some other program at the socket does not count as an engine."""
-
+def test_another_program_at_the_socket_is_no_engine(address: Path) -> None:
     class Server(socketserver.ThreadingUnixStreamServer):
         daemon_threads = True
 
@@ -95,14 +82,12 @@ def test_what_is_no_engine_is_unreachable(address: Path) -> None:
 
     with Server(str(address), Wrong) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        found = failure(container_engine.connect)
+        with refusal("engine-unreachable"):
+            container.connect()
         server.shutdown()
 
-    assert found.reference == "engine-unreachable"
 
-
-def test_a_socket_of_somebody_else_is_forbidden(address: Path) -> None:
-    """The permission that is missing is named, with the group that has it."""
+def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(address))
         listening.listen()
@@ -117,97 +102,73 @@ def test_a_socket_of_somebody_else_is_forbidden(address: Path) -> None:
                 os.setgid(65534)
                 os.setuid(65534)
             try:
-                container_engine._check_socket(str(address))
-                os.write(writing, b"opened")
+                container.connect()
             except SparkwrightError as error:
-                os.write(writing, f"{error.reference}: {error.details}".encode())
+                os.write(writing, error.reference.encode())
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
-        said = os.read(reading, 1000).decode()
 
-    assert said.startswith("engine-forbidden")
-    assert "group" in said
-
-
-def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders cannot be lent to an engine on another machine."""
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
-
-    assert failure(container_engine.connect).reference == "engine-unreachable"
+    assert os.read(reading, 1000) == b"engine-forbidden"
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("text", "reference"),
     [
         ("write /var/lib/dpkg/x: No space left on device", "disk-full"),
         ("OCI runtime create failed: exec /bin/sh: exec format error: unknown", "emulation-missing"),
         ("conflict: unable to delete", "engine-refused"),
     ],
 )
-def test_the_words_of_an_engine_are_understood(words: str, kind: str) -> None:
-    """An error that the engine puts into words becomes the failure that a person can act on, its words kept."""
-    asked: Any = SimpleNamespace(info=lambda: {"DockerRootDir": "/var/lib/engine"})
-    found = Engine(asked).translate_error(words)
+def test_messages_of_the_engine_become_references(text: str, reference: str) -> None:
+    client: Any = SimpleNamespace(info=lambda: {"DockerRootDir": "/var/lib/engine"})
+    error = Engine(client).translate_error(text)
 
-    assert found.reference == kind
-    assert words in found.details
-
-
-def test_a_living_run_keeps_its_containers() -> None:
-    """This process is not gone, and neither is one in a process namespace that cannot be seen from here."""
-    boot, _, *rest = container.owner_id().split("/")
-
-    assert not container.has_exited(container.owner_id())
-    assert not container.has_exited("/".join([boot, "1", *rest]))
+    assert error.reference == reference
+    assert text in error.details
 
 
-def test_a_dead_run_is_gone() -> None:
-    """A process that ended, another one with its number, and every process before the last boot own nothing any more."""
+def test_only_a_process_that_certainly_exited_has_exited() -> None:
+    """Not this one, nor one in a process namespace that cannot be seen from here."""
     script = "from sparkwright.builder import container; print(container.owner_id())"
     dead = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    mine = container.owner_id()
+    boot, _, *rest = own = container.owner_id().split("/")
+    living = ["/".join(own), "/".join([boot, "1", *rest])]
+    exited = [dead, "/".join(own) + "1", "/".join(["another-boot", *own[1:]])]
 
-    assert container.has_exited(dead)
-    assert container.has_exited(mine + "1")
-    assert container.has_exited("another-boot" + mine[mine.index("/") :])
+    assert [container.has_exited(owner) for owner in (*living, *exited)] == [False, False, True, True, True]
 
 
 @given(text=st.text(), cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_lines_do_not_depend_on_how_they_arrive(text: str, cuts: list[int]) -> None:
-    """However an engine cuts a stream into pieces, inside a letter too, the same lines come out."""
+def test_lines_do_not_depend_on_the_chunks_of_a_stream(text: str, cuts: list[int]) -> None:
     data = text.encode()
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    found: list[str] = []
+    lines: list[str] = []
     chunks = ((data[start:end], None) for start, end in itertools.pairwise(places))
-    container._forward_lines(chunks, found.append, found.append)
+    container._forward_lines(chunks, lines.append, lines.append)
 
-    assert found == (text.removesuffix("\n").split("\n") if text else [])
+    assert lines == (text.removesuffix("\n").split("\n") if text else [])
 
 
-@pytest.mark.parametrize("named", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
-def test_a_base_without_its_digest_is_refused(demo: RunContext, named: str) -> None:
-    """A tag means another image tomorrow, so it never becomes the base of a build."""
-    assert failure(lambda: container.pinned_base(demo, named)).reference == "base-unresolved"
+@pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
+def test_a_base_without_its_digest_is_refused(demo: RunContext, name: str) -> None:
+    with refusal("base-unresolved"):
+        container.pinned_base(demo, name)
 
 
 @pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("forks/*/stack.yaml")))
-def test_every_stack_names_a_base_by_digest_or_says_that_it_cannot(store: Store, stack: str) -> None:
-    """The base of each stack is pinned, or refused as unresolved; --base takes its place in both cases."""
-    session = RunContext(Project(ROOT, stack), store, (), store.root)
-    named = toolchain.spec(session.project).image
+def test_every_stack_pins_a_base_or_has_none_and_an_option_replaces_it(store: Store, stack: str) -> None:
+    context = RunContext(Project(ROOT, stack), store, (), store.root)
+    image = toolchain.spec(context.project).image
 
-    assert container.PINNED.fullmatch(named) or named.endswith("@unresolved")
-    assert container.pinned_base(session, f"mirror.example/debian@{ID}") == f"mirror.example/debian@{ID}"
-    assert container.pinned_base(session, ID) == ID
+    assert container.PINNED.fullmatch(image) or image.endswith("@unresolved")
+    assert container.pinned_base(context, f"mirror.example/debian@{ID}") == f"mirror.example/debian@{ID}"
 
 
-def test_the_program_is_packed_whole_and_always_alike(tmp_path: Path) -> None:
-    """The wheel of the running program holds every file of it, and equal code gives equal bytes."""
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()
-    first, second = map(self_wheel.write, folders)
+def test_the_program_is_packed_whole_and_reproducibly(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first, second = (self_wheel.write(tmp_path / name) for name in ("one", "two"))
     package = Path(sparkwright.__file__).parent
     files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
 
@@ -218,78 +179,50 @@ def test_the_program_is_packed_whole_and_always_alike(tmp_path: Path) -> None:
         assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("/METADATA")))
 
 
-def test_tags_of_a_described_python_are_those_that_it_states() -> None:
-    """What is computed for the Python of an image is what that Python itself would say, in the same order."""
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not a glibc system")
+def test_a_described_python_selects_the_same_files_as_it_would_itself() -> None:
     described = json.loads(subprocess.run([sys.executable, "-c", Interpreter.SCRIPT], capture_output=True, check=True).stdout)
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("not a glibc system")
-    stated = [str(tag) for tag in sys_tags() if not str(tag).endswith(("-linux_x86_64", "-linux_aarch64"))]
+    python = Interpreter(**described)
+    project = Project(ROOT, "2026.11")
+    stated = [tag for tag in sys_tags() if not tag.platform.startswith("linux_")]
 
-    assert Interpreter(**described).tags() == stated
-
-
-def test_the_best_file_is_chosen_for_a_python() -> None:
-    """The wheel whose tag ranks first wins, then the source distribution, and without either the package is refused."""
-
-    def file(name: str) -> dict[str, object]:
-        return {"url": f"https://index.example/x/{name}", "hashes": {"sha256": name}}
-
-    ranks = {tag: rank for rank, tag in enumerate(Interpreter("3.12.3", "aarch64", "2.39").tags())}
-    native = "p-1-cp312-cp312-manylinux_2_17_aarch64.manylinux2014_aarch64.whl"
-    package = {"name": "p", "version": "1", "sdist": file("p-1.tar.gz")}
-
-    def best(*wheels: str, **more: object) -> str:
-        return self_wheel._best({**package, "wheels": [file(name) for name in wheels], **more}, ranks).filename
-
-    assert best("p-1-py3-none-any.whl", native, "p-1-cp312-cp312-manylinux_2_40_aarch64.whl") == native
-    assert best("p-1-cp312-cp312-manylinux_2_17_x86_64.whl") == "p-1.tar.gz"
-    with refusal("not-provided"):
-        best("p-1-cp313-cp313-manylinux_2_17_aarch64.whl", sdist=None)
+    assert python.selection()["tags"] == stated
+    assert pylock.wheels(project, python=python) == pylock.wheels(project)
 
 
-def test_the_same_command_runs_inside_less_what_is_of_outside() -> None:
-    """Only options that name places and limits of this side are left out; the rest is repeated word by word."""
+@pytest.mark.parametrize(("machine", "libc"), [("x86_64", "2.36"), ("aarch64", "2.39")])
+def test_a_build_in_a_container_needs_the_tools_and_bases_of_its_machine(store: Store, machine: str, libc: str) -> None:
+    context = RunContext(Project(ROOT, "2026.11"), store, ("cutlass", "vllm"), store.root)
+    files = container.needed(context, Interpreter("3.12.3", machine, libc))
+
+    assert {file.project for file in files} >= {"vllm", "nvidia-cuda-nvcc"}
+    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[machine]
+    assert not any(other in file.filename for file in files)
+    headers = RunContext(context.project, store, ("cutlass",), store.root)
+    assert container.needed(headers, Interpreter("3.12.3", machine, libc)) == ()
+
+
+def test_the_same_command_runs_inside_without_the_options_of_this_side() -> None:
     words = ["build", "--container", "--stack", "2026.11", "--platform=linux/arm64", "--base", ID, "--cache-dir", "c", "--jobs", "3"]
     words += ["--mirror", "a=b", "--json", "--memory", "4", "--without-rule", "r", "--output=o", "-v", "--root", "x", "--offline"]
 
-    assert container_run.inner_arguments(words) == ["build", "--stack", "2026.11", "--jobs", "3", "--json", "--without-rule", "r", "-v"]
+    assert container.inner_arguments(words) == ["build", "--stack", "2026.11", "--jobs", "3", "--json", "--without-rule", "r", "-v"]
 
 
 @pytest.mark.parametrize("words", [["--base", ID], ["--platform", "linux/arm64"]])
-def test_what_is_said_of_a_container_needs_one(words: list[str], tmp_path: Path) -> None:
-    """--base and --platform without --container are a mistake, not a wish to be passed over."""
+def test_options_of_a_container_need_one(words: list[str], tmp_path: Path) -> None:
     with refusal("usage"):
         main.run(["build", "--cache-dir", str(tmp_path), *words])
 
 
-def test_an_end_without_a_word_says_why() -> None:
-    """A container that the kernel ended for want of memory is told from one that was removed."""
-    assert "memory" in container_run._killed(container.ExitStatus(137, True), ["last"]).details[-1]
-    assert "137" in container_run._killed(container.ExitStatus(137, False), []).details[-1]
-    assert container_run._killed(container.ExitStatus(137, False), []).reference == "container-killed"
+@pytest.mark.parametrize(("out_of_memory", "reason"), [(True, "memory"), (False, "137")])
+def test_a_container_without_a_result_was_killed(
+    demo: RunContext, monkeypatch: pytest.MonkeyPatch, out_of_memory: bool, reason: str
+) -> None:
+    monkeypatch.setattr(container, "run", lambda *_, **__: ExitStatus(137, out_of_memory))
+    image = BuilderImage(ID, "linux/amd64", ID, ID, Interpreter("3.12.3", "x86_64"))
+    engine: Any = None
 
-
-def test_a_failure_inside_is_the_same_failure_out_here() -> None:
-    """What the program inside could not do before its build is told by its own class and words, and anything else as a failed command."""
-    error = ContainerError("image-mismatch", "This one.", details=["a"], todo="Do that.")
-    told = container_run._inner_error({"error": error.document()}, [])
-
-    assert (told.reference, told.what, told.details, told.todo) == ("image-mismatch", "This one.", ("a",), "Do that.")
-    assert container_run._inner_error({}, ["Traceback", "why"]).details == ("Traceback", "why")
-
-
-@pytest.mark.parametrize(
-    ("number", "ignored", "heeded"), [("INT", "", True), ("TERM", "", True), ("INT", "INT", False), ("TERM", "INT", True)]
-)
-def test_an_interruption_is_held_back_unless_it_is_ignored(number: str, ignored: str, heeded: bool) -> None:
-    """It comes after the block, and not at all where whoever started the program wants it ignored."""
-    code = (
-        "import os, signal\nfrom sparkwright.builder import container_engine\n"
-        f"for name in {ignored.split()}: signal.signal(signal.Signals['SIG' + name], signal.SIG_IGN)\n"
-        "try:\n    with container_engine.defer_signals():\n"
-        f"        os.kill(os.getpid(), signal.SIG{number}); print('after', flush=True)\n    print('not heeded')\n"
-        "except KeyboardInterrupt: print('heeded')\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, preexec_fn=endings.heard)
-
-    assert run.stdout.split("\n")[:-1] == ["after", "heeded" if heeded else "not heeded"]
+    with refusal("container-killed") as caught:
+        container.run_program(demo, engine, image, ["build"])
+    assert reason in caught.value.details[-1]

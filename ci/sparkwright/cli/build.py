@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from sparkwright.audit import report
 from sparkwright.audit.report import AuditReport
-from sparkwright.builder import container_run, pipeline
+from sparkwright.builder import container, pipeline
 from sparkwright.builder.compile import costs, single_unit
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.pipeline import BuiltWheel
@@ -32,7 +32,7 @@ _HOW = {
 def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
     if arguments.container:
-        status, document = container_run.build(
+        status, document = container.build(
             session, arguments.words, base=arguments.base, platform=arguments.platform
         )
         console.document(document)

@@ -7,11 +7,12 @@ Wheels are named by file and hash, not by address: they come from the index that
 from __future__ import annotations
 
 import platform
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
@@ -31,6 +32,35 @@ PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
 
 #: Project, file name and sha256.
 LockedWheel = tuple[str, str, str]
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """A Python of another machine or an image; *libc* is the version of its glibc, ``2.36``."""
+
+    version: str
+    machine: str
+    libc: str = f"2.{GLIBC}"
+
+    #: Prints the fields as JSON, with nothing but the standard library.
+    SCRIPT = (
+        "import json, platform; "
+        "print(json.dumps({'version': platform.python_version(), 'machine': platform.machine(), "
+        "'libc': platform.libc_ver()[1]}))"
+    )
+
+    def selection(self) -> dict[str, Any]:
+        """Return its environment and wheel tags, as arguments of `Pylock.select`."""
+        from packaging.markers import default_environment
+
+        version = [int(part) for part in self.version.split(".")[:2]]
+        environment = {
+            **default_environment(),
+            "platform_machine": self.machine,
+            "python_version": f"{version[0]}.{version[1]}",
+            "python_full_version": self.version,
+        }
+        newest = int(self.libc.partition(".")[2] or 17)
+        return {"environment": environment, "tags": tags(version, self.machine, newest)}
 
 
 def uv_program() -> str:
@@ -60,29 +90,32 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
     ]
 
 
-def wheels(project: Project, machine: str = "") -> tuple[LockedWheel, ...]:
+def wheels(
+    project: Project, machine: str = "", python: Interpreter | None = None
+) -> tuple[LockedWheel, ...]:
     """
-    Return the selection of the stack's ``pylock.toml`` for this Python, sorted.
+    Return the selection of the stack's ``pylock.toml``, sorted.
 
     Args:
         machine: The machine to select for; empty for this one.
+        python: The Python to select for; None for this one, or its like on another *machine*.
 
     Raises:
         file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
     """
-    return select(project.build_folder / "pylock.toml", machine)
+    return select(project.build_folder / "pylock.toml", machine, python)
 
 
-def select(path: Path, machine: str = "") -> tuple[LockedWheel, ...]:
+def select(
+    path: Path, machine: str = "", python: Interpreter | None = None
+) -> tuple[LockedWheel, ...]:
     """Return the selection of the lock at *path*, as `wheels` does."""
-    from packaging.markers import default_environment
     from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
 
     machine = machine or platform.machine()
-    options: dict[str, Any] = {}
-    if machine != platform.machine():
-        options["environment"] = {**default_environment(), "platform_machine": machine}
-        options["tags"] = tags(sys.version_info[:2], machine)
+    if python is None and machine != platform.machine():
+        python = Interpreter(platform.python_version(), machine)
+    options = python.selection() if python else {}
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
         chosen = [_wheel(package.name, wheel) for package, wheel in lock.select(**options)]
@@ -113,8 +146,21 @@ def resolve(session: RunContext, source: Path, *options: str) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
         not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
-    arguments = ["--quiet", "--universal", "--python-version", "3.11", "--format", "pylock.toml"]
-    arguments += ["--no-header", "--no-annotate", "--default-index", package_index.index_url()]
+    compiled = compile_requirements(
+        session, source, "--universal", "--python-version", "3.11", *options
+    )
+    return "".join(_render(compiled))
+
+
+def compile_requirements(session: RunContext, source: Path, *options: str) -> dict[str, Any]:
+    """
+    Return the lock of the requirements in the file *source* as uv resolves them.
+
+    Raises:
+        source-unreachable: The requirements cannot be resolved on the index.
+    """
+    arguments = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
+    arguments += ["--default-index", package_index.index_url()]
     env = process.clean_environment(
         UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
@@ -124,13 +170,12 @@ def resolve(session: RunContext, source: Path, *options: str) -> str:
     )
     command = [uv_program(), "pip", "compile", *arguments, *options, str(source)]
     try:
-        resolved = tomllib.loads(process.output(command, env=env))
+        return tomllib.loads(process.output(command, env=env))
     except CommandError as error:
         if error.reference != "command-failed":
             raise
         what = f"{source} cannot be resolved."
         raise SourceError("source-unreachable", what, details=error.details) from error
-    return "".join(_render(resolved))
 
 
 def _render(resolved: dict[str, Any]) -> Iterator[str]:

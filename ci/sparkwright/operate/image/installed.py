@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.builder import container
-from sparkwright.builder.container import ExitStatus
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container import Engine, ExitStatus
 from sparkwright.builder.errors import ContainerError
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, by_reference

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright.builder import container, container_engine
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder import container
+from sparkwright.builder.container import Engine
+from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.builder.errors import ContainerError
-from sparkwright.builder.self_wheel import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
@@ -78,8 +78,8 @@ def make(session: RunContext, asked: Asked, found: Picked, base: str) -> Made:
         installer-unfit,
         offline, source-unreachable, download-invalid, environment-unusable, set-mixed: See there.
     """
-    with container_engine.termination_interrupts():
-        reached = container_engine.connect()
+    with container.termination_interrupts():
+        reached = container.connect()
         installed.sweep(reached)
         container.remove_stale(reached)
         with reached.errors_translated(), console.step(f"serving image of {found.entry.name} for {asked.platform}"):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sparkwright.builder import container_engine
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder import container
+from sparkwright.builder.container import Engine
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.operate.errors import ImageError
@@ -46,7 +46,7 @@ def split(name: str) -> tuple[str, str]:
 
 def tagged(made: Made, repository: str, tag: str) -> None:
     """Give *made* a further name in this machine's engine, which takes it from whatever had it."""
-    reached = container_engine.connect()
+    reached = container.connect()
     with reached.errors_translated():
         reached.client.images.get(made.id).tag(repository, tag)
 
@@ -64,8 +64,8 @@ def push(made: Made, repository: str, tag: str) -> str:
         registry-unreachable, registry-refused: The registry did not take it. image-tag-taken: The tag is another image's there.
         image-digest-differs: Afterwards the registry names other bytes. engine-unreachable, engine-refused, disk-full: See there.
     """
-    with container_engine.termination_interrupts():
-        reached = container_engine.connect()
+    with container.termination_interrupts():
+        reached = container.connect()
         name = f"{repository}:{tag}"
         with reached.errors_translated(), patient(reached), console.step(f"push {name}"):
             image = reached.client.images.get(made.id)

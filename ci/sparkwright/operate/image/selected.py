@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.builder import self_wheel
-from sparkwright.builder.container_engine import Engine
+from sparkwright.builder.container import Engine
 from sparkwright.builder.environment import pylock
-from sparkwright.builder.self_wheel import Interpreter
+from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.console import size
 from sparkwright.core.errors import StoreError
