@@ -13,7 +13,7 @@ from sparkwright.builder.workspace import Workspace
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 # A build that is not finished would be made by the first run: an hour of compiling, timed as a build with nothing to do.
-if missing := [fork for fork in session.forks if not pipeline.is_built(session, fork)]:
+if missing := [fork for fork in session.forks if pipeline.current(session, fork) is None]:
     sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {session.project.stack} is not built in {session.store.root}.")
 tools = toolchain.obtain(session)
 settings = toolchain.settings(session, "vllm")

@@ -85,7 +85,7 @@ def _built(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Built
     session = RunContext(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
     sources = building.build(session, "flashinfer")
     modules = flashinfer_aot.build(session, SMALL, sources)
-    return Built(session, toolchain.obtain(session), building.path_of(session, sources), building.path_of(session, modules))
+    return Built(session, toolchain.obtain(session), building.wheel_path(session, sources), building.wheel_path(session, modules))
 
 
 class Installed:
@@ -208,10 +208,10 @@ def test_the_libraries_hold_the_stack_s_code_and_nothing_else(built: Built) -> N
 def test_a_build_with_nothing_changed_makes_nothing(built: Built) -> None:
     """The wheel comes from the store; a reason that is worded otherwise is no change."""
     reworded = msgspec.structs.replace(SMALL, modules=tuple(msgspec.structs.replace(one, reason="other words") for one in SMALL.modules))
-    sources = building.known(built.session, "flashinfer")
+    sources = building.current(built.session, "flashinfer")
 
     assert sources is not None
-    assert building.path_of(built.session, flashinfer_aot.build(built.session, reworded, sources)).samefile(built.modules)
+    assert building.wheel_path(built.session, flashinfer_aot.build(built.session, reworded, sources)).samefile(built.modules)
 
 
 def workshop(built: Built, spec: AotSpec, folder: Path) -> AotBuilder:

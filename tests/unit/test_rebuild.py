@@ -146,7 +146,7 @@ def built(mini: Mini) -> Path:
     """Return the mini CUTLASS, which is built without a compiler."""
     session = mini.session()
     session = dataclasses.replace(session, output=mini.root / "dist")
-    return pipeline.path_of(session, pipeline.build(session, "cutlass"))
+    return pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
 
 
 def test_every_wheel_says_what_it_was_made_of(mini: Mini) -> None:

@@ -137,7 +137,7 @@ def in_wheel(path: Path) -> dict[str, Any]:
 
 def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
     session = dataclasses.replace(mini.session(), output=mini.root / "dist")
-    parts = in_wheel(pipeline.path_of(session, pipeline.build(session, "cutlass")))
+    parts = in_wheel(pipeline.wheel_path(session, pipeline.build(session, "cutlass")))
     source = source_tree.make(session, "cutlass")
 
     assert (parts["source/cutlass"]["pin"], parts["source/cutlass"]["tree"]) == (source.source.pin, source.source.tree)

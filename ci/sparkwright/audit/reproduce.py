@@ -190,7 +190,7 @@ def reproduce(session: RunContext, path: Path, record: BuildRecord, policy: Audi
             f"the first wheel was compiled by {compilers[0]}, this one is by "
             f"{compilers[1] or 'nothing'}"
         )
-    again = pipeline.path_of(session, pipeline.build(session, record.source.fork))
+    again = pipeline.wheel_path(session, pipeline.build(session, record.source.fork))
     return compare(
         path,
         again,

@@ -452,7 +452,7 @@ class Predicate:
                     seconds=time.monotonic() - began,
                 )
             )
-        wheel = pipeline.path_of(session, built) if built else None
+        wheel = pipeline.wheel_path(session, built) if built else None
         # An edited script asks another question.
         files = {
             word: digest.sha256_file(Path(word)) for word in self._command if Path(word).is_file()

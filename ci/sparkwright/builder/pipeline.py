@@ -7,7 +7,6 @@ is known without git, a network or a compiler; when something changed, the build
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
@@ -26,7 +25,6 @@ from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import cutlass, graft, pep517, sbom, version
 from sparkwright.builder.wheel.graft import GraftManifest
@@ -50,9 +48,9 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     A finished wheel.
 
     Attributes:
-        key: What it was built from.
-        counts: Where something was compiled, CUDA units by verdict of the plan.
-        transplant: For a graft, what was changed in the base.
+        key: The digest of its inputs.
+        counts: For a graft, CUDA units by verdict of the plan.
+        transplant: For a graft, the changes in the base.
     """
 
     fork: str
@@ -67,20 +65,24 @@ class BuiltWheel(msgspec.Struct, frozen=True):
 
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
-    What travels in the wheel as ``sparkwright.json``: what it was made of, and where every library
-    came from. No path, date or job count.
+    ``sparkwright.json`` in the wheel: its sources, and the origin of every library. It holds no
+    path, date or job count.
 
-    The key of the build is not in it: that is made of how the build was asked for, too, and
-    ``--source auto`` and ``git`` may be one wheel.
+    The key of the build is not in it: ``--source auto`` and ``git`` have different keys and may
+    give the same wheel.
 
     Attributes:
-        inputs: The reviewed files and choices that it was made from, as `inputs` digests them;
-            nothing of the machine is among them. targets: The CMake targets that were compiled.
-            plan, base, tools, compiler, counts, units, transplant: Only where something was
-            compiled;
-            *units* is the unit manifest.
-        isolation: The same; what kept the build from the network (`Sandbox.kind`), ``none`` where
-            nothing did.
+        inputs: The reviewed files and choices, as `inputs` digests them, without those of the
+            machine.
+        targets: The CMake targets that were compiled; this and the rest are of a graft alone.
+        plan: The key of the plan.
+        base: The sha256 of the official wheel.
+        tools: The address of the tools.
+        compiler: Version and target of the host compiler.
+        isolation: `Sandbox.kind`.
+        counts: CUDA units by verdict of the plan.
+        units: The unit manifest.
+        transplant: The changes in the base.
     """
 
     sparkwright: str
@@ -100,35 +102,28 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def inputs(session: RunContext, fork: str) -> dict[str, str]:
-    """Return what a build of *fork* is determined by: name that people know → digest."""
+    """Return everything that determines a build of *fork*: name for people → digest."""
     project, stack = session.project, session.project.stack
     concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
-    locks = {f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned}
-    series = {
-        f"forks/{stack}/{name}/series": _folder(project.series_folder(name)) for name in concerned
-    }
     settings = toolchain.settings(session, fork).deciding()
-    # How the targets were asked for, by default or by name, makes no other wheel.
+    # The way in which targets were named, by default or by option, makes no other wheel.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
-    tools = (project.build_folder / "pylock.toml").read_bytes()
+    here = (platform.machine(), platform.python_version(), toolchain.compiler(session))
     parts: dict[str, object] = {
-        **locks,
-        **series,
-        f"forks/{stack}/stack.yaml": (
-            project.spec.arch,
-            project.spec.label,
-            version.LABELS,
-            spec,
-        ),
+        f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned
+    }
+    for name in concerned:
+        files = sorted(filter(Path.is_file, project.series_folder(name).glob("*")))
+        series = {path.name: digest.sha256_file(path) for path in files}
+        parts[f"forks/{stack}/{name}/series"] = series
+    label = (project.spec.arch, project.spec.label, version.LABELS, spec)
+    parts |= {
+        f"forks/{stack}/stack.yaml": label,
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
-        f"build/{stack}/pylock.toml": digest.sha256_bytes(tools),
+        f"build/{stack}/pylock.toml": digest.sha256_file(project.build_folder / "pylock.toml"),
         "--source": session.source,
-        "this machine": (
-            platform.machine(),
-            platform.python_version(),
-            toolchain.compiler(session),
-        ),
+        "this machine": here,
         "--target": session.machine,
         "--targets": settings.targets,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
@@ -137,15 +132,9 @@ def inputs(session: RunContext, fork: str) -> dict[str, str]:
 
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
-    """
-    Return those of the inputs *parts* that are the same on every machine; a wheel for all machines
-    is to be the same from each.
-    """
-    return {
-        name: part
-        for name, part in parts.items()
-        if "/" in name or name in ("sparkwright", "--targets")
-    }
+    """Return those of the inputs *parts* that are the same on every machine."""
+    shared = ("sparkwright", "--targets")
+    return {name: part for name, part in parts.items() if "/" in name or name in shared}
 
 
 def dist_info(
@@ -182,212 +171,166 @@ def dist_info(
     return DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
 
 
-def _folder(folder: Path) -> dict[str, str]:
-    return {
-        path.name: digest.sha256_file(path) for path in sorted(folder.glob("*")) if path.is_file()
-    }
+# Wheels in the store.
 
 
-def build(session: RunContext, fork: str) -> BuiltWheel:
-    """
-    Return the wheel of *fork*, built when the store has none of the same inputs, and placed in the
-    output folder.
-
-    Raises:
-        arch-mismatch, compile-failed, base-mismatch, and what the earlier stages raise.
-    """
-    with session.store.lock(Workspace.name(session, fork)):
-        return reused(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
-
-
-def reused(
-    session: RunContext, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
-) -> BuiltWheel:
-    """
-    Return the wheel that the store has for *parts*, else the one that *make* gives for their key;
-    callers hold the fork's lock.
-    """
-    key = digest.key("wheel", parts)
-    built = kept(session, key)
-    if built:
-        console.note(f"{fork}: {built.filename}, reused: nothing changed")
-    else:
-        console.note(f"{fork}: {_why(session, fork, parts)}")
-        began = time.monotonic()
-        built = make(key)
-        session.store.put("duration", called(session, fork), time.monotonic() - began)
-        console.note(f"{fork}: {built.filename}, {size(built.size)}")
-        session.store.put("wheel", key, built)
-        session.store.put("inputs", called(session, fork), parts)
-    _place(session, built)
-    return built
-
-
-def called(session: RunContext, fork: str) -> str:
-    """Return the name of what is recorded of the last build of this kind."""
+def record_name(session: RunContext, fork: str) -> str:
+    """Return the name under which the store holds records of the last build of this kind."""
     return session.named(f"{session.project.stack}-{fork}")
 
 
-def known(session: RunContext, fork: str) -> BuiltWheel | None:
-    """
-    Return the wheel that a build of *fork* would take from the store now; None where it has to be
-    made.
-    """
-    return kept(session, digest.key("wheel", inputs(session, fork)))
-
-
-def kept(session: RunContext, key: str) -> BuiltWheel | None:
-    """Return the wheel of that *key*, if the store still holds it."""
+def stored(session: RunContext, key: str) -> BuiltWheel | None:
+    """Return the wheel of that *key*, if the store holds it."""
     built = session.store.get("wheel", key, BuiltWheel)
-    return built if built and _kept(session, built).exists() else None
+    return built if built and _stored_path(session, built).exists() else None
 
 
-def is_built(session: RunContext, fork: str) -> bool:
-    """Does the store hold the wheel that a build of *fork* would make now?"""
-    return known(session, fork) is not None
+def current(session: RunContext, fork: str) -> BuiltWheel | None:
+    """Return the wheel that a build of *fork* would take from the store; None if it would build."""
+    return stored(session, digest.key("wheel", inputs(session, fork)))
 
 
-def path_of(session: RunContext, built: BuiltWheel) -> Path:
-    """Return where the wheel lies for people."""
+def wheel_path(session: RunContext, built: BuiltWheel) -> Path:
+    """Return the path of the wheel in the output folder."""
     return session.output / built.filename
 
 
-def _why(session: RunContext, fork: str, parts: dict[str, str]) -> str:
-    before = session.store.get("inputs", called(session, fork), dict[str, str])
-    changed = [name for name in parts if (before or {}).get(name) != parts[name]]
-    return (
-        "not built yet"
-        if before is None
-        else f"rebuilding: "
-        f"{', '.join(changed) or 'its wheel is gone from the store'}{' changed' if changed else ''}"
-    )
-
-
-def _kept(session: RunContext, built: BuiltWheel) -> Path:
+def _stored_path(session: RunContext, built: BuiltWheel) -> Path:
     return session.store.root / "wheels" / built.sha256 / built.filename
 
 
-def _place(session: RunContext, built: BuiltWheel) -> None:
+def reuse(
+    session: RunContext, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
+) -> BuiltWheel:
     """
-    Make the store's wheel appear in the output folder; a hard link where that is possible, so that
-    it costs no room.
+    Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
+    callers hold the fork's lock.
     """
-    kept, shown = _kept(session, built), path_of(session, built)
+    key, name = digest.key("wheel", parts), record_name(session, fork)
+    built = stored(session, key)
+    if built:
+        console.note(f"{fork}: {built.filename}, reused: nothing changed")
+    else:
+        before = session.store.get("inputs", name, dict[str, str])
+        changed = [part for part in parts if (before or {}).get(part) != parts[part]]
+        reason = f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
+        console.note(f"{fork}: {'not built yet' if before is None else f'rebuilding: {reason}'}")
+        began = time.monotonic()
+        built = make(key)
+        session.store.put("duration", name, time.monotonic() - began)
+        console.note(f"{fork}: {built.filename}, {size(built.size)}")
+        session.store.put("wheel", key, built)
+        session.store.put("inputs", name, parts)
+    _publish_to_output(session, built)
+    return built
+
+
+def put(
+    session: RunContext,
+    fork: str,
+    key: str,
+    path: Path,
+    tree: str,
+    counts: dict[str, int] | None = None,
+    transplant: GraftManifest | None = None,
+) -> BuiltWheel:
+    """Move the wheel at *path* to the store and return its record."""
+    sha256, length = digest.sha256_file(path), path.stat().st_size
+    built = BuiltWheel(fork, key, path.name, sha256, length, tree, counts or {}, transplant)
+    with session.store.building(_stored_path(session, built).parent) as folder:
+        os.rename(path, folder / path.name)
+        # The output folder holds a hard link to this file: prevent a change by accident.
+        (folder / path.name).chmod(0o444)
+    return built
+
+
+def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
+    """Link the store's wheel into the output folder, or copy it to another file system."""
+    source, shown = _stored_path(session, built), wheel_path(session, built)
     session.output.mkdir(parents=True, exist_ok=True)
     # The caller holds the fork's lock, so a temporary name there is a killed run's.
     for left in session.output.glob(f".{built.filename}.*"):
         left.unlink(missing_ok=True)
-    # `pip install dist/*.whl` must not meet two builds of one release. What goes is in the store
-    # still; what is not, stays.
-    for name in version.superseded(
-        built.filename, [path.name for path in session.output.glob("*.whl")]
-    ):
-        if (
-            session.store.root / "wheels" / digest.sha256_file(session.output / name) / name
-        ).exists():
+    # `pip install dist/*.whl` must not meet two builds of one release. A wheel that is not in the
+    # store stays.
+    names = [path.name for path in session.output.glob("*.whl")]
+    for name in version.superseded(built.filename, names):
+        sha256 = digest.sha256_file(session.output / name)
+        if (session.store.root / "wheels" / sha256 / name).exists():
             (session.output / name).unlink()
     if shown.exists() and (
-        shown.samefile(kept)
+        shown.samefile(source)
         or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)
     ):
         return
     with room_guard(session.output), session.store.replacing(shown) as temporary:
         temporary.unlink()
         try:
-            os.link(kept, temporary)
+            os.link(source, temporary)
         except OSError:
-            shutil.copyfile(kept, temporary)
+            shutil.copyfile(source, temporary)
+
+
+# Building.
+
+
+def build(session: RunContext, fork: str) -> BuiltWheel:
+    """
+    Return the wheel of *fork*, built if the store has none of the same inputs, and placed in the
+    output folder.
+
+    Raises:
+        arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier stages.
+    """
+    with session.store.lock(Workspace.name(session, fork)):
+        return reuse(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
 
 
 def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(
-            session.store.building(
-                session.store.root / "work" / session.project.stack / fork / "out"
-            )
-        )
+    out = session.store.root / "work" / session.project.stack / fork / "out"
+    with session.store.building(out) as folder:
         source = source_tree.make(session, fork)
         label = version.label(session, source)
         settings = toolchain.settings(session, fork)
         kind = session.project.fork(fork).build
-        _fetch_inputs(session, fork)
+        if kind == "graft":
+            _fetch_inputs(session, fork)
         preflight.check(session, source)
-        counts: dict[str, int] = {}
-        done: GraftManifest | None = None
+        if kind == "graft":
+            return _graft(session, source, label, folder, key)
+        files = dist_info(session, source)
         if kind == "headers":
-            path = cutlass.build(
-                session,
-                source.tree,
-                settings.distribution,
-                label,
-                dist_info(session, source),
-                scratch,
-            )
-        elif kind == "backend":
-            path = pep517.build(
-                session,
-                toolchain.obtain(session),
-                settings,
-                fork,
-                source.tree,
-                label,
-                dist_info(session, source),
-                scratch,
-            )
+            path = cutlass.build(session, source.tree, settings.distribution, label, files, folder)
         else:
-            path, counts, done = _graft(session, toolchain.obtain(session), source, label, scratch)
-        built = BuiltWheel(
-            fork,
-            key,
-            path.name,
-            digest.sha256_file(path),
-            path.stat().st_size,
-            source.tree,
-            counts,
-            done,
-        )
-        shelve(session, built, path)
-    return built
+            tools = toolchain.obtain(session)
+            path = pep517.build(session, tools, settings, fork, source.tree, label, files, folder)
+        return put(session, fork, key, path, source.tree)
 
 
-def _fetch_inputs(session: RunContext, fork: str) -> None:
-    """Fetch the vendored sources and the base wheel that a graft of *fork* reads."""
-    if session.project.fork(fork).build != "graft":
-        return
-    if toolchain.settings(session, fork).needs_vendored:
-        vendored.fetch(session, fork)
-    if base := session.lock.forks[fork].bases.get(session.machine):
-        download.obtain(
-            session.store, base.name, base.filename, base.sha256, offline=session.offline
-        )
-
-
-def shelve(session: RunContext, built: BuiltWheel, path: Path) -> None:
-    """Move the wheel at *path* to its place in the store."""
-    with session.store.building(_kept(session, built).parent) as shelf:
-        os.rename(path, shelf / path.name)
-        # The output folder holds a hard link to this file: nobody should change it by accident.
-        (shelf / path.name).chmod(0o444)
-
-
-def _graft(
-    session: RunContext, tools: Toolchain, source: SourceTree, label: str, folder: Path
-) -> tuple[Path, dict[str, int], GraftManifest]:
-    fork = source.fork
-    settings = toolchain.settings(session, fork)
+def _fetch_inputs(session: RunContext, fork: str) -> tuple[FileLock, Path]:
+    """Fetch the vendored sources and the base wheel of a graft; return the lock of the base."""
     locked = session.lock.forks[fork].bases.get(session.machine)
     if locked is None:
-        raise SourceError(
-            "not-provided",
-            f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}.",
-        )
+        what = f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}."
+        raise SourceError("not-provided", what)
+    if toolchain.settings(session, fork).needs_vendored:
+        vendored.fetch(session, fork)
     base = download.obtain(
         session.store, locked.name, locked.filename, locked.sha256, offline=session.offline
     )
+    return locked, base
+
+
+def _graft(
+    session: RunContext, source: SourceTree, label: str, folder: Path, key: str
+) -> BuiltWheel:
+    fork, tools = source.fork, toolchain.obtain(session)
+    settings = toolchain.settings(session, fork)
+    locked, base = _fetch_inputs(session, fork)
     with console.step(f"graft {fork} onto {locked.filename}"):
-        made = plan.obtain(session, tools, source, configured=True)
-        plan.show(made.after, made.before)
-        plan.check(made.after, made.before)
+        plans = plan.obtain(session, tools, source, configured=True)
+        plan.show(plans.after, plans.before)
+        plan.check(plans.after, plans.before)
         workspace = Workspace(session, tools, settings, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
@@ -401,28 +344,26 @@ def _graft(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         build_folder.compile(settings.targets, Costs.of(session, fork), ninja.limits(session))
-        changes, done = graft.changes(session, source, base, workspace.build, members, settings)
+        changes, manifest = graft.changes(session, source, base, workspace.build, members, settings)
         files = dist_info(
             session,
             source,
             locked,
             targets=settings.targets,
-            plan=made.key,
+            plan=plans.key,
             tools=tools.key,
             compiler=toolchain.compiler(session),
-            counts=made.after.counts,
-            transplant=done,
+            counts=plans.after.counts,
+            transplant=manifest,
             isolation=workspace.sandbox.kind,
-            units=unit_manifest.record(workspace.build, made.after.units, by_target),
+            units=unit_manifest.record(workspace.build, plans.after.units, by_target),
         )
-        path = graft.write(base, folder, label, changes, done, settings, files)
+        path = graft.write(base, folder, label, changes, manifest, settings, files)
     console.note(
-        f"{len(done.libraries)} libraries compiled here, {len(done.base)} from the base, "
-        f"{len(done.replaced)} files replaced"
+        f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
+        f"{len(manifest.replaced)} files replaced"
     )
-    if done.requires:
-        console.note(
-            f"requirements changed: "
-            f"{', '.join(text or f'no {project}' for project, text in done.requires.items())}"
-        )
-    return path, made.after.counts, done
+    if manifest.requires:
+        texts = (text or f"no {project}" for project, text in manifest.requires.items())
+        console.note(f"requirements changed: {', '.join(texts)}")
+    return put(session, fork, key, path, source.tree, plans.after.counts, manifest)

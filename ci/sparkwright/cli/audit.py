@@ -86,5 +86,7 @@ def audited(
 
 def _last(session: RunContext, fork: str) -> list[Path]:
     spec = flashinfer_aot.load(session.project, fork)
-    made = (building.known(session, fork), flashinfer_aot.stored(session, spec) if spec else None)
-    return [path for built in made if built and (path := building.path_of(session, built)).exists()]
+    made = (building.current(session, fork), flashinfer_aot.stored(session, spec) if spec else None)
+    return [
+        path for built in made if built and (path := building.wheel_path(session, built)).exists()
+    ]

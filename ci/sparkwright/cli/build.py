@@ -49,7 +49,7 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     pairs = []
     for fork in session.forks:
         for built in _built(session, fork, ahead=arguments.aot):
-            made = audit.audited(session, pipeline.path_of(session, built))
+            made = audit.audited(session, pipeline.wheel_path(session, built))
             pairs.append((built, made))
             if not made.passed:
                 report.show(made, result=True)
@@ -57,7 +57,7 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     console.document(
         {
             "wheels": [
-                {"wheel": built, "path": str(pipeline.path_of(session, built)), "audit": made}
+                {"wheel": built, "path": str(pipeline.wheel_path(session, built)), "audit": made}
                 for built, made in pairs
             ]
         }
@@ -100,7 +100,7 @@ def announce(session: RunContext, *, ahead: bool = False) -> None:
         f"cache: {session.store.root}"
     )
     for fork in session.forks:
-        if not pipeline.is_built(session, fork):
+        if pipeline.current(session, fork) is None:
             expected = estimate(session, fork)
             about = (
                 f"about {duration(expected)}"
@@ -113,7 +113,9 @@ def announce(session: RunContext, *, ahead: bool = False) -> None:
             and (spec := flashinfer_aot.load(session.project, fork))
             and not flashinfer_aot.stored(session, spec)
         ):
-            last = session.store.get("duration", pipeline.called(session, spec.distribution), float)
+            last = session.store.get(
+                "duration", pipeline.record_name(session, spec.distribution), float
+            )
             about = (
                 f"about {duration(last)}" if last else "for which this machine has no estimate yet"
             )
@@ -127,7 +129,7 @@ def estimate(session: RunContext, fork: str) -> float:
     This machine's last build counts; without one, the work that was measured elsewhere, shared
     among the cores. Builds of targets beyond the core were not measured: 0.
     """
-    last = session.store.get("duration", pipeline.called(session, fork), float)
+    last = session.store.get("duration", pipeline.record_name(session, fork), float)
     if not last and toolchain.settings(session, fork).needs_vendored:
         return 0
     return last or costs.build_seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
@@ -157,7 +159,7 @@ def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> N
         rows,
         result=True,
     )
-    names = " ".join(str(pipeline.path_of(session, built)) for built, _ in pairs)
+    names = " ".join(str(pipeline.wheel_path(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
     if not any(tag in platform.machine() for tag in ("aarch64", "arm64")):
         console.note(

@@ -217,7 +217,7 @@ def _audit_official(session: RunContext, path: Path) -> str:
 
 def _audit(session: RunContext) -> str:
     for fork in session.forks:
-        made = audit.audited(session, pipeline.path_of(session, pipeline.build(session, fork)))
+        made = audit.audited(session, pipeline.wheel_path(session, pipeline.build(session, fork)))
         report.show(made)
         report.raise_for_findings(made)
     return f"{len(session.forks)} wheels hold what was asked for"
@@ -265,7 +265,7 @@ def _install(session: RunContext, tools: Toolchain) -> str:
         UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(session.project.root.parent / "uv")
     )
     wheels = [
-        str(pipeline.path_of(session, pipeline.build(session, fork))) for fork in session.forks
+        str(pipeline.wheel_path(session, pipeline.build(session, fork))) for fork in session.forks
     ]
     process.run(
         [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder],

@@ -178,7 +178,8 @@ def _last(session: RunContext) -> Path | None:
     Return the wheel that the last build made of the fork that is compiled, if it is still there.
     """
     for fork in session.forks:
-        if session.project.fork(fork).build == "graft" and (built := building.known(session, fork)):
-            path = building.path_of(session, built)
+        built = building.current(session, fork)
+        if built and session.project.fork(fork).build == "graft":
+            path = building.wheel_path(session, built)
             return path if path.exists() else None
     return None

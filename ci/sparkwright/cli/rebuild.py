@@ -59,6 +59,6 @@ def _named_wheel(session: RunContext, name: str) -> Path:
 
 
 def _last_wheel(session: RunContext, fork: str) -> Path | None:
-    built = pipeline.known(session, fork)
-    path = pipeline.path_of(session, built) if built else None
+    built = pipeline.current(session, fork)
+    path = pipeline.wheel_path(session, built) if built else None
     return path if path and path.exists() else None

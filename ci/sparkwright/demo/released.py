@@ -55,7 +55,7 @@ def write_policy(session: RunContext) -> None:
 def wheels(session: RunContext) -> tuple[Path, ...]:
     """Return the wheels in ``dist``, beside which verdicts lie."""
     return tuple(
-        session.output / pipeline.path_of(session, pipeline.build(session, fork)).name
+        session.output / pipeline.wheel_path(session, pipeline.build(session, fork)).name
         for fork in session.forks
     )
 

@@ -237,10 +237,10 @@ def inputs(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> dict[str,
 
 def stored(context: RunContext, spec: AotSpec) -> BuiltWheel | None:
     """Return the wheel in the store that `build` would reuse; None if it would build one."""
-    sources = pipeline.known(context, spec.fork)
+    sources = pipeline.current(context, spec.fork)
     if sources is None:
         return None
-    return pipeline.kept(context, digest.key("wheel", inputs(context, spec, sources)))
+    return pipeline.stored(context, digest.key("wheel", inputs(context, spec, sources)))
 
 
 def build(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
@@ -253,7 +253,7 @@ def build(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel
         compile-failed: A unit was refused.
     """
     with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
-        return pipeline.reused(
+        return pipeline.reuse(
             context,
             spec.distribution,
             inputs(context, spec, sources),
@@ -263,7 +263,7 @@ def build(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel
 
 def _build(context: RunContext, spec: AotSpec, sources: BuiltWheel, key: str) -> BuiltWheel:
     tools = toolchain.obtain(context)
-    wheel = pipeline.path_of(context, sources)
+    wheel = pipeline.wheel_path(context, sources)
     builder = AotBuilder(context, tools, spec, wheel)
     with context.store.building(builder.folder / "out") as scratch:
         libraries = builder.compile(builder.generate())
@@ -301,10 +301,7 @@ def _build(context: RunContext, spec: AotSpec, sources: BuiltWheel, key: str) ->
         dist_info = DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
         with console.step(f"pack {len(libraries)} modules"):
             path = pack(scratch, spec, wheel, context, libraries, dist_info)
-        sha256, size = digest.sha256_file(path), path.stat().st_size
-        built = BuiltWheel(spec.distribution, key, path.name, sha256, size, sources.tree)
-        pipeline.shelve(context, built, path)
-    return built
+        return pipeline.put(context, spec.distribution, key, path, sources.tree)
 
 
 class AotBuilder:
