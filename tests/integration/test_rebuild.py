@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elftools.elf.elffile import ELFFile
 
-from sparkwright.audit import policy, reproduce
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo
 
-    from sparkwright.builder.environment.toolchain import Toolchain
 
 pytestmark = pytest.mark.toolchain
 
@@ -62,20 +58,6 @@ def test_how_the_kind_of_source_was_asked_for_is_not_in_the_wheel(built_demo: De
     assert (found["verdict"], found["first"], found["again"]) == ("identical", before, before)
 
 
-def test_damaged_device_code_is_found(built_demo: Demo) -> None:
-    """One changed byte inside a library: the verdict is ``different``, that library is blamed, and nothing else but RECORD differs."""
-    data = bytearray(built_demo.members()[LIBRARY])
-    section = elf_section(bytes(data), ".nv_fatbin")
-    data[section["sh_offset"] + section["sh_size"] // 2] ^= 1
-
-    found = rebuilt(built_demo, "--cached", str(changed(built_demo, {LIBRARY: bytes(data)})), status=1)
-
-    assert (found["verdict"], found["error"]["reference"]) == ("different", "rebuild-differs")
-    assert found["code"] == [LIBRARY]
-    assert found["unexplained"] == [LIBRARY]
-    assert set(found["members"]) == {LIBRARY, f"{built_demo.info}/RECORD"}
-
-
 def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> None:
     """A wheel that was compiled with another flag is refused for its inputs; claiming it was not, it is found by its kernels."""
     members = built_demo.members()
@@ -98,20 +80,3 @@ def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> 
     assert found["device_code"][0] != found["device_code"][1]
 
 
-def test_the_digest_is_the_audits(built_demo: Demo, tools: Toolchain, tmp_path: Path) -> None:
-    """What a rebuild compares is what the audit states, and what `build` shows beside the wheel's hash."""
-    project = built_demo.folder / "project"
-    document = json.loads(built_demo.build("--json").stdout)
-    rules = policy.load(project / "ci" / "audit" / "demo.yaml", "12.1f")
-    code = reproduce.read_device_code(built_demo.wheel(), rules, tmp_path)
-    report = document["wheels"][0]["audit"]
-
-    assert {name: digest for name, (digest, _) in code.items()} == {
-        library["name"]: library["device_code"] for library in report["libraries"] if library["device_code"]
-    }
-    assert report["device_code"][:16] in built_demo.build().stdout
-
-
-def elf_section(library: bytes, name: str) -> Any:
-    """Return the header of the section *name* of an ELF file."""
-    return ELFFile(io.BytesIO(library)).get_section_by_name(name)

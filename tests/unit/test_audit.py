@@ -20,7 +20,6 @@ from tests.support.fatbins import cubin, ptx
 
 from sparkwright.audit import policy as audit_policy
 from sparkwright.audit import wheel as auditing
-from sparkwright.audit.device_code import note_target
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.builder.arch.plan import PlannedUnit
@@ -175,24 +174,11 @@ def _understate(data: bytearray) -> None:
         struct.pack_into("<I", data, place, 10)
 
 
-def _enlarge(data: bytearray) -> None:
-    """Have a member state 5 GB, in the form for large files."""
-    start = data.index(b"PK\x01\x02")
-    extra = struct.pack("<HHQ", 1, 8, 5 * 1024**3)
-    end = start + 46 + struct.unpack_from("<H", data, start + 28)[0]
-    struct.pack_into("<I", data, start + 24, 0xFFFFFFFF)
-    struct.pack_into("<H", data, start + 30, len(extra))
-    data[end:end] = extra
-    record = data.index(b"PK\x05\x06") + 12
-    struct.pack_into("<I", data, record, struct.unpack_from("<I", data, record)[0] + len(extra))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (_share, "overlap"),
         (_understate, "damaged"),
-        (_enlarge, "larger than any wheel"),
         (bytearray.clear, "damaged"),
         (lambda data: data.__delitem__(slice(-30, None)), "damaged"),
         (lambda data: data.__setitem__(40, data[40] ^ 0xFF), "damaged"),
@@ -299,58 +285,77 @@ def test_record_is_checked_against_the_bytes(
 
 # Host code.
 
+#: Registers scaled_mm and, with -DFP4, fp4_mm; calls the driver as -DDRIVER states.
+HOST_CODE = """
+#include <math.h>
+#ifndef DRIVER
+#define DRIVER
+#endif
+const char *volatile sink;
+void def(const char *schema) { sink = schema; }
+void impl(const char *name) { sink = name; }
+int cuInit(unsigned);
+int cuWeak(unsigned) __attribute__((weak));
+int cuFileDriverOpen(void);
+double PyInit__C(double x) {
+  def("scaled_mm(Tensor a, Tensor b) -> Tensor");
+  def("fp4_mm(Tensor! out, Tensor a) -> ()");
+  impl("scaled_mm");
+  impl("marlin");
+#ifdef FP4
+  impl("fp4_mm");
+#endif
+  DRIVER;
+  return pow(x, 0.5);
+}
+"""
+CALL = "-DDRIVER=cuInit(0)"
+
 
 @pytest.mark.parametrize(
-    ("changes", "tag", "expected"),
+    ("options", "wants", "tag", "expected"),
     [
-        ({}, HOST, ["rpath-present"]),
-        ({"rpath": ["/opt/lib"], "size_max": 100}, HOST, ["size-over"]),
-        ({"rpath": ["/opt/lib"]}, "linux_riscv64", ["machine-foreign"]),
-        ({"rpath": ["/opt/lib"]}, f"manylinux_2_1_{platform.machine()}", ["glibc-newer"]),
-        ({"rpath": ["/opt/lib"], "glob": "probe/x.so"}, HOST, ["library-unknown", "rpath-present"]),
+        ([], {}, HOST, {}),
+        (["-Wl,-rpath,/opt/lib"], {}, HOST, {"rpath-present": "/opt/lib"}),
+        (["-Wl,-rpath,/opt/lib"], {"rpath": ["/opt/lib"]}, HOST, {}),
+        ([], {"size_max": 100}, HOST, {"size-over": "allowed: 100"}),
+        ([], {"glob": "probe/x.so"}, HOST, {"library-unknown": "no policy for probe"}),
+        ([], {}, "linux_riscv64", {"machine-foreign": "the wheel for linux_riscv64"}),
+        (["-Wl,--no-as-needed", "libcuda.so"], {}, HOST, {"needed-foreign": "it wants libcuda"}),
+        ([CALL], {}, HOST, {"driver-unnamed": "cuInit (1 functions)"}),
+        ([CALL, "libcuda.so"], {"needed": ["libcuda.so.1"]}, HOST, {}),
+        (["-DDRIVER=cuWeak(0)"], {}, HOST, {}),
+        (["-DDRIVER=cuFileDriverOpen()"], {}, HOST, {}),
+        (["-Wl,-soname,libcuda.so.1"], {}, HOST, {"vendored-driver": "libcuda.so.1"}),
+        ([], {"operators": ["scaled_mm"], "symbols": ["PyInit__C"]}, HOST, {}),
+        (["-DFP4"], {"operators": ["scaled_mm", "fp4_mm"]}, HOST, {}),
+        ([], {"operators": ["fp4_mm"]}, HOST, {"operator-missing": "declared, not implemented"}),
+        ([], {"operators": ["marlin"]}, HOST, {"operator-missing": "no schema declares it"}),
+        ([], {"operators": ["gemm"]}, HOST, {"operator-missing": "neither declared nor"}),
+        (
+            ["-fvisibility=hidden"],
+            {"symbols": ["PyInit__C"]},
+            HOST,
+            {"symbol-missing": "does not define PyInit__C"},
+        ),
     ],
 )
 def test_host_code_outside_its_policy_is_found(
-    tmp_path: Path, changes: dict[str, Any], tag: str, expected: list[str]
+    tmp_path: Path, options: list[str], wants: dict[str, Any], tag: str, expected: dict[str, str]
 ) -> None:
-    """Search paths, sizes, machines and versions of glibc."""
-    (tmp_path / "a.c").write_text("#include <math.h>\ndouble a(double x) { return pow(x, 0.5); }\n")
-    options = ["-Wl,--no-as-needed,-rpath,/opt/lib", "a.c", "-lm", "-o", "a.so"]
-    subprocess.run(["cc", "-shared", "-fPIC", *options], cwd=tmp_path, check=True)
-    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}, tag=tag)
-    report = audit(wheel, policy({**HOST_ONLY, **changes}, needed=["lib[cm].so.6"]), NOWHERE)
-
-    assert rules(report) == expected
-
-
-@pytest.mark.parametrize(
-    ("calls", "link", "expected"),
-    [
-        ("int cuInit(unsigned); int f(void) { return cuInit(0); }", [], ["driver-unnamed"]),
-        ("int cuInit(unsigned); int f(void) { return cuInit(0); }", ["libcuda.so"], []),
-        (
-            "int cuInit(unsigned) __attribute__((weak)); int f(void) { return cuInit ? 1 : 0; }",
-            [],
-            [],
-        ),
-        ("int cuFileDriverOpen(void); int f(void) { return cuFileDriverOpen(); }", [], []),
-        ("", ["-Wl,-soname,libcuda.so.1"], ["vendored-driver"]),
-    ],
-    ids=["called", "named", "weak", "other-names", "copy"],
-)
-def test_a_library_that_calls_the_driver_has_to_name_it(
-    tmp_path: Path, calls: str, link: list[str], expected: list[str]
-) -> None:
-    """Without its name among the needs the library cannot be loaded; a copy is a finding."""
+    """Search paths, sizes, machines, needs, the driver, symbols and operators."""
     (tmp_path / "driver.c").write_text("int cuInit(unsigned flags) { return 0; }\n")
-    (tmp_path / "a.c").write_text(calls)
-    driver = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "driver.c", "-o", "libcuda.so"]
-    subprocess.run(driver, cwd=tmp_path, check=True)
-    subprocess.run(["cc", "-shared", "-fPIC", "a.c", *link, "-o", "a.so"], cwd=tmp_path, check=True)
-    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()})
-    needed = ["libc.so.6", "libcuda.so.1"]
+    (tmp_path / "a.c").write_text(HOST_CODE)
+    for words in (
+        ["-Wl,-soname,libcuda.so.1", "driver.c", "-o", "libcuda.so"],
+        ["-O2", "a.c", "-lm", *options, "-o", "a.so"],
+    ):
+        subprocess.run(["cc", "-shared", "-fPIC", *words], cwd=tmp_path, check=True)
+    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a.so").read_bytes()}, tag=tag)
+    report = audit(wheel, policy({**HOST_ONLY, **wants}), NOWHERE)
 
-    assert rules(audit(wheel, policy(HOST_ONLY, needed=needed), NOWHERE)) == expected
+    assert rules(report) == list(expected)
+    assert all(expected[finding.rule] in finding.message for finding in report.findings)
 
 
 @pytest.mark.parametrize(
@@ -369,51 +374,6 @@ def test_copies_are_found_by_their_names(tmp_path: Path, name: str, expected: li
     wheel = write_wheel(tmp_path, {name: b"x"})
 
     assert rules(audit(wheel, policy(distributions={}), NOWHERE)) == expected
-
-
-OPERATORS = """
-#include <string.h>
-const char *volatile sink;
-void def(const char *schema) { sink = schema; }
-void impl(const char *name, void (*function)(void)) { sink = name; }
-void kernel(void) {}
-void PyInit__C(void) {
-  def("scaled_mm(Tensor a, Tensor b) -> Tensor");
-  def("fp4_mm(Tensor! out, Tensor a) -> ()");
-  impl("scaled_mm", kernel);
-  impl("marlin", kernel);
-#ifdef FP4
-  impl("fp4_mm", kernel);
-#endif
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("wants", "flags", "expected"),
-    [
-        ({"operators": ["scaled_mm"], "symbols": ["PyInit__C"]}, [], []),
-        ({"operators": ["scaled_mm", "fp4_mm"]}, ["-DFP4"], []),
-        ({"operators": ["fp4_mm"]}, [], ["fp4_mm: declared, not implemented"]),
-        ({"operators": ["mm"]}, [], ["mm: no schema declares it, although its name is there"]),
-        ({"operators": ["gemm"]}, [], ["gemm: neither declared nor implemented"]),
-        ({"symbols": ["PyInit__D"]}, [], ["it does not define PyInit__D"]),
-        ({"symbols": ["PyInit__C"]}, ["-fvisibility=hidden"], ["it does not define PyInit__C"]),
-    ],
-)
-def test_required_symbols_and_operators_are_read_from_the_bytes(
-    tmp_path: Path, wants: dict[str, Any], flags: list[str], expected: list[str]
-) -> None:
-    """An operator counts when its schema and its implementation's name are there."""
-    (tmp_path / "a.c").write_text(OPERATORS)
-    process.output(
-        ["cc", "-O2", "-shared", "-fPIC", *flags, tmp_path / "a.c", "-o", tmp_path / "a"]
-    )
-    wheel = write_wheel(tmp_path, {LIBRARY: (tmp_path / "a").read_bytes()})
-    report = audit(wheel, policy({**HOST_ONLY, **wants}), NOWHERE)
-
-    assert [finding.message for finding in report.findings] == expected
-    assert {"operator-missing", "symbol-missing"} >= set(rules(report))
 
 
 # Device code.
@@ -450,18 +410,6 @@ def test_code_for_another_target_is_found(
         assert expected[finding.rule] in finding.message
 
 
-def test_a_note_states_the_target_of_a_cubin() -> None:
-    """By any spelling of the option; one of an unknown version, or one cut short, states none."""
-    good = [b"-arch sm_121f -m 64 ", b"-O3 -arch=sm_121f", b"--gpu-name sm_121f -v"]
-    assert {note_target(fatbins.note(options)) for options in good} == {"sm_121f"}
-    bad = [
-        fatbins.note(b"-arch sm_121fx"),
-        fatbins.note(good[0], version=3),
-        fatbins.note(good[0])[:30],
-    ]
-    assert {note_target(note) for note in [*bad, b""]} == {""}
-
-
 def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_path: Path) -> None:
     """One library that cannot be read does not hide another."""
     good = fatbins.library(tmp_path, [cubin(tmp_path, "sm_121f")])
@@ -472,6 +420,9 @@ def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_
     assert rules(report) == ["device-unreadable", "library-unknown"]
     assert report.libraries[1].cubins == {"sm_121f": 1}
     assert msgspec.json.decode(msgspec.json.encode(report), type=AuditReport) == report
+    wants = policy({"opcodes": [{"pattern": "x", "least": 1, "kernels": "kernel"}]})
+    with refusal("tool-missing", match="nvdisasm"):
+        audit(write_wheel(tmp_path, {LIBRARY: good}), wants, NOWHERE)
 
 
 def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
@@ -488,18 +439,6 @@ def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
         digests.append(audit(wheel, policy({}), NOWHERE).device_code)
 
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_kernels_are_not_judged_without_a_disassembler(tmp_path: Path) -> None:
-    """Only instructions need a program of NVIDIA's."""
-    wheel = write_wheel(
-        tmp_path, {LIBRARY: fatbins.library(tmp_path, [cubin(tmp_path, "sm_121f")])}
-    )
-    assert audit(wheel, policy(), NOWHERE).passed
-    with refusal("tool-missing", match="nvdisasm"):
-        audit(
-            wheel, policy({"opcodes": [{"pattern": "x", "least": 1, "kernels": "kernel"}]}), NOWHERE
-        )
 
 
 SOURCE = """

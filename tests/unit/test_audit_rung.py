@@ -21,7 +21,7 @@ from sparkwright.gates.verdict import Check, worst
 RAN = tuple(Checker(name, "ran", "all is well", "1") for name in ALL)
 LIBRARY = Library(
     "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1},
-    opcodes=(OpcodeCount("OMMA", "sm_121f", 1, 4, 2),),
+    opcodes=(OpcodeCount("OMMA", 4, 2),),
 )  # fmt: skip
 SOUND = AuditReport(
     Subject("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import fatbins
 
 from sparkwright.audit import device_code
 
@@ -44,6 +45,24 @@ def test_the_nearest_machine_code_comes_before_ptx(
 ) -> None:
     """The driver takes machine code if there is any that it can load."""
     assert device_code.gain(cubins, ptx, SPARK) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "target"),
+    [
+        ("-arch sm_121f -m 64 ", 2, "sm_121f"),
+        ("-O3 -arch=sm_121", 2, "sm_121"),
+        ("--gpu-name sm_120a -v", 2, "sm_120a"),
+        ("-arch sm_121fx", 2, ""),
+        ("-arch sm_121f", 3, ""),
+    ],
+)
+def test_the_note_in_a_cubin_states_its_target(options: str, version: int, target: str) -> None:
+    """By any spelling of the option; a note of another version, or cut short, states none."""
+    note = fatbins.note(options.encode(), version)
+
+    assert device_code.note_target(note) == target
+    assert device_code.note_target(note[:30]) == ""
 
 
 lists = st.lists(st.sampled_from(TARGETS))

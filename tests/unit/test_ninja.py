@@ -273,19 +273,6 @@ def test_a_full_file_system_is_called_one(work: Work) -> None:
         subprocess.run(["umount", "-l", str(work.folder)], check=True)
 
 
-def test_a_link_that_fails_is_named_by_its_output(work: Work) -> None:
-    """No unit is at fault there."""
-    work.add("a.cu", 'rm -f "$4"; touch ../late')
-    text = (
-        (work.build / "build.ninja").read_text().replace("cat $in > $out", "echo undefined; exit 1")
-    )
-    (work.build / "build.ninja").write_text(text)
-
-    with refusal("compile-failed", match=r"lib\.so") as raised:
-        work.compile()
-    assert "undefined" in raised.value.details
-
-
 def test_a_compiler_that_uses_no_cpu_is_ended_and_named(work: Work) -> None:
     """One that works for longer than that is left to work."""
     work.add("busy.cu", "timeout --foreground 5 sh -c 'while :; do :; done'; true", 9)

@@ -87,10 +87,6 @@ class LibraryAudit:
         if machine in ("x86_64", "aarch64") and foreign:
             message = f"it is for {machine}, the wheel for {', '.join(platforms)}"
             self.find("machine-foreign", message)
-        promised = tools.promised_glibc(platforms)
-        if promised and shared.versions.get("GLIBC", ()) > promised:
-            tag = elf.version_text(promised)
-            self.find("glibc-newer", f"it wants GLIBC {shared.version('GLIBC')}, the tag has {tag}")
         # A driver may have been given another file name.
         if DRIVER_FILES.fullmatch(shared.soname):
             self.find("vendored-driver", f"it is known to the loader as {shared.soname}")
@@ -303,9 +299,7 @@ class LibraryAudit:
         for rule in wants.opcodes:
             named = [kernel for kernel in kernels if re.search(rule.kernels, kernel)]
             hits = [tools.matching(kernels[kernel][0], rule.pattern) for kernel in named]
-            totals.append(
-                OpcodeCount(rule.pattern, arch, sum(map(bool, hits)), sum(hits), rule.least)
-            )
+            totals.append(OpcodeCount(rule.pattern, sum(hits), rule.least))
             if sum(hits) < rule.least:
                 images = [image for kernel in named for image in kernels[kernel][1]]
                 number = f"{sum(hits)}, asked for: {rule.least}"

@@ -90,7 +90,6 @@ RULES: Mapping[str, str] = {
     "code-missing": "a library that a Spark needs, without machine code that it could load",
     "device-unreadable": "device code that contradicts itself, or in a form that is not known here",
     "elf-unreadable": "begins like ELF and is not",
-    "glibc-newer": "wants a newer GLIBC than the wheel's platform tag promises",
     "kernel-missing": "a kernel that must be trap-free is not there at all",
     "library-missing": "a library that the policy asks for is not in the wheel",
     "library-unknown": "a library that no policy names",
@@ -123,16 +122,11 @@ class OpcodeCount(msgspec.Struct, frozen=True):
     How often an opcode pattern of the policy occurs.
 
     Attributes:
-        arch: The real target of the code that was counted: the stack's if there is any, else the
-            target that such a GPU would load.
-        kernels: How many kernels hold it.
-        found: How many instructions, over all kernels.
+        found: How many instructions, over all kernels in the code that the stack's GPU loads.
         least: How many the policy asks for.
     """
 
     pattern: str
-    arch: str
-    kernels: int
     found: int
     least: int
 
@@ -158,10 +152,6 @@ class Library(msgspec.Struct, frozen=True):
     size: int
     role: str
     machine: str = ""
-    needed: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()
-    glibc: str = ""
-    glibcxx: str = ""
     cubins: dict[str, int] = {}
     ptx: dict[str, int] = {}
     device_code: str = ""

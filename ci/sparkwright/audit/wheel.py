@@ -157,14 +157,7 @@ def _inspect(
         with elf.mapped(binary.path) as data, tempfile.TemporaryDirectory(dir=folder) as cubins:
             shared = elf.shared_object(data)
             audited.check_host(data, shared, about.platforms)
-            library = replace(
-                library,
-                machine=shared.machine,
-                needed=shared.needed,
-                rpath=shared.rpath,
-                glibc=shared.version("GLIBC"),
-                glibcxx=shared.version("GLIBCXX"),
-            )
+            library = replace(library, machine=shared.machine)
             # Two members may have the same last part, and a checker goes by the end of a name.
             path = folder / str(len(hosts)) / binary.name.rpartition("/")[2][-120:]
             tools.strip_fatbins(data, shared.fatbins, path)

@@ -41,7 +41,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "libraries want what the policy allows, and look for it nowhere else",
         ("machine-foreign", "needed-foreign", "driver-unnamed", "rpath-present"),
     ),
-    "platform": ("the platform tag promises what the libraries want", ("glibc-newer", "tag-newer")),
+    "platform": ("the platform tag promises what the libraries want", ("tag-newer",)),
     "python": ("the limited API of Python is kept to", ("abi3-newer", "abi3-violated")),
     "torch": ("torch's stable ABI is kept to", ("torch-newer", "torch-unstable")),
     "copies": ("no driver, and no library of others, is in the wheel", ("vendored-driver", "vendored-library")),
