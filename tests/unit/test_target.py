@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import platform
-import shutil
-import stat
 import subprocess
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -81,95 +77,6 @@ def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monk
 
     assert failure.value.what.startswith(f"{OTHER}-linux-gnu-g++ is not installed")
     assert failure.value.todo == f"sudo apt-get install g++-{OTHER.replace('_', '-')}-linux-gnu"
-
-
-def write_zip(path: Path, members: Mapping[str, bytes], modes: Mapping[str, int] | None = None) -> Path:
-    """Write a zip archive of *members*, some with a Unix mode of their own."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            info = zipfile.ZipInfo(name)
-            info.external_attr = (modes or {}).get(name, 0o100644) << 16
-            archive.writestr(info, data)
-    return path
-
-
-def test_unpacking_leaves_out_what_does_not_run_here(tmp_path: Path) -> None:
-    """Headers and libraries are written, programs of the other machine are not."""
-    members = {"nvidia/cu13/include/cuda.h": b"h", "nvidia/cu13/bin/nvcc": b"p", "nvidia/cu13/lib/a.so": b"l"}
-
-    cross.unpack(write_zip(tmp_path / "a.whl", members), tmp_path / "out", skip=("nvidia/cu13/bin/",))
-
-    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert written == {"nvidia/cu13/include/cuda.h", "nvidia/cu13/lib/a.so"}
-
-
-@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\b", "a/./b"])
-def test_a_member_that_would_leave_its_folder_is_not_written(tmp_path: Path, name: str) -> None:
-    """Nothing of such a wheel is written, not even the good members before it."""
-    wheel = write_zip(tmp_path / "a.whl", {"good": b"1", name: b"2"})
-
-    with refusal("archive-unsafe"):
-        cross.unpack(wheel, tmp_path / "out")
-
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "outside").exists()
-
-
-def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
-    """No wheel has one."""
-    wheel = write_zip(tmp_path / "a.whl", {"link": str(tmp_path).encode()}, {"link": stat.S_IFLNK | 0o777})
-
-    with refusal("archive-unsafe", match="symbolic link"):
-        cross.unpack(wheel, tmp_path / "out")
-
-
-def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
-    """Bytes that are not those that the archive promises are an error, not a file."""
-    wheel = write_zip(tmp_path / "a.whl", {"a": b"content" * 100})
-    data = bytearray(wheel.read_bytes())
-    data[100] ^= 1
-    wheel.write_bytes(data)
-
-    with refusal("wheel-invalid"):
-        cross.unpack(wheel, tmp_path / "out")
-
-
-needs_headers = pytest.mark.skipif(not toolchain.python_header().exists(), reason="needs the headers of this Python (python3-dev)")
-
-
-@needs_headers
-def test_the_headers_of_this_python_describe_this_machine(tmp_path: Path) -> None:
-    """The native compiler agrees with every size, alignment and the byte order, and the copy holds Python.h and the real values."""
-    cross.copy_python_headers(tmp_path / "python", "cc", HERE, tmp_path / "log")
-
-    assert (tmp_path / "python" / "Python.h").exists()
-    assert "SIZEOF_LONG" in (tmp_path / "python" / "pyconfig.h").read_text("utf-8")
-
-
-@needs_headers
-@pytest.mark.skipif(shutil.which(f"{OTHER}-linux-gnu-gcc") is None, reason=f"needs {OTHER}-linux-gnu-gcc")
-def test_the_headers_of_this_python_describe_the_other_machine(tmp_path: Path) -> None:
-    """x86-64 and aarch64 Linux have the same C types, as the cross compiler confirms."""
-    cross.copy_python_headers(tmp_path / "python", f"{OTHER}-linux-gnu-gcc", OTHER, tmp_path / "log")
-
-    done = subprocess.run(
-        [f"{OTHER}-linux-gnu-gcc", f"-I{tmp_path / 'python'}", "-DPy_LIMITED_API=0x030b0000", "-fsyntax-only", "-xc", "-"],
-        input="#include <Python.h>\n", text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@needs_headers
-def test_other_c_types_are_found_out(tmp_path: Path) -> None:
-    """A compiler whose wchar_t is smaller than this Python's is refused, and the assertion that failed is shown."""
-    compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\nexec cc -fshort-wchar "$@"\n')
-    compiler.chmod(0o755)
-
-    with refusal("target-mismatch") as failure:
-        cross.copy_python_headers(tmp_path / "python", str(compiler), "other", tmp_path / "log")
-
-    assert any("SIZEOF_WCHAR_T" in line for line in failure.value.details)
 
 
 class Libraries:

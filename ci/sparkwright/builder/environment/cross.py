@@ -6,18 +6,15 @@ compiled and linked against are of the other machine's wheels, which the same ``
 by hash, unpacked and never run. Together they are a CUDA toolkit as NVIDIA lays one out, so that
 nvcc and CMake find everything where they look for it.
 
-No wheel has the headers of Python. They are the same for every machine but for ``pyconfig.h``,
-which states sizes and alignments of C types and the byte order. So this machine's headers serve,
-and the cross compiler is given an assertion for each statement.
+No wheel has the headers of Python. x86-64 and aarch64 Linux have the same C types and byte order, so
+this machine's headers serve.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,12 +22,9 @@ import msgspec
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.pylock import LockedWheel
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.builder.errors import BuildError
-from sparkwright.builder.wheel.archive import members
-from sparkwright.core import digest, process
+from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, WheelError
-from sparkwright.forks.archive import MOST_BYTES, zip_file
+from sparkwright.core.errors import CommandError
 from sparkwright.forks.context import RunContext
 
 #: Projects that are compiled and linked against; the other wheels of the lock hold programs and
@@ -126,8 +120,7 @@ def of(session: RunContext, tools: Toolchain) -> Target:
 
     Raises:
         tool-missing: The cross compiler is not installed.
-        target-mismatch: The C types of this machine's Python are not the target's.
-        source-unreachable, source-mismatch, offline, disk-full, wheel-invalid: As for the tools.
+        source-unreachable, source-mismatch, offline, disk-full, command-failed: As for the tools.
     """
     address = key(session, tools)
     if not session.cross:
@@ -180,67 +173,20 @@ def _linked_wheels(session: RunContext) -> tuple[LockedWheel, ...]:
 def _fill(session: RunContext, tools: Toolchain, target: Target) -> None:
     wheels = _linked_wheels(session)
     log = session.store.folder("logs") / f"target-{target.machine}.log"
-    cuda = target.cuda.relative_to(target.root)
     with console.step(f"{target.machine}: {len(wheels)} locked wheels"):
         files = toolchain.download(session, wheels)
         with session.store.building(target.root) as root:
-            for path in files:
-                unpack(path, root, skip=tuple(f"{cuda}/{name}/" for name in PROGRAMS))
+            toolchain.install(session, root, files, target.machine)
+            cuda = root / target.cuda.relative_to(target.root)
             for name in PROGRAMS:
-                shutil.copytree(tools.cuda / name, root / cuda / name, copy_function=_link)
-            toolchain.complete_cuda(root / cuda, log, f"{target.triple}-gcc")
+                shutil.rmtree(cuda / name, ignore_errors=True)
+                shutil.copytree(tools.cuda / name, cuda / name, copy_function=os.link)
+            toolchain.complete_cuda(cuda, log, f"{target.triple}-gcc")
             text = _TOOLCHAIN.format(machine=target.machine, triple=target.triple)
             (root / "toolchain.cmake").write_text(text)
             if toolchain.python_header().exists():
-                gcc = f"{target.triple}-gcc"
-                copy_python_headers(root / "python", gcc, target.machine, log)
-
-
-def unpack(wheel: Path, folder: Path, *, skip: tuple[str, ...] = ()) -> None:
-    """
-    Write the members of *wheel* below *folder*, without those whose name begins with one of *skip*.
-
-    Raises:
-        wheel-invalid: It is damaged, or holds more than any wheel of a toolkit.
-        archive-unsafe: A member would leave the folder.
-    """
-    with zip_file(wheel) as source:
-        wanted = {
-            name: info
-            for name, info in members(source, wheel.name).items()
-            if not name.startswith(skip)
-        }
-        if (size := sum(info.file_size for info in wanted.values())) > MOST_BYTES:
-            what = f"{wheel.name} would unpack to {size} bytes, more than {MOST_BYTES}."
-            raise WheelError("wheel-invalid", what)
-        for name, info in wanted.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A link would be written as a file that holds its target: no link is followed.
-            with source.open(info) as data, path.open("wb") as sink:
-                shutil.copyfileobj(data, sink, 1 << 20)
-
-
-def _link(source: str, path: str) -> None:
-    """Make *path* a hard link of *source*, or a copy if the file system has no links."""
-    try:
-        os.link(source, path)
-    except OSError:
-        shutil.copy2(source, path)
-
-
-# Python's headers.
-
-#: The names of C types in pyconfig.h, if they are not the type in capitals (CPython's
-#: configure.ac).
-_TYPES = {
-    "_BOOL": "_Bool",
-    "VOID_P": "void *",
-    "LONG_LONG": "long long",
-    "LONG_DOUBLE": "long double",
-}
-_OPERATORS = {"SIZEOF": "sizeof", "ALIGNOF": "_Alignof"}
-_HEADERS = ("pthread.h", "stddef.h", "stdint.h", "stdio.h", "sys/types.h", "time.h", "wchar.h")
+                shutil.copytree(toolchain.python_header().parent, root / "python")
+                shutil.copyfile(_python_config(), root / "python" / "pyconfig.h")
 
 
 def _python_config() -> Path:
@@ -252,41 +198,3 @@ def _python_config() -> Path:
     multiarch = str(sysconfig.get_config_var("MULTIARCH"))
     debian = include.parent / multiarch / include.name / "pyconfig.h"
     return debian if debian.exists() else include / "pyconfig.h"
-
-
-def copy_python_headers(folder: Path, gcc: str, machine: str, log: Path) -> None:
-    """
-    Copy the headers of this Python to *folder*, for compiling with *gcc* for *machine*.
-
-    Raises:
-        target-mismatch: A size, an alignment or the byte order differs there.
-    """
-    shutil.copytree(
-        toolchain.python_header().parent, folder, ignore=shutil.ignore_patterns("pyconfig.h")
-    )
-    config = _python_config()
-    shutil.copyfile(config, folder / "pyconfig.h")
-    check = folder.parent / "pyconfig-check.c"
-    check.write_text("\n".join(_assertions(config.read_text("utf-8"))), "utf-8")
-    try:
-        process.run([gcc, "-fsyntax-only", f"-I{folder}", check], log=log)
-    except CommandError as error:
-        if error.reference != "command-failed":
-            raise
-        what = (
-            f"The headers of this Python do not describe {machine}: {config} states other C types."
-        )
-        todo = f"Build on a machine of {machine}, or on one with the same C types."
-        raise BuildError("target-mismatch", what, details=error.details, todo=todo) from error
-
-
-def _assertions(config: str) -> Iterator[str]:
-    """Yield a C source that compiles only if the ``pyconfig.h`` *config* is right about C types."""
-    yield from (f"#include <{name}>" for name in ("pyconfig.h", *_HEADERS))
-    stated = re.compile(r"^#\s*define (SIZEOF|ALIGNOF)_(\w+) \d+", re.MULTILINE)
-    for operator, name in stated.findall(config):
-        macro, c_type = f"{operator}_{name}", _TYPES.get(name, name.lower())
-        yield f'_Static_assert({_OPERATORS[operator]}({c_type}) == {macro}, "{macro}");'
-    yield "#ifdef WORDS_BIGENDIAN\n#define STATED __ORDER_BIG_ENDIAN__"
-    yield "#else\n#define STATED __ORDER_LITTLE_ENDIAN__\n#endif"
-    yield '_Static_assert(__BYTE_ORDER__ == STATED, "WORDS_BIGENDIAN");\n'

@@ -315,9 +315,12 @@ def download(session: RunContext, wheels: Sequence[LockedWheel]) -> list[Path]:
     return files
 
 
-def install(session: RunContext, root: Path, files: list[Path]) -> None:
+def install(session: RunContext, root: Path, files: list[Path], machine: str = "") -> None:
     """
     Make the environment *root* of exactly the wheels *files*.
+
+    Args:
+        machine: If given, make a plain folder of wheels for that machine instead, which is not run.
 
     Raises:
         command-failed: The installer failed.
@@ -331,12 +334,16 @@ def install(session: RunContext, root: Path, files: list[Path]) -> None:
         UV_FIND_LINKS="",
         UV_LINK_MODE="hardlink",
     )
-    uv, python = uv_program(), str(root / "bin" / "python")
-    options = ["--quiet", "--no-deps", "--no-index", "--python", python]
+    uv, options = uv_program(), ["--python", str(root / "bin" / "python")]
     with console.step(f"install {len(files)} wheels"):
-        venv = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)]
-        process.run(venv, log=log, env=env)
-        process.run([uv, "pip", "install", *options, *map(str, files)], log=log, env=env)
+        if machine:
+            tags = f"{machine}-manylinux_2_{pylock.GLIBC}"
+            options = ["--target", str(root), "--python", sys.executable, "--python-platform", tags]
+        else:
+            venv = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(root)]
+            process.run(venv, log=log, env=env)
+        command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-index", *options]
+        process.run([*command, *map(str, files)], log=log, env=env)
 
 
 def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
