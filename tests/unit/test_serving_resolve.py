@@ -46,9 +46,9 @@ class World:
         return resolved(wish, Where(self.python, self.folder / "data"))
 
     def too_large(self, recipe: str) -> Ready:
-        """Ask for a recipe whose weights are larger than the memory of any machine."""
+        """Ask for a recipe whose cache is larger than the memory of any machine."""
         plan = yaml.safe_load((self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml").read_text())["plan"]
-        self.edit(recipe, plan={**plan, "weights": 4000})
+        self.edit(recipe, plan={**plan, "cache": 4000})
         return self.ready(recipe)
 
     def edit(self, recipe: str, **changes: object) -> None:
