@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,42 +95,6 @@ def test_a_build_that_is_interrupted_in_every_stage_ends_with_the_same_wheel(dem
 
     assert demo.sha256() == undisturbed.sha256()
     assert not demo.compiled(), "everything was compiled before the last interruption"
-
-
-def test_a_build_that_is_killed_again_and_again_ends_with_the_same_wheel(demo: Demo, undisturbed: Demo) -> None:
-    """Kills after delays that grow from a fifth of a second until one build lives long enough to finish."""
-    delay, kills = 0.2, 0
-    while True:
-        with demo.building() as child:
-            try:
-                status = child.wait(timeout=delay)
-                break
-            except subprocess.TimeoutExpired:
-                child.kill()
-        delay, kills = delay * 1.8, kills + 1
-
-    assert status == 0
-    assert kills > 3
-    assert demo.sha256() == undisturbed.sha256()
-    left = [path.name for path in demo.folder.rglob(".*") if path.name.startswith(".out.")]
-    assert not left, "what a killed build left half-made is removed by the next"
-
-
-def test_an_interruption_ends_the_build_and_says_that_nothing_is_lost(demo: Demo) -> None:
-    """Ctrl-C ends with 130 and one sentence, stops the compilers, and what was compiled counts in the next run."""
-    with demo.building("--jobs", "2") as child:
-        demo.wait_for(lambda: finished(demo))
-        # As a terminal does: to the whole group. The compilers are in groups of their own.
-        os.killpg(child.pid, signal.SIGINT)
-        _, said = child.communicate(timeout=30)
-
-    assert child.returncode == 130
-    assert said.splitlines()[-1] == INTERRUPTED
-    assert "Traceback" not in said
-    assert not demo.processes()
-    before = finished(demo)
-    demo.build()
-    assert 0 < len(demo.compiled()) <= len(demo.units()) - len(before)
 
 
 def test_two_builds_at_once_compile_each_unit_once(demo: Demo) -> None:

@@ -122,12 +122,12 @@ class OpcodeCount(msgspec.Struct, frozen=True):
     How often an opcode pattern of the policy occurs.
 
     Attributes:
-        found: How many instructions, over all kernels in the code that the stack's GPU loads.
+        count: Instructions over all kernels in the code that the stack's GPU loads.
         least: How many the policy asks for.
     """
 
     pattern: str
-    found: int
+    count: int
     least: int
 
 
@@ -271,7 +271,7 @@ def _title(report: AuditReport) -> str:
 
 
 def _cells(library: Library) -> list[str]:
-    opcodes = [f"{count.pattern} {count.found}≥{count.least}" for count in library.opcodes]
+    opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
     if library.opcodes or library.traps:
         opcodes.append(f"traps {library.traps}")
     gains = ", ".join(f"{count} {gain}" for gain, count in library.spark.items())

@@ -21,7 +21,7 @@ from sparkwright.forks.errors import SourceError
 
 #: Raised whenever an audit finds out or says more than before, so that no older one is taken for
 #: it.
-FORM = 5
+FORM = 6
 
 
 def run(session: RunContext, arguments: argparse.Namespace) -> int:

@@ -94,9 +94,9 @@ def _figures(report: AuditReport, name: str, findings: int) -> list[Figure]:
             Figure("PTX files", sum(sum(library.ptx.values()) for library in libraries)),
         ],
         "instructions": [
-            Figure(f"{count.pattern} in {library.name}", count.found, bound=count.least)
+            Figure(f"{opcode.pattern} in {library.name}", opcode.count, bound=opcode.least)
             for library in libraries
-            for count in library.opcodes
+            for opcode in library.opcodes
         ],
         "size": [Figure("size of the wheel", report.subject.size, "B")],
     }
