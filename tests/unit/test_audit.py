@@ -317,7 +317,6 @@ CALL = "-DDRIVER=cuInit(0)"
     [
         ([], {}, HOST, {}),
         (["-Wl,-rpath,/opt/lib"], {}, HOST, {"rpath-present": "/opt/lib"}),
-        (["-Wl,-rpath,/opt/lib"], {"rpath": ["/opt/lib"]}, HOST, {}),
         ([], {"size_max": 100}, HOST, {"size-over": "allowed: 100"}),
         ([], {"glob": "probe/x.so"}, HOST, {"library-unknown": "no policy for probe"}),
         ([], {}, "linux_riscv64", {"machine-foreign": "the wheel for linux_riscv64"}),

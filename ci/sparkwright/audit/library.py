@@ -92,7 +92,7 @@ class LibraryAudit:
             self.find("vendored-driver", f"it is known to the loader as {shared.soname}")
         for entry in shared.rpath:
             inside = not self.ours and (entry == "$ORIGIN" or entry.startswith("$ORIGIN/"))
-            if entry not in (wants.rpath if wants else ()) and not inside:
+            if not inside:
                 self.find("rpath-present", f"it looks for shared libraries in {entry}")
         for name in wants.symbols if wants else ():
             if name not in shared.symbols:

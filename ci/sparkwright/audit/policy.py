@@ -1,9 +1,8 @@
 """
-The reviewed audit policy: what each library of each wheel must hold, and what it may.
+The reviewed audit policy: the required and the allowed contents of each library of each wheel.
 
-`ci/audit.yaml` holds what is so in every stack, `ci/audit/<stack>.yaml` the libraries that a stack
-has besides. A library that neither names is a finding, so together they are a complete list;
-whoever adds a library says here what it is.
+`ci/audit.yaml` holds for every stack, `ci/audit/<stack>.yaml` for the libraries of one stack. A
+library that neither names is a finding, so together they are a complete list.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of every record of the file: frozen, and an unknown field is a typo."""
+    """The base of every record of the file; an unknown field is an error."""
 
 
 def _expression(pattern: str) -> None:
@@ -40,8 +39,9 @@ class Allowed(_Record, frozen=True):
 
     Attributes:
         arch: The target that it was made for (``sm_80``, ``sm_90a``); for PTX the ``.target`` of
-            its text. most: How many files of it there may be. reason: Why it is there; nothing is
-            allowed without one.
+            its text.
+        most: How many files of it there may be.
+        reason: Why it is there; nothing is allowed without one.
     """
 
     arch: str
@@ -61,8 +61,7 @@ class Opcode(_Record, frozen=True):
         pattern: A regular expression searched in the opcode with its modifiers.
         least: How many there must be, over all kernels.
         kernels: A regular expression searched in mangled kernel names; only cubins with such a
-            kernel are disassembled, and
-            only in such kernels does the instruction count.
+            kernel are disassembled, and only in such kernels does the instruction count.
     """
 
     pattern: str
@@ -80,7 +79,8 @@ class TrapFree(_Record, frozen=True):
 
     Attributes:
         kernels: A regular expression searched in mangled kernel names; one that matches no kernel
-            is a finding. reason: What a trap there would mean.
+            is a finding.
+        reason: What a trap there would mean.
     """
 
     kernels: str
@@ -92,18 +92,23 @@ class TrapFree(_Record, frozen=True):
 
 class LibraryPolicy(_Record, frozen=True):
     """
-    What is asked of the libraries that *glob* matches.
+    The policy of the libraries that *glob* matches.
 
     Attributes:
         glob: Matched against the whole member name; ``*`` also matches ``/``.
         role: ``target`` was compiled here for the stack's arch; ``base`` came with the official
-            wheel. reason: Why a base library is not compiled here. arch: What it is compiled for,
-            as CMake spells it, where that is not the stack's arch; with the reason. also: Cubins of
-            other targets that may be there. ptx: PTX that may be there. needed: Shared libraries
-            wanted beyond the common ones, as globs. rpath: Allowed entries of RPATH and RUNPATH.
-            symbols: Dynamic symbols that it must define. operators: Operators of torch that it must
-            declare and implement. torch: ``stable`` where it must use torch through its stable ABI
-            alone, so that one build serves several versions of torch. size_max: Bytes.
+            wheel.
+        reason: Why a base library is not compiled here.
+        arch: What it is compiled for, as CMake spells it, if that is not the stack's arch; with the
+            reason.
+        also: Cubins of other targets that may be there.
+        ptx: PTX that may be there.
+        needed: Shared libraries wanted beyond the common ones, as globs.
+        symbols: Dynamic symbols that it must define.
+        operators: Operators of torch that it must declare and implement.
+        torch: ``stable`` if it must use torch through its stable ABI alone, so that one build
+            serves several versions of torch.
+        size_max: Bytes.
     """
 
     glob: str
@@ -115,7 +120,6 @@ class LibraryPolicy(_Record, frozen=True):
     opcodes: tuple[Opcode, ...] = ()
     trap_free: tuple[TrapFree, ...] = ()
     needed: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     torch: Literal["", "stable"] = ""
@@ -139,7 +143,7 @@ class LibraryPolicy(_Record, frozen=True):
 
 class DistributionPolicy(_Record, frozen=True):
     """
-    What a wheel may hold, and why.
+    The policy of a wheel.
 
     Attributes:
         libraries: None for a wheel of data and Python.
@@ -178,9 +182,10 @@ class AuditPolicy(_Record, frozen=True):
 
     Attributes:
         arch: The architecture of the stack as CMake spells it, such as ``12.1f``; stack.yaml names
-            it, and no file of the policy does. needed: Shared libraries that every library may
-            want, as globs. distributions: By normalised distribution name; a wheel that is not
-            listed may hold no library.
+            it, and no file of the policy does.
+        needed: Shared libraries that every library may want, as globs.
+        distributions: By normalised distribution name; a wheel that is not listed may hold no
+            library.
     """
 
     arch: str
@@ -229,11 +234,12 @@ def is_generation(arch: str, generation: str) -> bool:
 
 def load(path: Path, arch: str) -> AuditPolicy:
     """
-    Return the policy of a stack: what is asked in every stack, and what its own file adds.
+    Return the policy of a stack, of the common file and its own.
 
     Args:
         path: The stack's file, ``ci/audit/<stack>.yaml``; the common one lies beside its folder and
-            is called like that. arch: The stack's.
+            is called like that.
+        arch: The stack's.
 
     Raises:
         file-invalid: A file is missing or not valid, or both list the same library.

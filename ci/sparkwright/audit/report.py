@@ -255,11 +255,15 @@ def show(*reports: AuditReport, result: bool = False) -> None:
             titles.append(f"{len(report.findings) - SHOWN} more findings than are shown")
     rows = [[name, mark, *cells] for name, mark, cells in sorted(libraries)]
     columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets"]
-    console.table("\n".join(titles), [*columns, "verdict"], rows, result=result)
-    if tools:
-        console.table("", ["", "tool", "version", "state", "says"], tools, result=result)
-    if findings:
-        console.table("", ["", "rule", "library", "finding"], findings, result=result)
+    for title in titles:
+        (console.result if result else console.note)(title)
+    for headings, lines in (
+        ([*columns, "verdict"], rows),
+        (["", "tool", "version", "state", "says"], tools),
+        (["", "rule", "library", "finding"], findings),
+    ):
+        if lines:
+            console.table("", headings, lines, result=result)
 
 
 def _title(report: AuditReport) -> str:
