@@ -15,6 +15,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+#: A file with needed versions (its second, fourth and fifth field: their number, the offset of the
+#: first, and that of the next file), and a version (fourth and fifth: its name, and the offset of
+#: the next).
+_NEEDED_FILE, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 #: Functions of CUDA's driver API; cuFile, which begins alike, is another library.
 _DRIVER = re.compile(r"cu(?!File)[A-Z]\w*")
 _VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)")
@@ -109,12 +114,8 @@ class _Strings:
 
     def __init__(self, data: Buffer, offset: int, size: int, what: str) -> None:
         _check_bounds(data, offset, size, what)
-        self._data, self._offset, self._end, self._left = (
-            data,
-            offset,
-            offset + size,
-            MOST_NAME_BYTES,
-        )
+        self._data, self._offset, self._end = data, offset, offset + size
+        self._left = MOST_NAME_BYTES
 
     def name(self, offset: int) -> str:
         begin = self._offset + offset
@@ -170,18 +171,17 @@ def sections(data: Buffer) -> tuple[Section, ...]:
 
 def shared_object(data: Buffer) -> SharedObject:
     """
-    Return what the library, program or object file in *data* asks of its machine.
+    Return the needs of the library, program or object file in *data*.
 
     Raises:
         ElfUnreadable: Its headers contradict each other or its size.
     """
     machine, _, _, segments = _header(data)
-    for entry in segments:
-        if entry[0] in (_LOAD, _DYNAMIC):
-            _check_bounds(data, entry[2], entry[5], "a segment")
+    for kind, _, offset, _, _, size, _, _ in segments:
+        if kind in (_LOAD, _DYNAMIC):
+            _check_bounds(data, offset, size, "a segment")
     loads = [(entry[2], entry[3], entry[5]) for entry in segments if entry[0] == _LOAD]
-    dynamic = [entry for entry in segments if entry[0] == _DYNAMIC]
-    entries = [pair for entry in dynamic for pair in _dynamic(data, entry[2], entry[5])]
+    entries = [pair for entry in segments for pair in _dynamic(data, entry)]
     values = dict(entries)
     size = values.get(_STRSZ, 0) if _STRTAB in values else 0
     begin = _file_offset(loads, values[_STRTAB], size, "the table of its strings") if size else 0
@@ -189,24 +189,25 @@ def shared_object(data: Buffer) -> SharedObject:
     versions: dict[str, tuple[int, ...]] = {}
     if _VERNEED in values and values.get(_VERNEED_COUNT):
         table = _file_offset(loads, values[_VERNEED], 16, "the table of needed versions")
-        for name, version in _needed_versions(data, table, values[_VERNEED_COUNT], strings):
-            versions[name] = max(versions.get(name, ()), version)
+        for name in _needed_versions(data, table, values[_VERNEED_COUNT], strings):
+            if match := _VERSION.fullmatch(name):
+                versions[match[1]] = max(versions.get(match[1], ()), version_key(match[2]))
     listed = sections(data)
     symbols = list(_symbols(data, listed))
-    fatbins = [one for one in listed if one.name in FATBIN_SECTIONS and one.kind != NO_BITS]
+    driver = {name for name, defined in symbols if not defined and _DRIVER.fullmatch(name)}
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
-        rpath=tuple(
-            path for tag, value in entries if tag in _PATHS and (path := strings.name(value))
-        ),
+        rpath=tuple(filter(None, (strings.name(value) for tag, value in entries if tag in _PATHS))),
         versions=versions,
         soname=next((strings.name(value) for tag, value in entries if tag == _SONAME), ""),
-        fatbins=tuple((one.offset, one.size) for one in fatbins),
-        symbols=frozenset(name for name, defined in symbols if defined),
-        driver=tuple(
-            sorted({name for name, defined in symbols if not defined and _DRIVER.fullmatch(name)})
+        fatbins=tuple(
+            (section.offset, section.size)
+            for section in listed
+            if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
         ),
+        symbols=frozenset(name for name, defined in symbols if defined),
+        driver=tuple(sorted(driver)),
     )
 
 
@@ -241,31 +242,25 @@ def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
         _check_bounds(data, at, _SECTION.size, "the section table")
         first = _SECTION.unpack_from(data, at)
         section_count, names = section_count or first[5], first[6] if names == 0xFFFF else names
-    tables = [
-        _entries(data, "section", _SECTION, (at, section_size, section_count), MOST_SECTIONS),
-        _entries(data, "segment", _SEGMENT, (segments, segment_size, segment_count), MOST_SEGMENTS),
-    ]
-    return machine, names, *tables
+    tables = []
+    for what, form, offset, size, count, most in (
+        ("section", _SECTION, at, section_size, section_count, MOST_SECTIONS),
+        ("segment", _SEGMENT, segments, segment_size, segment_count, MOST_SEGMENTS),
+    ):
+        if count and size != form.size:
+            raise ElfUnreadable(f"an entry of its {what} table has {size} bytes")
+        if count > most:
+            raise ElfUnreadable(f"it has {count} {what}s, more than any library")
+        _check_bounds(data, offset, size * count, f"the {what} table")
+        tables.append(list(form.iter_unpack(data[offset : offset + size * count])))
+    return machine, names, tables[0], tables[1]
 
 
-def _entries(
-    data: Buffer, what: str, form: struct.Struct, table: tuple[int, int, int], most: int
-) -> list[Any]:
-    offset, size, count = table
-    if count and size != form.size:
-        raise ElfUnreadable(f"an entry of its {what} table has {size} bytes")
-    if count > most:
-        raise ElfUnreadable(f"it has {count} {what}s, more than any library")
-    _check_bounds(data, offset, size * count, f"the {what} table")
-    return list(form.iter_unpack(data[offset : offset + size * count]))
-
-
-def _dynamic(data: Buffer, offset: int, size: int) -> Iterator[tuple[int, int]]:
-    size = min(size // 16, _MOST_DYNAMIC) * 16
-    for tag, value in struct.iter_unpack("<QQ", data[offset : offset + size]):
-        if tag == 0:
-            return
-        yield tag, value
+def _dynamic(data: Buffer, segment: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Return the entries of a dynamic segment; none of any other."""
+    offset, size = segment[2], min(segment[5] // 16, _MOST_DYNAMIC) * 16
+    entries = struct.iter_unpack("<QQ", data[offset : offset + size])
+    return takewhile(lambda entry: segment[0] == _DYNAMIC and entry[0] != 0, entries)
 
 
 def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int, what: str) -> int:
@@ -276,28 +271,28 @@ def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int,
     raise ElfUnreadable(f"{what} is in no segment of the file (address {address:#x}, {size} bytes)")
 
 
-def _needed_versions(
-    data: Buffer, table: int, files: int, strings: _Strings
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _needed_versions(data: Buffer, table: int, files: int, strings: _Strings) -> Iterator[str]:
     """Yield the needed versions (DT_VERNEED: a chain of files, each with a chain of versions)."""
     left = _MOST_DYNAMIC
-    for _ in range(min(files, _MOST_DYNAMIC)):
-        _check_bounds(data, table, 16, "a file in the table of needed versions")
-        _, count, _, first, following = struct.unpack_from("<HHIII", data, table)
-        entry = table + first
-        for _ in range(count):
-            if (left := left - 1) < 0:
+    for offset, file in _chain(data, table, files, _NEEDED_FILE):
+        for _, version in _chain(data, offset + file[3], file[1], _NEEDED_VERSION):
+            left -= 1
+            if left < 0:
                 raise ElfUnreadable(f"it needs more than {_MOST_DYNAMIC} versions")
-            _check_bounds(data, entry, 16, "a version in the table of needed versions")
-            _, _, _, name, step = struct.unpack_from("<IHHII", data, entry)
-            if match := _VERSION.fullmatch(strings.name(name)):
-                yield match[1], version_key(match[2])
-            entry += step
-            if not step:
-                break
-        table += following
-        if not following:
+            yield strings.name(version[3])
+
+
+def _chain(
+    data: Buffer, offset: int, count: int, form: struct.Struct
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield up to *count* entries, each with the distance to the next as its last field."""
+    for _ in range(min(count, _MOST_DYNAMIC)):
+        _check_bounds(data, offset, form.size, "an entry in the table of needed versions")
+        entry = form.unpack_from(data, offset)
+        yield offset, entry
+        if not entry[-1]:
             return
+        offset += entry[-1]
 
 
 def _symbols(data: Buffer, listed: Sequence[Section]) -> Iterator[tuple[str, bool]]:
@@ -309,10 +304,9 @@ def _symbols(data: Buffer, listed: Sequence[Section]) -> Iterator[tuple[str, boo
             raise ElfUnreadable("the names of its symbols are in no section")
         table = listed[section.link]
         strings = _Strings(data, table.offset, table.size, "the table of symbol names")
-        whole = section.size // _SYMBOL.size * _SYMBOL.size
-        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(
-            data[section.offset : section.offset + whole]
-        ):
+        size = section.size // _SYMBOL.size * _SYMBOL.size
+        symbols = _SYMBOL.iter_unpack(data[section.offset : section.offset + size])
+        for name, info, _, index, _, _ in symbols:
             # Bound globally, weakly or uniquely, and defined in this file: what the loader gives to
             # others. A weak symbol that is not defined here may stay unresolved.
             if info >> 4 in ((1, 2, 10) if index else (1,)):

@@ -28,8 +28,6 @@ from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
-#: Parts of glibc, which the platform tag promises as a whole; a library may name any of them.
-_LIBC = re.compile(r"(lib(c|m|dl|rt|pthread)|ld-linux-[a-z0-9-]+)\.so\.\d+$")
 
 
 class GraftManifest(msgspec.Struct, frozen=True):
@@ -172,9 +170,8 @@ def write(
     need a newer system.
 
     Raises:
-        target-mismatch: See `check_libraries` and `platform_tag`.
+        target-mismatch: See `platform_tag`.
     """
-    check_libraries(base, changed, manifest.libraries)
     version = labelled(WheelName.of(base.name).version, label)
     return archive.rewrite(
         base,
@@ -187,32 +184,6 @@ def write(
         requires=manifest.requires,
         dist_info=dist_info.contents(WheelName.of(base.name, version)),
     )
-
-
-def check_libraries(base: Path, changed: Mapping[str, bytes], libraries: Iterable[str]) -> None:
-    """
-    Check that the *libraries* compiled here can replace those of *base*.
-
-    Raises:
-        target-mismatch: One is for another machine than the wheel, needs a library that the base's
-            of the same name does not need, or searches folders of its own.
-    """
-    tag = WheelName.of(base.name).tag
-    faults = []
-    with zip_file(base) as wheel:
-        for name in libraries:
-            new, old = elf.shared_object(changed[name]), elf.shared_object(wheel.read(name))
-            added = [needed for needed in new.needed if needed not in old.needed]
-            if not tag.endswith(new.machine):
-                faults.append(
-                    f"{name} is for {new.machine}, the wheel for {tag.rpartition('-')[2]}"
-                )
-            elif more := [needed for needed in added if not _LIBC.match(needed)]:
-                faults.append(f"{name} needs {', '.join(more)}, which the official one does not")
-            faults += [f"{name} searches {folder}" for folder in new.rpath]
-    if faults:
-        what = f"The compiled libraries cannot replace those of {base.name}."
-        raise BuildError("target-mismatch", what, details=faults)
 
 
 def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
