@@ -105,9 +105,9 @@ class Progress:
     def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
         self._console, self.title, self.total, self.unit = console, title, total, unit
         self.done = 0.0
-        self._began = self._shown = time.monotonic()
+        self._began = self._updated = time.monotonic()
         self._first = 0.0
-        self._open = False
+        self.shown = False
 
     def start_at(self, done: float) -> None:
         """
@@ -119,12 +119,12 @@ class Progress:
         """Show that *done* of the total is there; *remaining* overrides the estimate in seconds."""
         self.done = done
         now = time.monotonic()
-        if now - self._shown < self._console.interval:
+        if now - self._updated < self._console.interval:
             return
-        self._shown = now
+        self._updated = now
         if remaining is None and self.total and done > self._first:
             remaining = (now - self._began) / (done - self._first) * (self.total - done)
-        self._open = True
+        self.shown = True
         self._console.live(self._line(note, remaining))
 
     def _line(self, note: str, remaining: float | None) -> str:
@@ -136,10 +136,6 @@ class Progress:
         )
         left = f", about {duration(remaining)} left" if remaining is not None else ""
         return f"{self.title}: {amount}{whole}{left}{f'  {note}' if note else ''}"
-
-    def close(self) -> None:
-        if self._open:
-            self._console.live("")
 
 
 class Console:
@@ -197,23 +193,21 @@ class Console:
                 "output-unwritable", f"{name.capitalize()} cannot be written.", details=[str(error)]
             ) from error
 
-    def _write(self, stream: TextIO, text: str) -> None:
+    def _write(self, stream: TextIO, text: str, *, flush: bool = False) -> None:
         with self._writing(stream):
             stream.write(text)
+            if flush:
+                stream.flush()
 
-    def _say(self, text: str) -> None:
-        text = printable(text)
-        with self._writing(sys.stderr):
-            sys.stderr.write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
-            sys.stderr.flush()
+    def _say(self, text: str, end: str = "\n") -> None:
+        wipe = "\r\x1b[K" if self.terminal else ""
+        self._write(sys.stderr, f"{wipe}{printable(text)}{end}", flush=True)
 
     def live(self, text: str) -> None:
         """Replace the live line; on anything but a terminal, print it as a line."""
         if self.terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            with self._writing(sys.stderr):
-                sys.stderr.write("\r\x1b[K" + printable(text)[: columns - 1])
-                sys.stderr.flush()
+            self._say(text[: columns - 1], end="")
         elif text:
             self._say("  " + text)
 
@@ -259,7 +253,8 @@ class Console:
         try:
             yield progress
         finally:
-            progress.close()
+            if progress.shown:
+                self.live("")
 
     def table(
         self,
@@ -302,16 +297,12 @@ class Console:
         # for.
         width = None if stream.isatty() else 200
         # Rich would end the program on its own where the stream cannot be written.
-        made = io.StringIO()
+        text = io.StringIO()
+        terminal = stream.isatty()
         RichConsole(
-            file=made,
-            width=width,
-            force_terminal=stream.isatty(),
-            highlight=False,
-            markup=False,
-            soft_wrap=False,
+            file=text, width=width, force_terminal=terminal, highlight=False, markup=False
         ).print(table)
-        self._write(stream, made.getvalue())
+        self._write(stream, text.getvalue())
 
     def document(self, data: dict[str, Any]) -> None:
         """Set what the one JSON document of ``--json`` will hold; `finish` prints it."""
@@ -326,10 +317,8 @@ class Console:
             disk-full, output-unwritable, OutputClosed: It cannot be.
         """
         self._flush_lines()
-        data, self._document = (
-            {"schema": 1, **self._document, **({"error": error} if error else {})},
-            {},
-        )
+        data = {"schema": 1, **self._document, **({"error": error} if error else {})}
+        self._document = {}
         if self.json:
             import msgspec
 
@@ -343,9 +332,8 @@ class Console:
             self._write(
                 sys.stdout, _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", lines) + "\n"
             )
-        for stream in (sys.stdout, sys.stderr):
-            with self._writing(stream):
-                stream.flush()
+        self._write(sys.stdout, "", flush=True)
+        self._write(sys.stderr, "", flush=True)
 
     def result(self, text: str) -> None:
         """Print a line that the verb was asked for."""
@@ -364,13 +352,12 @@ class Console:
 
     def failure(self, error: SparkwrightError) -> None:
         """Print a failure: reference and what failed, details, what to do."""
-        if self.github:
-            self._say(f"::error title={error.reference}::{error.what}")
         lines = [f"error: {error.reference}: {error.what}"]
         lines += [f"    {line}" for line in error.details]
         lines += [f"  what to do: {error.todo}"]
         if self.github:
             self._flush_lines()
+            self._say(f"::error title={error.reference}::{error.what}")
             github_summary.append(github_summary.block(lines))
         self._say("\n".join(lines))
 

@@ -147,10 +147,10 @@ class Meter:
         # A guest's time is counted as its host process's, too; waiting for a disk is no work.
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         mine = os.times()
-        own = sum(mine[:4]) + procfs.use_below(os.getpid()).cpu
+        own = sum(mine[:4]) + procfs.cpu_seconds_below(os.getpid())
         below = {one.pid for one in psutil.Process().children(recursive=True)}
         for pid in set(self._ours) - below - {os.getpid()}:
-            own += procfs.use_below(pid).cpu + _seconds(pid)
+            own += procfs.cpu_seconds_below(pid) + _seconds(pid)
         return whole, whole - times.idle - getattr(times, "iowait", 0.0), own
 
     def share(self, least: float = 0.5) -> float | None:
