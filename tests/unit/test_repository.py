@@ -248,5 +248,5 @@ def test_the_random_run_is_every_night() -> None:
 
 
 def test_no_module_forks_through_python() -> None:
-    """``preexec_fn`` runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.leashed` does its work."""
+    """``preexec_fn`` runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.wrap_with_limits` does its work."""
     assert [name_of(path) for path in MODULES if "preexec_fn=" in path.read_text("utf-8")] == []

@@ -107,7 +107,7 @@ def _run(
     )
     with output.open("wb") as out, log.open("wb") as errors:
         done = subprocess.run(
-            process.leashed(command, memory=memory, written=written),
+            process.wrap_with_limits(command, memory=memory, written=written),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=errors,

@@ -23,7 +23,7 @@ from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 
 #: Libraries of torch, the CUDA wheels and the system.
 _OTHERS = re.compile(
@@ -70,7 +70,7 @@ def audit(
     findings = [*_whole(about, contents.names, listed)]
     parent = scratch or Path(tempfile.gettempdir())
     with (
-        room_guard(parent),
+        translate_disk_full(parent),
         tempfile.TemporaryDirectory(prefix="audit-", dir=parent) as temporary,
         ThreadPoolExecutor(2) as pool,
     ):

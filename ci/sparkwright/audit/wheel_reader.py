@@ -29,7 +29,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, MOST_MEMBERS, member
 from sparkwright.builder.wheel.elf import MAGIC
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import archive as archives
 
 _ENTRY = b"PK\x01\x02"
@@ -155,7 +155,7 @@ def walk(
     findings: list[Finding] = []
     with (
         archives.opened(wheel) as archive,
-        room_guard(scratch),
+        translate_disk_full(scratch),
         tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
         console.progress(f"reading {wheel.name}", about.size, "bytes") as progress,
     ):

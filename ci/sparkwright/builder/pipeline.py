@@ -32,7 +32,7 @@ from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import download
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
@@ -263,7 +263,7 @@ def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
         or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)
     ):
         return
-    with room_guard(session.output), session.store.replacing(shown) as temporary:
+    with translate_disk_full(session.output), session.store.replacing(shown) as temporary:
         temporary.unlink()
         try:
             os.link(source, temporary)

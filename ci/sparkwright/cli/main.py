@@ -38,7 +38,7 @@ from sparkwright.core import project_data
 from sparkwright.core.config import mirror_map
 from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.core.store import Store, room_guard
+from sparkwright.core.store import Store, translate_disk_full
 from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
@@ -504,7 +504,7 @@ def _ended(words: Sequence[str]) -> int:
     Run the command line, say how it ended, and return the exit code; raises as `console.finish`.
     """
     try:
-        with room_guard(Path(tempfile.gettempdir())):
+        with translate_disk_full(Path(tempfile.gettempdir())):
             code = run(words)
         console.finish()
     except SparkwrightError as error:

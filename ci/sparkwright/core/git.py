@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparkwright.core.errors import CommandError, GitError
-from sparkwright.core.process import leashed, refuse_full_disk
+from sparkwright.core.process import refuse_full_disk, wrap_with_limits
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would
 #: redirect our commands.
@@ -147,7 +147,7 @@ def run(
             spool.seek(0)
         try:
             if arguments[0] not in _HARMLESS:
-                command = leashed(command)
+                command = wrap_with_limits(command)
             source = spool if stdin is None or isinstance(stdin, bytes) else stdin
             layer = _command()(str(cwd))
             if on_progress:

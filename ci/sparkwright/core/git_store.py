@@ -18,7 +18,7 @@ from typing import Any
 
 from sparkwright.core.errors import GitError
 from sparkwright.core.git import EXECUTABLE, HERE, REGULAR, SUBMODULE, run
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 
 #: An entry that removes a path from an index.
 _REMOVED = ("0", "0" * 40)
@@ -36,7 +36,7 @@ class Objects:
         self.path = path
         if (path / "HEAD").exists():
             return
-        with room_guard(path):
+        with translate_disk_full(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 fresh = Path(scratch) / path.name
@@ -182,7 +182,7 @@ class Objects:
     def _with_entries(self, tree: str, entries: Mapping[str, tuple[str, str]]) -> str:
         """Return *tree* with *entries* (path → mode, id) in place of what stood at their paths."""
         rows = "".join(f"{mode} {name}\t{path}\0" for path, (mode, name) in entries.items())
-        with room_guard(self.path), tempfile.TemporaryDirectory(dir=self.path) as folder:
+        with translate_disk_full(self.path), tempfile.TemporaryDirectory(dir=self.path) as folder:
             env = {"GIT_INDEX_FILE": f"{folder}/index"}
             self.run(["read-tree", tree], env=env)
             words = ["update-index", "-z", "--index-info"]
@@ -201,7 +201,7 @@ class Objects:
         Args:
             index: The index that goes with the folder; it remembers what is there.
         """
-        with room_guard(self.path):
+        with translate_disk_full(self.path):
             folder.mkdir(parents=True, exist_ok=True)
         # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git
         # can own it.
@@ -238,7 +238,7 @@ class Objects:
     def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
         """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
         ref = f"refs/import/{os.getpid()}"
-        with room_guard(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
+        with translate_disk_full(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
             stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
             for path, mode, data in files:
                 stream.write(

@@ -23,7 +23,7 @@ from urllib.parse import urljoin
 
 from sparkwright import __version__
 from sparkwright.core.console import console, one_line
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 
 if TYPE_CHECKING:
     import requests
@@ -404,7 +404,7 @@ def _resume(
         if size and total != size:
             raise HttpFailure("size", f"{total} bytes are served, and {size} are expected")
         on_progress(have, total)
-        with room_guard(partial.parent), partial.open("ab" if have else "wb") as sink:
+        with translate_disk_full(partial.parent), partial.open("ab" if have else "wb") as sink:
             try:
                 for piece in reply.pieces((size or LARGEST_FILE) - have, steady=True):
                     sink.write(piece)

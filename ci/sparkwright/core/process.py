@@ -1,7 +1,4 @@
-"""
-Programs that sparkwright runs: always an argument list, always with a full log, never outliving
-their parent.
-"""
+"""Run programs from argument lists, with a full log; none outlives this process."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from sparkwright.core.errors import CommandError, Failure, StoreError
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
-def leashed(
+def wrap_with_limits(
     command: Sequence[str | os.PathLike[str]],
     *,
     by: int = signal.SIGTERM,
@@ -30,10 +27,10 @@ def leashed(
     path: str | None = None,
 ) -> list[str]:
     """
-    Return *command* as a program that gets the signal *by* when the thread that starts it dies, and
-    that may use so much and no more.
+    Return *command* wrapped so that it receives the signal *by* when the thread that starts it
+    dies, with optional limits of memory and file size.
 
-    It is run through util-linux's setpriv and prlimit, which become the program. Python's
+    The wrappers are util-linux's setpriv and prlimit, which replace themselves by the program. Python's
     ``preexec_fn`` could do the same, but it runs the handlers of `os.register_at_fork` in the
     parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
 
@@ -47,12 +44,14 @@ def leashed(
         tool-missing: A limit is asked for, and there is no prlimit.
     """
     words = [os.fspath(word) for word in command]
-    found = shutil.which(words[0], path=path)
-    if found is None:
+    if shutil.which(words[0], path=path) is None:
         raise FileNotFoundError(words[0])
     if memory or written:
+        if not (prlimit := _util("prlimit")):
+            what = "prlimit is not installed; it is part of util-linux."
+            raise CommandError("tool-missing", what)
         words = [
-            _prlimit(),
+            prlimit,
             *([f"--as={memory}"] if memory else []),
             *([f"--fsize={written}"] if written else []),
             "--core=0",
@@ -71,12 +70,6 @@ def leashed(
 def _util(name: str) -> str | None:
     """Return the path of a program of util-linux, if it is here."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
-
-
-def _prlimit() -> str:
-    if found := _util("prlimit"):
-        return found
-    raise CommandError("tool-missing", "prlimit is not installed; it is part of util-linux.")
 
 
 def refuse_full_disk(output: Sequence[str], what: str) -> None:
@@ -150,17 +143,17 @@ def run(
         disk-full: The program says so.
     """
     arguments = [os.fspath(part) for part in command]
-    known = [os.fspath(part) for part in shown] or arguments
+    names = [os.fspath(part) for part in shown] or arguments
     variables = dict(env) if env is not None else clean_environment()
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: list[str] = []
     full: list[str] = []
     with log.open("w", encoding="utf-8") as sink:
-        sink.write("$ " + " ".join(known) + "\n")
+        sink.write("$ " + " ".join(names) + "\n")
         sink.flush()
         try:
             child = subprocess.Popen(
-                leashed(arguments, by=end_by, path=variables.get("PATH")),
+                wrap_with_limits(arguments, by=end_by, path=variables.get("PATH")),
                 cwd=cwd,
                 env=variables,
                 stdin=subprocess.DEVNULL,
@@ -192,11 +185,11 @@ def run(
                 child.wait()
             raise
     if status:
-        refuse_full_disk(full, Path(known[0]).name)
+        refuse_full_disk(full, Path(names[0]).name)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         details = [*tail, f"status: {status}", f"full log: {log}"]
         raise failure(
-            what or f"{Path(known[0]).name} {how}.", details=details, data={"status": status}
+            what or f"{Path(names[0]).name} {how}.", details=details, data={"status": status}
         )
 
 
@@ -219,7 +212,7 @@ def output(
         # An interruption that comes while the program is being started leaves nobody who could end
         # it but the kernel.
         done = subprocess.run(
-            leashed(arguments, by=signal.SIGKILL, path=variables.get("PATH")),
+            wrap_with_limits(arguments, by=signal.SIGKILL, path=variables.get("PATH")),
             env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -1,5 +1,5 @@
 """
-The cache directory: results kept by key, and working places that may vanish.
+The cache directory: results by key, downloads, and folders that are continued.
 
 Nothing else creates files there. A result is written to a temporary name on the same file system,
 flushed, and renamed, so that a killed run leaves either the whole result or none (DESIGN §7.7).
@@ -61,20 +61,20 @@ def flush(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def room_guard(place: Path) -> Iterator[None]:
+def translate_disk_full(folder: Path) -> Iterator[None]:
     """
-    Turn "no space left on device" and "disk quota exceeded" into `disk-full`, which names *place*
-    and what is free.
+    Raise `disk-full`, with *folder* and its free space, for "no space left on device" and "disk
+    quota exceeded" within the block.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        free = shutil.disk_usage(place if place.exists() else place.parent).free
+        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
         raise StoreError(
             "disk-full",
-            f"There is no room left under {place}.",
+            f"There is no room left under {folder}.",
             details=[f"free: {free / 1e6:,.0f} MB"],
         ) from error
 
@@ -90,7 +90,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         try:
-            with room_guard(self.root):
+            with translate_disk_full(self.root):
                 self.root.mkdir(parents=True, exist_ok=True)
                 if not (self.root / "CACHEDIR.TAG").exists():
                     # The signature that backup programs look for (bford.info/cachedir).
@@ -115,7 +115,7 @@ class Store:
         the block.
         """
         try:
-            with room_guard(self.root):
+            with translate_disk_full(self.root):
                 yield
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
@@ -164,7 +164,7 @@ class Store:
         Callers hold the lock of that place, so what lies half-made beside it is a killed run's, and
         is removed.
         """
-        with room_guard(self.root):
+        with translate_disk_full(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
             for left in path.parent.glob(f".{path.name}.*"):
                 shutil.rmtree(left, ignore_errors=True)

@@ -76,7 +76,7 @@ def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[
     Raises:
         command-failed: It did not come up.
     """
-    command = process.leashed([*program, "serve", folder, "--port", "0"])
+    command = process.wrap_with_limits([*program, "serve", folder, "--port", "0"])
     with (
         log.open("wb") as sink,
         subprocess.Popen(

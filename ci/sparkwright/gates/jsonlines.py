@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from sparkwright.core.errors import FileError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Writer:
 
     def __init__(self, path: Path, *, more: bool = False) -> None:
         self._path = path
-        with room_guard(path.parent):
+        with translate_disk_full(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             if more and path.exists():
                 _cut(path)
@@ -48,7 +48,7 @@ class Writer:
 
     def add(self, line: msgspec.Struct) -> None:
         """Write *line* and wait until it is on the disk."""
-        with room_guard(self._path.parent):
+        with translate_disk_full(self._path.parent):
             data = memoryview(msgspec.json.encode(line) + b"\n")
             while data:
                 data = data[self._stream.write(data) or 0 :]

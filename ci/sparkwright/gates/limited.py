@@ -57,7 +57,7 @@ def run(command: Sequence[str], limits: Limits, log: Path) -> Ended:
     with log.open("wb") as sink:
         try:
             child = subprocess.Popen(
-                process.leashed(command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20),
+                process.wrap_with_limits(command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20),
                 stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=process.clean_environment(), cwd=log.parent,
                 start_new_session=True,
             )  # fmt: skip

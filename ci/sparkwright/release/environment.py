@@ -22,7 +22,7 @@ import msgspec
 from sparkwright.core import digest, process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, PythonError, WheelError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release.layout import File, Layout
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def probe(folder: Path) -> Environment:
 def access_guard(place: Path) -> Iterator[None]:
     """Turn what the operating system refuses in *place* into `environment-unusable`, and a full disk into `disk-full`."""
     try:
-        with room_guard(place):
+        with translate_disk_full(place):
             yield
     except OSError as error:
         raise PythonError("environment-unusable", f"{place} cannot be read or changed.", details=[str(error)]) from error

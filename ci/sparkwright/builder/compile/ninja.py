@@ -29,7 +29,7 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.core import config, procfs
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import SparkwrightError, StoreError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
 #: Of the memory that is available at the start; the rest is left to the system, which shares it
@@ -213,7 +213,7 @@ class BuildFolder:
             build-downloads: A build step asked for a host.
         """
         variables = {**self._env, "SPARKWRIGHT_PATIENCE": str(limits.patience), **(env or {})}
-        with room_guard(self.path):
+        with translate_disk_full(self.path):
             # The calls and temporary files of a run that was killed.
             self._launch.mkdir(exist_ok=True)
             self._collect(costs)

@@ -193,7 +193,7 @@ class Sentinel:
         try:
             with self._log.open("wb") as sink:
                 self._child = subprocess.Popen(
-                    process.leashed([self._python, "-I", SCRIPT], by=signal.SIGKILL), env=variables, stdin=subprocess.PIPE,
+                    process.wrap_with_limits([self._python, "-I", SCRIPT], by=signal.SIGKILL), env=variables, stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=sink, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:

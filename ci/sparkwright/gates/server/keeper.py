@@ -21,7 +21,7 @@ import time
 import msgspec
 import psutil
 
-from sparkwright.core.process import leashed
+from sparkwright.core.process import wrap_with_limits
 
 #: prctl(2): orphaned descendants become children of this process.
 PR_SET_CHILD_SUBREAPER = 36
@@ -84,7 +84,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os.close(0))
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     child = subprocess.Popen(
-        leashed(command, path=order.variables.get("PATH")), env=order.variables, stdin=subprocess.DEVNULL, process_group=0
+        wrap_with_limits(command, path=order.variables.get("PATH")), env=order.variables, stdin=subprocess.DEVNULL, process_group=0
     )
     while child.poll() is None:
         try:

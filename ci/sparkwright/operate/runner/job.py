@@ -135,7 +135,7 @@ def _command(ground: Ground) -> list[str]:
     """Return the command: run.sh, as the job's user where this is root, without a right, and not outliving its parent."""
     rights = [f"--reuid={ground.uid}", f"--regid={ground.gid}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
     dropped = rights if ground.root else []
-    words = process.leashed([ground.work / "runner" / "run.sh"], by=9)
+    words = process.wrap_with_limits([ground.work / "runner" / "run.sh"], by=9)
     if words[0].endswith("setpriv"):
         return [words[0], "--no-new-privs", *dropped, *words[1:]]
     raise LabError("runner-unfit", "setpriv is not installed; it is part of util-linux.")

@@ -121,7 +121,7 @@ class Leader:
         self._lease = lease
         command = [word.replace("{partner}", partner) for word in lease.reach]
         try:
-            self._child = subprocess.Popen(process.leashed(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._child = subprocess.Popen(process.wrap_with_limits(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except FileNotFoundError as error:
             raise LabError("lease-refused", f"{command[0]} is not installed, so {partner} cannot be reached.") from error
         assert self._child.stdin is not None

@@ -19,7 +19,7 @@ import msgspec
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.gates.server.keeper import PATIENCE
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import Role
@@ -126,7 +126,7 @@ class Held:
 def _usable() -> Iterator[None]:
     place = folder()
     try:
-        with room_guard(place):
+        with translate_disk_full(place):
             yield
     except OSError as error:
         raise StoreError("state-unusable", f"{place} cannot be used.", details=[str(error)]) from error

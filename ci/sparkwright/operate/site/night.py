@@ -17,7 +17,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.core.store import flush, reading, room_guard
+from sparkwright.core.store import flush, reading, translate_disk_full
 from sparkwright.gates import ladder
 from sparkwright.gates.verdict import State
 from sparkwright.operate.errors import LabError
@@ -175,7 +175,7 @@ def write(folder: Path, night: Night) -> Path:
     """
     data = msgspec.json.format(msgspec.json.encode(night)) + b"\n"
     path = folder / night.filename
-    with room_guard(folder):
+    with translate_disk_full(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix=".night.")
         temporary = Path(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.errors import UsageError
-from sparkwright.core.store import Store, room_guard
+from sparkwright.core.store import Store, translate_disk_full
 
 #: In the folder: what the last run made, so that another one knows what is ours.
 LISTING = "site.json"
@@ -80,6 +80,6 @@ def _put(store: Store, path: Path, data: bytes) -> bool:
             return False
     except OSError:
         pass
-    with room_guard(path.parent), store.replacing(path) as unfinished:
+    with translate_disk_full(path.parent), store.replacing(path) as unfinished:
         unfinished.write_bytes(data)
     return True

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from sparkwright.core import digest, http
 from sparkwright.core.console import Progress, console
 from sparkwright.core.http import HttpFailure, redact_credentials
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.forks.download import path_of
 from sparkwright.forks.errors import SourceError
@@ -84,7 +84,7 @@ def _one(session: StandaloneContext, one: Pinned, account: _Account) -> Path:
         if session.offline and urlsplit(one.url).scheme != "file":
             raise SourceError("offline", f"{one.filename} is not in the store.")
         partial = session.store.folder("downloads", one.sha256) / f"{one.filename}.part"
-        with room_guard(partial.parent):
+        with translate_disk_full(partial.parent):
             _bring(session, one, partial, account)
         os.replace(partial, path)
     return path

@@ -17,7 +17,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.index import entries, live, pages, simple, state
 from sparkwright.release.index.entries import Skimmed
@@ -49,7 +49,7 @@ def generate(root: Path, manifest: Manifest, sealed: bytes, *, fresh: bool = Fal
         index-moved: Another manifest with the same serial is live. disk-full: There is no room.
     """
     root = root.absolute()
-    with room_guard(root):
+    with translate_disk_full(root):
         place, before = live.place(root, manifest.serial), live.current(root)
         if before and before[0] == manifest.serial:
             if before[1] != sealed:

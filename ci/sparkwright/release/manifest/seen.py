@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.errors import StoreError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import Manifest, Sha256, Time
@@ -127,7 +127,7 @@ def _held(path: Path) -> Iterator[None]:
     from filelock import FileLock
 
     try:
-        with room_guard(path.parent):
+        with translate_disk_full(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(path.with_suffix(".lock"))
             lock.acquire()
@@ -142,7 +142,7 @@ def _held(path: Path) -> Iterator[None]:
 def _write(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".new")  # alone under the lock; what a killed run left is written over
     try:
-        with room_guard(path.parent), temporary.open("wb") as stream:
+        with translate_disk_full(path.parent), temporary.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

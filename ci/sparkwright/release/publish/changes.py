@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import change, places, times
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
@@ -74,7 +74,7 @@ def _there(publisher: Publisher) -> Iterator[Manifest]:
     """Hold the index, which has to be there, and yield its manifest."""
     if not publisher.root.is_dir():
         raise ReleaseError("index-missing", f"There is no folder {publisher.root}.")
-    with ground.held(publisher.root), room_guard(publisher.root):
+    with ground.held(publisher.root), translate_disk_full(publisher.root):
         yield ground.required(publisher.root, publisher.trust)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparkwright.core import digest
-from sparkwright.core.store import flush, room_guard
+from sparkwright.core.store import flush, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
 
@@ -37,7 +37,7 @@ class Folder:
 
     def ready(self) -> None:
         """Make the folder."""
-        with room_guard(self.root):
+        with translate_disk_full(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
 
     def address(self, place: str) -> str:
@@ -57,7 +57,7 @@ class Folder:
             return
         there = self.root / place
         self._observe(f"name {place}")
-        with room_guard(self.root):
+        with translate_disk_full(self.root):
             if (found := digest.sha256_file(path)) != sha256:
                 raise ReleaseError("publish-failed", f"{path} is not what it was.", details=[f"now: {found}", f"was: {sha256}"])
             there.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Folder:
 
     def _write(self, place: str, pieces: Iterable[bytes], sha256: str, moved: Moved) -> None:
         path = self.root / place
-        with room_guard(self.root), _beside(path) as unfinished:
+        with translate_disk_full(self.root), _beside(path) as unfinished:
             self._observe(f"write {place}")
             if (found := _flushed(unfinished, pieces, path.name, moved)) != sha256:
                 raise ReleaseError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import digest
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release import index
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places, signed
@@ -34,7 +34,7 @@ def held(root: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    with room_guard(root):
+    with translate_disk_full(root):
         (root / WORK).mkdir(parents=True, exist_ok=True)
     lock = FileLock(root / WORK / "lock")
     try:

@@ -17,7 +17,7 @@ import msgspec
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError, UsageError
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release import index
 from sparkwright.release.manifest import change, times
 from sparkwright.release.manifest.records import Channel, Manifest, Missing
@@ -82,7 +82,7 @@ def publish(publisher: Publisher, asked: Asked) -> Published:
         wheel-name-taken, version-order, release-name-taken, release-yanked: The index holds what stands in its way.
         index-busy, index-moved: Another publisher. disk-full, publish-failed, github-unreachable, …: see `hosts.Host`.
     """
-    with contextlib.nullcontext() if asked.dry else ground.held(publisher.root), room_guard(publisher.root):
+    with contextlib.nullcontext() if asked.dry else ground.held(publisher.root), translate_disk_full(publisher.root):
         standing = ground.manifest(publisher.root, publisher.trust)
         url = _url(publisher, asked, standing)
         manifest = standing or change.first(url, at=times.now(), days=publisher.policy.days)

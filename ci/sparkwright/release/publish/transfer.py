@@ -11,7 +11,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import GitHub
 from sparkwright.core.http import HttpFailure, Reply
-from sparkwright.core.store import room_guard
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import InstallError
 from sparkwright.release.publish.hosts import Moved
 
@@ -66,7 +66,7 @@ def fetch(url: str, path: Path, size: int, sha256: str) -> None:
     """
     try:
         progress = console.progress(f"fetch {path.name}", size, "bytes")
-        with path.open("wb") as sink, room_guard(path.parent), progress as line:
+        with path.open("wb") as sink, translate_disk_full(path.parent), progress as line:
             count, found = download(
                 GitHub(), url, size, path.name, lambda _, name: line.update(sink.tell(), name), sink
             )

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sparkwright.core.store import reading, room_guard
+from sparkwright.core.store import reading, translate_disk_full
 from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
@@ -197,7 +197,7 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         key-invalid: It exists, or cannot be written. disk-full: No room.
     """
     try:
-        with room_guard(path.parent), tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as stream:
+        with translate_disk_full(path.parent), tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as stream:
             stream.write(data)
             stream.flush()
             os.fchmod(stream.fileno(), mode)

@@ -34,7 +34,7 @@ class Running:
         self.behaviour = behaviour
         command = [sys.executable, "-P", "-m", "sparkwright.gates.load.reference", "--behaviour", msgspec.json.encode(behaviour).decode()]
         # The signal comes when the thread ends that starts it, so start it in one that stays.
-        self._process = subprocess.Popen(process.leashed(command, by=signal.SIGKILL), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(process.wrap_with_limits(command, by=signal.SIGKILL), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
             self.url = self._listening()
         except BaseException:
