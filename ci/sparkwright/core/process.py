@@ -30,8 +30,8 @@ def wrap_with_limits(
     Return *command* wrapped so that it receives the signal *by* when the thread that starts it
     dies, with optional limits of memory and file size.
 
-    The wrappers are util-linux's setpriv and prlimit, which replace themselves by the program. Python's
-    ``preexec_fn`` could do the same, but it runs the handlers of `os.register_at_fork` in the
+    The wrappers are util-linux's setpriv and prlimit, which replace themselves by the program.
+    Python's ``preexec_fn`` could do the same, but it runs the handlers of `os.register_at_fork` in the
     parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
 
     Args:
