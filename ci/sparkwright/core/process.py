@@ -31,8 +31,8 @@ def wrap_with_limits(
     dies, with optional limits of memory and file size.
 
     The wrappers are util-linux's setpriv and prlimit, which replace themselves by the program.
-    Python's ``preexec_fn`` could do the same, but it runs the handlers of `os.register_at_fork` in the
-    parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
+    Python's ``preexec_fn`` could do the same, but it runs the handlers of `os.register_at_fork` in
+    the parent: a Ctrl-C that comes in one of them is lost, together with the lock that it holds.
 
     Args:
         memory: Bytes of address space; *written*: bytes of a file; 0 for no limit. With either
