@@ -27,7 +27,7 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 
 #: Seconds for the whole, bytes of all processes together, and how many times as long as the list of names the rest may take.
 SECONDS, MEMORY, RATIO = 30.0, 1_000_000_000, 1.3
@@ -65,7 +65,7 @@ options = measure.arguments(__doc__ or "")
 options.runs = min(options.runs, 3)
 session = measure.session(options)
 locked = session.lock.forks["vllm"].bases[session.machine]
-base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
+base = package_index.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
 programs = toolchain.obtain(session).cuda / "bin"
 rules: AuditPolicy = policy.load(session.project.audit_file, session.project.spec.arch)
 scratch = session.store.folder("work")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import measure
 from sparkwright.builder.wheel import archive
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 locked = session.lock.forks["vllm"].bases[session.machine]
-base = download.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
+base = package_index.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
 
 
 def ours() -> None:

@@ -22,7 +22,7 @@ from tests.support.publishing import Place
 
 from sparkwright.core.digest import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.release.signing import keys
 
 #: What build/serve.Dockerfile would install.
@@ -64,7 +64,7 @@ class Maker:
             os.environ["SPARKWRIGHT_INDEX_URL"] = packages
             # The index is gone when images are made; what the set has of it lies in the store.
             for path in (self.folder / f"bare-{label}" / "files").glob("*.whl"):
-                kept = download.path_of(Store(self.store), sha256_file(path), path.name)
+                kept = package_index.path_of(Store(self.store), sha256_file(path), path.name)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, kept)
             try:

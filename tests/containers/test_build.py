@@ -21,7 +21,7 @@ from sparkwright.builder.container import OWNER, PROGRAM, BindMount, BuilderImag
 from sparkwright.cli import demo, main
 from sparkwright.core import digest
 from sparkwright.demo import upstreams
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def another_user(contained_run: Run, contained_demo: RunContext, builder: Builde
         # The links lead to the store of whoever runs the tests; only the few files that the build reads come along.
         shutil.copytree(contained_run.folder, place, symlinks=True, ignore=shutil.ignore_patterns(*demo.SHARED))
         for file in container.needed(contained_demo, builder.python):
-            kept = download.path_of(contained_demo.store, file.sha256, file.filename)
+            kept = package_index.path_of(contained_demo.store, file.sha256, file.filename)
             (place / "store" / "downloads" / file.sha256).mkdir(parents=True)
             shutil.copyfile(kept, place / "store" / "downloads" / file.sha256 / file.filename)
         subprocess.run(["chown", "-R", "1000:1000", folder], check=True)
@@ -180,7 +180,7 @@ def test_the_other_processor_under_emulation(contained_demo: RunContext, engine:
     """In a container of the other architecture the program plans natively, and the locked nvcc for it compiles a unit for 12.1."""
     builder = container.builder_image(contained_demo, engine, other_base, other)
     for file in container.needed(contained_demo, builder.python):
-        download.obtain(contained_demo.store, file.project, file.filename, file.sha256)
+        package_index.obtain(contained_demo.store, file.project, file.filename, file.sha256)
     words = ["--stack", "demo", "--fork", "vllm", "--source", "git"]
     assert container.run_program(contained_demo, engine, builder, ["plan", *words]) == (0, {})
     (store,) = (contained_demo.store.root / "containers").iterdir()

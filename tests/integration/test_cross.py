@@ -26,7 +26,7 @@ from elftools.elf.sections import SymbolTableSection
 from sparkwright.builder.environment import cross, toolchain
 from sparkwright.core.store import Store
 from sparkwright.demo import base
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project
 
@@ -239,7 +239,7 @@ def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emul
     # torch and CUDA are the target's; what torch needs beside them is pure Python and the same for every machine.
     places = [against.root, *tools.root.glob("lib/python3.*/site-packages")]
     locked = session.lock.forks["vllm"].bases[OTHER]
-    official = download.obtain(user_store, locked.name, locked.filename, locked.sha256)
+    official = package_index.obtain(user_store, locked.name, locked.filename, locked.sha256)
     names = [f"{target}.abi3.so" for target in toolchain.spec(project).forks["vllm"].core_targets]
     registered: list[list[str]] = []
     for wheel in (Path(named), official):

@@ -22,7 +22,7 @@ from uv import find_uv_bin
 
 from sparkwright.core import digest
 from sparkwright.core.store import Store
-from sparkwright.forks import download, package_index
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release import onsite, spec
@@ -99,7 +99,7 @@ class Dsl:
     def unpack(self, number: int, done: Installed) -> None:
         """Let uv install the wheel of that place in the order over what is there."""
         filename, sha256 = list(done.wheels.items())[number]
-        path = download.path_of(self.session.store, sha256, filename)
+        path = package_index.path_of(self.session.store, sha256, filename)
         options = ("--no-index", "--no-deps", "--reinstall", "--link-mode", "copy")
         self.uv("pip", "install", "--python", self.venv / "bin" / "python", *options, path)
 

@@ -30,7 +30,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
-from sparkwright.forks import download, lock, resolve
+from sparkwright.forks import lock, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.stack import Project
@@ -204,7 +204,7 @@ class Parts:
         files |= {path: text.encode() for path, text in WIDGET.items() if path.startswith("widget/")}
         wheelfile.write(self.folder / name.filename, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
         sha256 = digest.sha256_file(self.folder / name.filename)
-        place = download.path_of(self.store, sha256, name.filename)
+        place = package_index.path_of(self.store, sha256, name.filename)
         place.parent.mkdir(parents=True)
         shutil.copy(self.folder / name.filename, place)
         return FileLock("widget", "1.5", name.filename, sha256, place.stat().st_size)

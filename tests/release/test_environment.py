@@ -20,7 +20,7 @@ from tests.support import wheels
 
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
-from sparkwright.forks.download import path_of
+from sparkwright.forks.package_index import path_of
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, packages, state
 from sparkwright.release.client.health import Fault

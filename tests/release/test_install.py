@@ -18,7 +18,7 @@ from tests.release.attacks import NEWEST, OLDER, Scene
 from tests.support import verdicts, wheels
 
 from sparkwright.core import digest
-from sparkwright.forks.download import path_of
+from sparkwright.forks.package_index import path_of
 from sparkwright.release import content, environment
 from sparkwright.release.client import address, back, health, install, state
 from sparkwright.release.client.install import Done

@@ -20,7 +20,7 @@ from tests.support.mounts import mounting_shell
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
-from sparkwright.forks import download, package_index
+from sparkwright.forks import package_index
 
 #: Larger than what is read at once, and than the small disk below.
 CONTENT = random.Random(7).randbytes(3_000_000)
@@ -124,11 +124,11 @@ def _index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def obtain(store: Store, *, offline: bool = False) -> Path:
-    return download.obtain(store, "mini", NAME, SHA256, offline=offline)
+    return package_index.obtain(store, "mini", NAME, SHA256, offline=offline)
 
 
 def partial(store: Store) -> Path:
-    path = download.path_of(store, SHA256, NAME)
+    path = package_index.path_of(store, SHA256, NAME)
     return path.with_name(path.name + ".part")
 
 
@@ -195,9 +195,9 @@ def test_an_index_that_states_another_hash_is_a_mismatch(store: Store, index: In
 def test_a_file_that_the_index_lacks_is_unreachable(store: Store, index: Index) -> None:
     """A file, or a project, that the index does not have is named."""
     with refusal("source-unreachable", match=r"does not offer mini-2\.tar\.gz"):
-        download.obtain(store, "mini", "mini-2.tar.gz", SHA256)
+        package_index.obtain(store, "mini", "mini-2.tar.gz", SHA256)
     with refusal("source-unreachable", match="no project 'nothing'"):
-        download.obtain(store, "nothing", NAME, SHA256)
+        package_index.obtain(store, "nothing", NAME, SHA256)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -227,7 +227,7 @@ def test_credentials_are_used_and_never_shown(store: Store, index: Index, monkey
     index.content = b"x" if trouble == "content" else CONTENT
     index.stated = "0" * 64 if trouble == "hash" else SHA256
     with pytest.raises(SparkwrightError) as caught:
-        download.obtain(store, "mini", "gone.tar.gz" if trouble == "name" else NAME, SHA256)
+        package_index.obtain(store, "mini", "gone.tar.gz" if trouble == "name" else NAME, SHA256)
 
     assert index.authorizations == {"Basic dXNlcjpzM2NyZXQ="}
     assert "s3cret" not in said(caught.value)
@@ -275,7 +275,7 @@ import sys
 from pathlib import Path
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
 

@@ -24,7 +24,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
-from sparkwright.forks import download, lock
+from sparkwright.forks import lock, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
@@ -223,7 +223,7 @@ def test_library_without_one_member_in_the_base_is_refused(mini: Mini) -> None:
     sound = with_base(mini, *LIBRARIES)
     assert findings(sound, source_of(sound, {}), building=True) == []
     locked = sound.lock.forks["vllm"].bases[platform.machine()]
-    base = download.path_of(sound.store, locked.sha256, locked.filename)
+    base = package_index.path_of(sound.store, locked.sha256, locked.filename)
     settings = toolchain.settings(sound, "vllm")
     core = [Library(Path(member).name.partition(".")[0], Path(member).name, True) for member in LIBRARIES]
 
@@ -231,7 +231,7 @@ def test_library_without_one_member_in_the_base_is_refused(mini: Mini) -> None:
     assert graft.replaced_members(base, [*core, Library("tests", "tests.so", False)], settings) == graft.replaced_members(base, core, settings)
     other = with_base(mini, LIBRARIES[0], f"elsewhere/{Path(LIBRARIES[0]).name}").lock.forks["vllm"].bases[platform.machine()]
     with refusal("base-mismatch") as caught:
-        graft.replaced_members(download.path_of(sound.store, other.sha256, other.filename), core, settings)
+        graft.replaced_members(package_index.path_of(sound.store, other.sha256, other.filename), core, settings)
     assert [line.partition(":")[0] for line in caught.value.details] == [library.target for library in core]
 
 

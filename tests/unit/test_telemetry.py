@@ -139,8 +139,8 @@ def test_the_battery_is_what_the_system_says() -> None:
 def test_without_sys_the_battery_and_the_firmware_are_not_known(without_sys: list[str]) -> None:
     """In a container where /sys is not mounted, what stands there is missing, and nothing else is."""
     code = (
-        "import json\nfrom sparkwright.core import procfs\nfrom sparkwright.gates.machine import telemetry\n"
-        "print(json.dumps([telemetry.on_battery(), sorted(telemetry._host()), procfs.available_megabytes() > 0]))\n"
+        "import json\nfrom sparkwright.core import process\nfrom sparkwright.gates.machine import telemetry\n"
+        "print(json.dumps([telemetry.on_battery(), sorted(telemetry._host()), process.available_megabytes() > 0]))\n"
     )
     run = subprocess.run([*without_sys, sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.core import procfs
+from sparkwright.core.process import available_megabytes
 from sparkwright.gates.machine.conditions import REASONS
 from sparkwright.gates.machine.policy import MemoryPolicy
 from sparkwright.gates.machine.watch import MemoryWatch
@@ -84,7 +84,7 @@ def taking(step: int, pause: float, most: int) -> Iterator[Ending]:
 
 def test_a_process_that_takes_memory_down_to_the_floor_is_ended() -> None:
     """It takes 20 MB after the other, the floor is 200 MB below what is free now: it is killed, once, and told why."""
-    policy = replace(NONE, floor=max(1, procfs.available_megabytes() - 200))
+    policy = replace(NONE, floor=max(1, available_megabytes() - 200))
     with taking(20, 0.02, 2000) as ending, MemoryWatch(policy, ending) as watch:
         assert ending.child.wait(timeout=60) == -9
     assert watch.ended == "memory-low"

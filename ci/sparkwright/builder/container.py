@@ -43,7 +43,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import Failure, FileError, SparkwrightError, StoreError
 from sparkwright.core.store import Store
-from sparkwright.forks import download, fetch
+from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
@@ -661,7 +661,7 @@ def build(
                 vendored.fetch(context, fork)
         builder = builder_image(context, engine, base, platform)
         for file in needed(context, builder.python):
-            download.obtain(
+            package_index.obtain(
                 context.store, file.project, file.filename, file.sha256, offline=context.offline
             )
         image = f"{builder.base}, {builder.platform}, Python {builder.python.version}"

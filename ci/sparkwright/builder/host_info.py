@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.core import procfs
+from sparkwright.core import process
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.process import clean_environment, output
@@ -107,7 +107,7 @@ def facts(cache: Path, index: str, upstream: str, *, offline: bool = False) -> H
         probes |= {"index": partial(reach_index, index), "upstream": partial(reach_git, upstream)}
     answers = run_probes(probes, PATIENCE)
     note = "not asked, because of --offline" if offline else f"no answer within {PATIENCE:g} s"
-    memory, libc = procfs.memory_limit(), platform.libc_ver()
+    memory, libc = process.memory_limit(), platform.libc_ver()
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     return HostInfo(
         processor=answers.get("processor") or platform.machine(),

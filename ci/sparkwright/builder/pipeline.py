@@ -33,7 +33,7 @@ from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
 from sparkwright.core.store import translate_disk_full
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
@@ -315,7 +315,7 @@ def _fetch_inputs(session: RunContext, fork: str) -> tuple[FileLock, Path]:
         raise SourceError("not-provided", what)
     if toolchain.settings(session, fork).needs_vendored:
         vendored.fetch(session, fork)
-    base = download.obtain(
+    base = package_index.obtain(
         session.store, locked.name, locked.filename, locked.sha256, offline=session.offline
     )
     return locked, base

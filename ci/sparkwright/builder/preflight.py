@@ -33,7 +33,7 @@ from sparkwright.core import config, digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.git_store import Objects
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
@@ -335,7 +335,7 @@ def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironmen
     locked = session.lock.forks[source.fork].bases.get(session.machine)
     if locked is None:
         return
-    path = download.path_of(session.store, locked.sha256, locked.filename)
+    path = package_index.path_of(session.store, locked.sha256, locked.filename)
     # The store may have held it for weeks since its download was verified.
     if (sha256 := digest.sha256_file(path)) != locked.sha256:
         raise SourceError(

@@ -19,7 +19,7 @@ from sparkwright.builder.wheel.sbom import LockedFile, SbomInput
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest, project_data
 from sparkwright.core.console import console
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
@@ -112,7 +112,7 @@ def required(
     with console.progress("download", len(locked)) as progress:
         for count, file in enumerate(locked, start=1):
             paths.append(
-                download.obtain(
+                package_index.obtain(
                     context.store, file.project, file.filename, file.sha256, offline=context.offline
                 )
             )

@@ -21,7 +21,7 @@ from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import Project
@@ -84,7 +84,8 @@ def cache_contents(session: RunContext) -> CacheContents:
         sources=all(name in locks and _holds_source(store, locks[name]) for name in forks),
         tools=_holds_tools(store, session.project),
         bases=all(
-            base and download.path_of(store, base.sha256, base.filename).exists() for base in bases
+            base and package_index.path_of(store, base.sha256, base.filename).exists()
+            for base in bases
         ),
         demo_tools=_holds_tools(store, demo_project),
     )
@@ -92,7 +93,7 @@ def cache_contents(session: RunContext) -> CacheContents:
 
 def _holds_source(store: Store, lock: ForkLock) -> bool:
     files = [file for file in (lock.sdist, lock.wheel) if file]
-    if any(download.path_of(store, file.sha256, file.filename).exists() for file in files):
+    if any(package_index.path_of(store, file.sha256, file.filename).exists() for file in files):
         return True
     if lock.git is None or not lock.whole or not (store.root / "objects.git").is_dir():
         return False
@@ -104,7 +105,9 @@ def _holds_tools(store: Store, project: Project) -> bool:
         wheels = pylock.wheels(project)
     except FileError:
         return False
-    return all(download.path_of(store, sha256, filename).exists() for _, filename, sha256 in wheels)
+    return all(
+        package_index.path_of(store, sha256, filename).exists() for _, filename, sha256 in wheels
+    )
 
 
 def run(session: RunContext, arguments: argparse.Namespace) -> int:

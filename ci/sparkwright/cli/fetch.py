@@ -9,7 +9,7 @@ import argparse
 
 from sparkwright.builder.environment import toolchain
 from sparkwright.core.console import console
-from sparkwright.forks import download, fetch
+from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 
 
@@ -19,7 +19,7 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     bases = []
     for fork in session.forks:
         if base := session.lock.forks[fork].bases.get(session.machine):
-            download.obtain(
+            package_index.obtain(
                 session.store, base.name, base.filename, base.sha256, offline=session.offline
             )
             bases.append(base)

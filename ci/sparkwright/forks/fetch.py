@@ -15,7 +15,7 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import archive, download
+from sparkwright.forks import archive, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
@@ -154,7 +154,7 @@ def import_file(session: RunContext, file: FileLock) -> str:
     Bring the content of an archive of the package index into the object database and return its
     tree id.
     """
-    path = download.obtain(
+    path = package_index.obtain(
         session.store, file.name, file.filename, file.sha256, offline=session.offline
     )
     members = (

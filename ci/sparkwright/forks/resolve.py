@@ -10,7 +10,7 @@ import msgspec
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import download, fetch, package_index, vendored
+from sparkwright.forks import fetch, package_index, vendored
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
@@ -198,7 +198,7 @@ def _file(session: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
             "source-unreachable",
             f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
         )
-    path = download.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)
+    path = package_index.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
     file = FileLock(
         spec.name,

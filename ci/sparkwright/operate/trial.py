@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks import download, package_index
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.release.client import install
@@ -67,7 +67,7 @@ def stock(session: RunContext, into: Path) -> Path:
     found = [one for fork in session.forks if (one := session.lock.forks[fork].bases.get(session.machine))]
     if len(found) != 1:
         raise SourceError("not-provided", f"Stack {session.project.stack} has no official wheel for {session.machine}.")
-    path = download.obtain(session.store, found[0].name, found[0].filename, found[0].sha256, offline=session.offline)
+    path = package_index.obtain(session.store, found[0].name, found[0].filename, found[0].sha256, offline=session.offline)
     env = process.clean_environment(UV_NO_CONFIG="1", UV_INDEX_URL=package_index.index_url(), HOME=os.environ.get("HOME", ""))
     log = session.store.folder("logs") / "stock.log"
     with console.step(f"the stock {found[0].filename.split('-')[0]} {found[0].version} in {into}"):

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.forks import download
+from sparkwright.forks import package_index
 from sparkwright.release import environment, layout
 from sparkwright.release.errors import InstallError
 from sparkwright.release.layout import Shared
@@ -75,7 +75,7 @@ def install(
     pairs = list(zip(spec.packages, names, strict=True))
     held = given or {}
     wheels = [
-        (package, held.get(name) or download.obtain(store, package.name, name, package.wheels[name], offline=offline))
+        (package, held.get(name) or package_index.obtain(store, package.name, name, package.wheels[name], offline=offline))
         for package, name in pairs
     ]
     wanted = layout.make(wheels, () if restore else spec.edits)

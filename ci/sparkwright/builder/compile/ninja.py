@@ -26,7 +26,7 @@ from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.core import config, procfs
+from sparkwright.core import config, process
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import SparkwrightError, StoreError
 from sparkwright.core.store import translate_disk_full
@@ -112,7 +112,7 @@ class FailedEdge(msgspec.Struct, frozen=True):
 
 def memory_budget(memory: int) -> int:
     """Return the megabytes for all compilers: *memory* bytes, or most of what is free."""
-    return memory // 1_000_000 or int(procfs.available_megabytes() * SHARE)
+    return memory // 1_000_000 or int(process.available_megabytes() * SHARE)
 
 
 def limits(session: RunContext) -> Limits:
@@ -397,7 +397,7 @@ def _memory_error(
     details = [
         f"largest process of its compiler, as measured: {megabytes / 1000:.1f} GB",
         f"budget: {limits.megabytes / 1000:.1f} GB (--memory)",
-        f"available on this machine: {procfs.available_megabytes() / 1000:.1f} GB",
+        f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
     ]
     data = {"unit": unit, "megabytes": megabytes, "budget_megabytes": limits.megabytes}
     return BuildError(reference, f"{what}.", details=details, data=data)

@@ -27,7 +27,7 @@ from sparkwright.builder.wheel import version
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.forks import download as downloads
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
@@ -298,11 +298,11 @@ def download(session: RunContext, wheels: Sequence[LockedWheel]) -> list[Path]:
 
     Raises:
         source-unreachable, source-mismatch, offline, disk-full: As
-            `sparkwright.forks.download.obtain`.
+            `sparkwright.forks.package_index.obtain`.
     """
 
     def file(wheel: LockedWheel) -> Path:
-        return downloads.obtain(session.store, *wheel, offline=session.offline)
+        return package_index.obtain(session.store, *wheel, offline=session.offline)
 
     files = []
     with (

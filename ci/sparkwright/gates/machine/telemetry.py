@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from sparkwright.builder import host_info
-from sparkwright.core import procfs
+from sparkwright.core import process
 from sparkwright.gates.machine.nvml import GpuState, Nvml
 
 #: Seconds after which the driver counts as silent; it answers in milliseconds, or hangs.
@@ -62,7 +62,7 @@ class Telemetry:
         gpu = self._gpu()
         others, hidden = _named(set(gpu.computing) - set(ours))
         battery, doubt = on_battery()
-        return Told(gpu, procfs.available_megabytes(), others, battery, gpu.unknown + hidden + doubt)
+        return Told(gpu, process.available_megabytes(), others, battery, gpu.unknown + hidden + doubt)
 
     def _gpu(self) -> GpuState:
         if self._nvml is None:
@@ -147,10 +147,10 @@ class Meter:
         # A guest's time is counted as its host process's, too; waiting for a disk is no work.
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         mine = os.times()
-        own = sum(mine[:4]) + procfs.cpu_seconds_below(os.getpid())
+        own = sum(mine[:4]) + process.cpu_seconds_below(os.getpid())
         below = {one.pid for one in psutil.Process().children(recursive=True)}
         for pid in set(self._ours) - below - {os.getpid()}:
-            own += procfs.cpu_seconds_below(pid) + _seconds(pid)
+            own += process.cpu_seconds_below(pid) + _seconds(pid)
         return whole, whole - times.idle - getattr(times, "iowait", 0.0), own
 
     def share(self, least: float = 0.5) -> float | None:

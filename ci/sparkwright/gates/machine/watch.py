@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sparkwright.core import procfs
+from sparkwright.core import process
 from sparkwright.gates.machine.policy import MemoryPolicy
 from sparkwright.gates.soak import kernellog
 from sparkwright.gates.soak.kernellog import KernelLog
@@ -73,7 +73,7 @@ class MemoryWatch:
     def _wrong(self) -> tuple[str, str] | None:
         """Return the reference and the sentence of what is wrong now, if anything is."""
         try:
-            free, now = procfs.available_megabytes(), time.monotonic()
+            free, now = process.available_megabytes(), time.monotonic()
         except OSError as error:
             self.unknown = f"available memory: {error.strerror}"
             return None

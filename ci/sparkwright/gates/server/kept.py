@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from sparkwright.core import procfs
+from sparkwright.core.process import available_megabytes
 from sparkwright.gates.server.keeper import PATIENCE, Order
 from sparkwright.gates.server.log import Line, Scanner, read_from
 
@@ -91,7 +91,7 @@ class Kept:
             for name, found in self._scanner.found.items():
                 if found.count:
                     self.end(name, found.texts[0])
-            if self._reserve and (free := procfs.available_megabytes()) < self._reserve:
+            if self._reserve and (free := available_megabytes()) < self._reserve:
                 self.end("memory-low", f"{free} MB are free on the machine, {self._reserve} must stay")
         if not self.ended and not self.running:
             self.end("server-died", f"it ended by itself, with status {self._keeper.returncode}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder import host_info
-from sparkwright.core import procfs
+from sparkwright.core import process
 from sparkwright.core.console import console, size
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import emptied, holding, processes
@@ -56,7 +56,7 @@ def unready(ground: Ground) -> Iterator[str]:
     models = ground.models.stat()
     if ground.root and (models.st_uid != 0 or models.st_mode & 0o022):
         yield f"others than root can write to {ground.models}"
-    if (free := procfs.available_megabytes()) < room.memory_start:
+    if (free := process.available_megabytes()) < room.memory_start:
         yield f"{free} MB of memory are available, and {room.memory_start} are asked for"
     query = ("--query-compute-apps=pid,process_name", "--format=csv,noheader")
     for line in host_info.command_output("nvidia-smi", *query).splitlines():

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from sparkwright.core import procfs
+from sparkwright.core import process
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub
@@ -119,7 +119,7 @@ class _One:
         for folder, least in ((ground.work, room.work_floor), (ground.state, room.disk_floor)):
             if (free := shutil.disk_usage(folder).free // 1_000_000) < least:
                 return LabError("runner-disk", f"{free} MB are free in {folder}, and {least} must stay.")
-        if (free := procfs.available_megabytes()) < room.memory_floor:
+        if (free := process.available_megabytes()) < room.memory_floor:
             return LabError("runner-memory", f"{free} MB of memory are available, and {room.memory_floor} must stay.")
         if running.job and time.monotonic() - running.began > 60 * ground.policy.limits.job:
             return LabError("runner-overtime", f"The job ran longer than {ground.policy.limits.job:g} min.")

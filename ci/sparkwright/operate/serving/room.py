@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from sparkwright.core import procfs
+from sparkwright.core import process
 from sparkwright.operate.errors import ServeError
 
 #: Megabytes from which on a program is worth naming. *MOST*: how many are.
@@ -21,7 +21,7 @@ def check(needs: int, floor: int) -> None:
     Raises:
         memory-held: There is less.
     """
-    free = procfs.available_megabytes()
+    free = process.available_megabytes()
     if needs + floor > free:
         says = f"{needs:,} MB for the server and {floor:,} MB that stay free are {needs + floor:,} MB; {free:,} MB are free now"
         raise ServeError(

@@ -14,7 +14,7 @@ import msgspec
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import StoreError
 from sparkwright.forks.context import StandaloneContext
-from sparkwright.forks.download import path_of
+from sparkwright.forks.package_index import path_of
 from sparkwright.release import onsite
 from sparkwright.release.client import caches, files, packages, placing, state
 from sparkwright.release.client.placing import Looked

@@ -19,8 +19,8 @@ from sparkwright.core.console import Progress, console
 from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import StandaloneContext
-from sparkwright.forks.download import path_of
 from sparkwright.forks.errors import SourceError
+from sparkwright.forks.package_index import path_of
 from sparkwright.release.client.state import Pinned
 from sparkwright.release.errors import InstallError, ReleaseError
 
