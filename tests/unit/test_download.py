@@ -274,47 +274,33 @@ RUN = """\
 import sys
 from pathlib import Path
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index
-from sparkwright.core.git_store import Objects
 from sparkwright.core.store import Store
-
-def load():
-    return download.obtain(store, "mini", sys.argv[2], sys.argv[3])
-
-def unpack():
-    # Numbered, so that neither zlib nor git's deltas make them small.
-    data = Path(sys.argv[0]).parent.joinpath("content").read_bytes()
-    return Objects(store.root / "objects.git").store_files((f"f{n}", "100644", data[n::7]) for n in range(7))
-
-def keep():
-    return store.write("records/a", Path(sys.argv[0]).parent.joinpath("content").read_bytes())
 
 try:
     store = Store(Path(sys.argv[1]))
-    print("done", Path(str(globals()[sys.argv[4]]())).name)
+    print("done", package_index.obtain(store, "mini", sys.argv[2], sys.argv[3]).name)
 except SparkwrightError as error:
     print(error.reference, *(f"{path.name}={path.stat().st_size}" for path in store.root.rglob("*.part")))
 """
 
-SmallDisk = Callable[[str], list[str]]
+SmallDisk = Callable[[], list[str]]
 
 
 @pytest.fixture(name="small_disk")
 def _small_disk(tmp_path: Path) -> SmallDisk:
     """
-    Return a function that runs one function of `RUN` on a disk of 2 MB, then again on the same disk, made larger.
+    Return a function that runs `RUN` on a disk of 2 MB, then again on the same disk, made larger.
 
     The disk is a tmpfs in a mount namespace: as root directly, else in a user namespace.
     """
     disk, script = tmp_path / "disk", tmp_path / "run.py"
     disk.mkdir()
     script.write_text(RUN)
-    (tmp_path / "content").write_bytes(CONTENT)
     shell = mounting_shell()
 
-    def run(what: str) -> list[str]:
-        once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256} {what}'
+    def run() -> list[str]:
+        once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256}'
         grow = f'mount --options-mode ignore -o remount,size=40m "{disk}"'
         steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && {grow} && {once} && umount "{disk}"'
         done = subprocess.run([*shell, steps], capture_output=True, text=True, check=False, timeout=100)
@@ -326,7 +312,7 @@ def _small_disk(tmp_path: Path) -> SmallDisk:
 
 def test_a_full_disk_loses_nothing_that_arrived(small_disk: SmallDisk, index: Index) -> None:
     """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
-    first, second = small_disk("load")
+    first, second = small_disk()
     reference, _, kept = re.split("[ =]", first)
 
     assert (reference, second) == ("disk-full", f"done {NAME}")
