@@ -2,16 +2,14 @@
 The demo's wheel for the other kind of machine, made on this one; and, where emulation is there, loaded as on that machine.
 
 The tests marked ``emulation`` run programs of the other machine through qemu in a small Debian of its own, made by debootstrap (root).
-SPARKWRIGHT_CROSS_WHEEL names a real cross-built wheel of vLLM for them, SPARKWRIGHT_EMULATED_ROOT a Debian that is there already.
+SPARKWRIGHT_EMULATED_ROOT names a Debian that is there already.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import zipfile
@@ -20,15 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 
-from sparkwright.builder.environment import cross, toolchain
-from sparkwright.core.store import Store
+from sparkwright.builder.environment import cross
 from sparkwright.demo import base
-from sparkwright.forks import package_index
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import MACHINES, Project
+from sparkwright.forks.stack import MACHINES
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Demo
@@ -92,14 +85,6 @@ def test_a_stack_without_a_wheel_of_the_machine_says_so(crossed: Demo) -> None:
     error = json.loads(done.stdout)["error"]
     assert error["reference"] == "not-provided"
     assert HERE in error["what"]
-
-
-@pytest.mark.toolchain
-def test_nothing_is_built_twice(crossed: Demo) -> None:
-    """A second build for the other machine takes the wheel from the store."""
-    said = crossed.build().stderr
-
-    assert "reused: nothing changed" in said
 
 
 #: Shows folders of this machine below the root at the same paths, and runs a program there; the mounts end with the process.
@@ -186,76 +171,3 @@ def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: Emulat
     said = emulated.python("-c", _LOAD, *made, places=[tmp_path]).split()
 
     assert said == [OTHER, *["loaded"] * len(made)]
-
-
-_OPERATORS = """\
-import ctypes, json, os, sys
-sys.path[:0] = sys.argv[1].split(os.pathsep)
-import torch
-before = {schema.name for schema in torch._C._jit_get_all_schemas()}
-# After torch, which would ask this driver for more than it has.
-ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
-for path in sys.argv[3:]:
-    torch.ops.load_library(path)
-print(json.dumps(sorted({schema.name for schema in torch._C._jit_get_all_schemas()} - before)))
-"""
-
-
-def driver(folder: Path, wanted: set[str]) -> Path:
-    """Write a ``libcuda.so.1`` for the other machine that has the functions *wanted*, which all fail, and return its path."""
-    source = folder / "driver.c"
-    source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted)))
-    made = folder / "libcuda.so.1"
-    subprocess.run([f"{cross.triple(OTHER)}-gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", made, source], check=True)
-    return made
-
-
-def undefined(library: bytes) -> set[str]:
-    """Return the functions of the CUDA driver that *library* leaves to it."""
-    tables = [section for section in ELFFile(io.BytesIO(library)).iter_sections() if isinstance(section, SymbolTableSection)]
-    symbols = [symbol for table in tables for symbol in table.iter_symbols()]
-    return {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF" and re.match("cu[A-Z]", symbol.name)}
-
-
-#: What units for SM 9.0 and 10.x register, which a build for 12.1 alone does not compile; vLLM 0.33.0 asks of each whether it is there.
-ELSEWHERE = {"_C::beam_allreduce", "_C::beam_allreduce_norm", "_C::kimi_k3_attn_res", "_C::mxfp4_experts_quant_supported"}
-
-
-@pytest.mark.network
-@pytest.mark.emulation
-@pytest.mark.timeout(3600)
-def test_a_real_wheel_registers_the_operators_of_the_official_one(emulated: Emulated, user_store: Store, tmp_path: Path) -> None:
-    """With the other machine's torch, under its Python, each compiled library of vLLM loads and registers what the official one does.
-
-    The only thing that is not real is the driver: without a GPU there is none, and a library of functions that fail stands for it.
-    """
-    named = os.environ.get("SPARKWRIGHT_CROSS_WHEEL")
-    if not named:
-        pytest.skip("SPARKWRIGHT_CROSS_WHEEL names no wheel; make one with: sparkwright build --fork vllm --target " + OTHER)
-    project = Project(Path(__file__).parents[2], "2026.11")
-    session = RunContext(project, user_store, ("vllm",), tmp_path, target=OTHER)
-    tools = toolchain.obtain(session)
-    against = cross.of(session, tools)
-    # torch and CUDA are the target's; what torch needs beside them is pure Python and the same for every machine.
-    places = [against.root, *tools.root.glob("lib/python3.*/site-packages")]
-    locked = session.lock.forks["vllm"].bases[OTHER]
-    official = package_index.obtain(user_store, locked.name, locked.filename, locked.sha256)
-    names = [f"{target}.abi3.so" for target in toolchain.spec(project).forks["vllm"].core_targets]
-    registered: list[list[str]] = []
-    for wheel in (Path(named), official):
-        folder = tmp_path / str(len(registered))
-        folder.mkdir()
-        found = libraries(wheel)
-        for name in names:
-            (folder / name).write_bytes(found[name])
-        paths = [driver(folder, {symbol for name in names for symbol in undefined(found[name])}), *(folder / name for name in names)]
-        said = emulated.python(
-            "-W", "ignore", "-c", _OPERATORS, os.pathsep.join(map(str, places)), *paths, places=[*places, folder], timeout=1700
-        )
-        registered.append(json.loads(said.splitlines()[-1]))
-
-    (tmp_path / "operators.json").write_text(json.dumps(registered))
-    ours, theirs = map(set, registered)
-    assert ours
-    assert ours <= theirs
-    assert theirs - ours == ELSEWHERE

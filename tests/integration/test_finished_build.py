@@ -65,10 +65,3 @@ def test_a_wheel_that_is_gone_from_the_output_is_put_back(built_demo: Demo, dama
 
     assert "reused: nothing changed" in said
     assert built_demo.sha256() == before
-
-
-def test_an_unknown_rule_cannot_be_left_out(built_demo: Demo) -> None:
-    """A misspelt rule is wrong usage, for it would silently leave nothing out."""
-    done = built_demo.run("plan", "--fork", "vllm", "--without-rule", "supported-12.2", status=2)
-
-    assert "archs.yaml has no rule supported-12.2" in done.stderr

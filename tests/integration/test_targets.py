@@ -327,9 +327,7 @@ def test_missing_sources_are_all_named_before_anything_is_configured(parts: Part
     ("text", "name"),
     [
         ("FetchContent_Declare(epsilon GIT_REPOSITORY https://upstream.example/epsilon.git GIT_TAG v1)\n", "epsilon"),
-        ("FetchContent_Declare(epsilon URL https://upstream.example/epsilon.tar.gz)\n", "epsilon"),
         ("file(DOWNLOAD https://upstream.example/epsilon.h ${CMAKE_BINARY_DIR}/epsilon.h STATUS ignored)\n", "https://upstream.example/epsilon.h"),
-        ("FetchContent_Declare(alpha GIT_REPOSITORY https://upstream.example/parts/alpha.git GIT_TAG v2)\n", "alpha"),
     ],
 )  # fmt: skip
 def test_source_that_the_lock_does_not_pin_is_refused(parts: Parts, text: str, name: str) -> None:
@@ -358,28 +356,6 @@ def test_lock_entry_that_cmake_does_not_ask_for_is_refused(parts: Parts) -> None
     error = parts.failure("all")
 
     assert (error.reference, error.details) == ("source-unlocked", ("lock: epsilon: CMake asks for no such source",))
-
-
-def test_unit_of_a_vendored_source_at_another_arch_fails_the_plan(parts: Parts) -> None:
-    """The plan covers every target, and names the unit by its path among the vendored sources."""
-    parts.lock()
-    flags = 'set_source_files_properties(${alpha_SOURCE_DIR}/alpha.cu PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=sm_80")\n'
-    parts.patch("widget", "CMakeLists.txt", "add_library(_core", f"{flags}add_library(_core")
-
-    error = parts.failure("all")
-
-    assert error.reference == "arch-mismatch"
-    assert any("<build>/_deps/alpha-src/alpha.cu" in line for line in error.details)
-
-
-def test_source_that_wants_a_newer_compiler_is_refused_with_what_to_do(parts: Parts) -> None:
-    parts.lock()
-    parts.declare('message(FATAL_ERROR "GCC >= 99 is required to build widget (found ${CMAKE_CXX_COMPILER_VERSION}).")\n')
-
-    error = parts.failure("all")
-
-    assert error.reference == "compiler-too-old"
-    assert "GCC 99 or newer" in error.what
 
 
 def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.builder.arch import cmake_file
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Rule, Site
 from sparkwright.core import strict_yaml
@@ -103,12 +102,6 @@ def test_missing_command_missing_file_and_clash() -> None:
         rewrite("if(A)\n", RULE)
 
 
-def test_lists_with_generator_expressions() -> None:
-    text = 'set(SUPPORTED "$<IF:$<BOOL:${FAT}>,8.0;9.0,9.0>")\n'
-    rule = change(expect="$<IF:$<BOOL:${FAT}>,8.0;9.0,9.0>", under=())
-    assert rewrite(text, rule)[0]["CMakeLists.txt"] == b'set(SUPPORTED "$<IF:$<BOOL:${FAT}>,8.0;9.0,9.0>;12.1")\n'
-
-
 COMMENT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)
 
 
@@ -148,9 +141,3 @@ def test_the_reviewed_files_are_readable(path: Path) -> None:
     reasons = [rule.reason for rule in rules.rules] + [entry.reason for entry in rules.kept]
     assert all(len(reason) > 40 for reason in reasons)
     assert rules.without(rules.rules[0].name).rules == rules.rules[1:]
-
-
-def test_edits_are_found_by_the_parser_not_by_the_text() -> None:
-    text = '# set(SUPPORTED "7.5;12.0")\nmessage("set(SUPPORTED 7.5)")\n' + TEXT
-    assert [site.line for site in rewrite(text, RULE)[1]] == [6]
-    assert cmake_file.parse(text.encode(), "x")[0].name == "message"

@@ -104,16 +104,6 @@ def test_jobs_are_limited_by_memory_as_well_as_cores(project: Project) -> None:
     assert doctor.jobs(msgspec.structs.replace(SPARK, memory=4 * 1024**3), project) == 1
 
 
-def test_build_names_machine_jobs_and_time(project: Project) -> None:
-    """What build would do is said with the architecture, the number of jobs and an estimate."""
-    pc = msgspec.structs.replace(SPARK, architecture="x86_64", cores=2, memory=24 * 1024**3)
-
-    says = of(advice(pc, project), "build")[0].says
-
-    assert "cutlass, flashinfer, vllm for x86_64 with 2 jobs" in says
-    assert "about 31 min 00 s" in says
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -129,13 +119,6 @@ def test_build_warns_about_a_tight_machine(project: Project, change: dict[str, o
     assert any(words in says for says in warnings)
 
 
-def test_glibc_of_the_official_wheels_needs_no_warning(project: Project) -> None:
-    """On glibc 2.28 the tag stays as it is."""
-    old = msgspec.structs.replace(SPARK, libc_version="2.28")
-
-    assert {"ready"} == states(advice(old, project))["build"]
-
-
 @pytest.mark.parametrize("missing", ["gcc", "g++"])
 def test_a_missing_compiler_comes_with_its_command(project: Project, missing: str) -> None:
     """Whatever compiles is missing its compiler, and the command to install it is there; audit works all the same."""
@@ -145,13 +128,6 @@ def test_a_missing_compiler_comes_with_its_command(project: Project, missing: st
     for verb in ("plan", "build", "demo"):
         assert [(item.state, item.install) for item in of(found, verb)] == [("missing", "sudo apt-get install -y g++")]
     assert {"ready"} == states(found)["audit"]
-
-
-def test_a_container_is_told_no_sudo(project: Project) -> None:
-    """Containers run as root."""
-    bare = msgspec.structs.replace(SPARK, tools={}, container="docker")
-
-    assert of(advice(bare, project), "apply")[0].install == "apt-get install -y git"
 
 
 @pytest.mark.parametrize("change", [{"architecture": "riscv64"}, {"libc": "unknown", "libc_version": ""}])
@@ -202,13 +178,6 @@ def test_without_a_network_only_cached_downloads_make_a_verb_ready(project: Proj
     assert of(advice(alone, project, no_bases), "build")[0].says.endswith("lacks official wheels")
 
 
-def test_the_contents_of_an_empty_cache_are_nothing(project: Project, tmp_path: Path) -> None:
-    """Each content is looked for in the store; an empty store has none."""
-    session = RunContext(project, Store(tmp_path), (), tmp_path, offline=True)
-
-    assert doctor.cache_contents(session) == EMPTY
-
-
 def test_facts_of_this_machine_are_plausible(tmp_path: Path, index: str) -> None:
     """Real probes on the machine that runs the tests; an absent cache directory is judged by its parent."""
     machine = facts(tmp_path / "absent" / "cache", index, str(tmp_path / "no.git"))
@@ -252,15 +221,6 @@ def test_a_probe_that_hangs_leaves_the_other_answers() -> None:
 
     assert host_info.run_probes({"slow": forever.wait, "quick": lambda: 1}, 0.2) == {"quick": 1}
     forever.set()
-
-
-def test_doctor_prints_facts_and_advice(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For people two tables on standard output, and exit code 0 whatever is missing."""
-    assert doctor.run(RunContext(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None)) == 0
-
-    shown = capsys.readouterr().out
-    assert "This machine" in shown
-    assert "not asked, because of --offline" in shown
 
 
 def test_doctor_prints_one_document_as_json(

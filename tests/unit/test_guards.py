@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.builder import source_tree
@@ -64,21 +62,6 @@ def test_every_line_that_would_fail_is_listed_with_the_reason(objects: Objects) 
     assert caught.value.todo == "Pick the mend."
 
 
-def test_all_guards_speak_at_once(objects: Objects) -> None:
-    other = change(name="wrapper", patterns=("struct only_120",), todo="Remove it.")
-    with refusal("arch-trap", match="3 lines") as caught:
-        check(objects, TREE, GUARD, other)
-    assert "wrapper: It traps on 12.1." in caught.value.details
-    assert caught.value.todo == "Pick the mend. Remove it."
-
-
-def test_what_a_patch_brings_in_is_found(objects: Objects) -> None:
-    """The final tree is what counts: a trap in a file that the source never had is one, too."""
-    with refusal("arch-trap") as caught:
-        check(objects, MENDED | {"csrc/new.cu": b"only_120<New>"}, GUARD)
-    assert caught.value.details[1:] == ("  csrc/new.cu:1",)
-
-
 def test_an_exempt_file_may_hold_the_text(objects: Objects) -> None:
     wide = change(patterns=("only_120",), exempt={"csrc/wrap.cuh": "defines it"})
     check(objects, MENDED, wide)
@@ -105,28 +88,12 @@ def test_a_guard_that_guards_nothing_is_an_error(objects: Objects, fields: dict[
     assert "drop_when" in caught.value.todo
 
 
-def test_a_patch_that_moves_the_files_away_is_noticed(objects: Objects) -> None:
-    with refusal("rule-mismatch") as caught:
-        check(objects, {"src/gemm.cu": TRAP, "csrc/wrap.cuh": b""}, GUARD)
-    assert caught.value.details == ("one-arch: no file matches csrc/*.cu",)
-
-
 def test_a_pattern_is_a_plain_text_and_a_glob_is_a_glob(objects: Objects) -> None:
     text = {"a/[x].cu": b"if (arch in [89, 120]):\nif (arch in 8)\n", "a/x.cu": b""}
     guard = change(files=("a/[[]x].cu",), patterns=("arch in [89, 120]",))
     with refusal("arch-trap") as caught:
         check(objects, text, guard, before=text)
     assert caught.value.details[1:] == ("  a/[x].cu:1",)
-
-
-LINES = st.lists(st.text(st.sampled_from("ab<\r\t "), max_size=6), max_size=8)
-
-
-@given(LINES, st.sampled_from(["a", "ab", "b<", "<"]))
-def test_the_lines_are_those_that_hold_the_text(lines: list[str], pattern: str) -> None:
-    """Whatever the line ends: what a line number is, git and editors agree on."""
-    found = change(patterns=(pattern,)).matching_lines("\n".join(lines).encode())
-    assert found == [number for number, line in enumerate(lines, start=1) if pattern in line]
 
 
 def reviewed(mini: Mini, **fields: object) -> None:
@@ -146,19 +113,6 @@ def test_the_stage_fails_and_keeps_no_tree(mini: Mini) -> None:
         with refusal("arch-trap") as caught:
             source_tree.make(mini.session(), "vllm")
         assert f"  {site.file}:{site.line}" in caught.value.details
-
-
-def test_the_stage_goes_on_where_a_rule_takes_the_text_away(mini: Mini) -> None:
-    """The guard sees the tree after the rules."""
-    made = source_tree.make(mini.session(), "vllm")
-    site = made.sites[0]
-    reviewed(mini, patterns=(f'"{site.before}"',), files=(site.file,))
-    assert source_tree.make(mini.session(), "vllm").tree == made.tree
-
-
-def test_guards_of_other_forks_are_left_alone(mini: Mini) -> None:
-    reviewed(mini, fork="cutlass", files=("nowhere/*",))
-    source_tree.make(mini.session(), "vllm")
 
 
 def test_one_name_and_one_line_each(tmp_path: Path) -> None:

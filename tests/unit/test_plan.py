@@ -7,8 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.builder import configure
@@ -17,7 +15,7 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.plan import Plan
 from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Rule
 from sparkwright.builder.configure import Call, Configured, Unit
-from sparkwright.core import digest, process
+from sparkwright.core import process
 
 NATIVE = ("compute_121f:sm_121f",)
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
@@ -152,11 +150,6 @@ def test_a_kept_unit_must_have_what_is_listed_and_be_loadable(gencode: tuple[str
     assert any("listed as kept at compute_80" in line for line in caught.value.details)
 
 
-def test_ptx_with_a_suffix_runs_nowhere_else() -> None:
-    kept = ArchRules(kept=(ArchException("mini", "a.cu", "wrongly", "compute_90a"),))
-    assert plans(("compute_90a:compute_90a",), rules=kept).units[0].verdict == "foreign"
-
-
 def test_stale_entries_fail() -> None:
     rules = ArchRules(kept=(ArchException("mini", "gone/*.cu", "-", "compute_80"), ArchException("mini", "?.cu", "-", "compute_80")))
     with refusal("arch-mismatch", match="2 entries of archs.yaml are not true") as caught:
@@ -201,14 +194,6 @@ def test_causes_in_plain_cmake(text: str, calls: list[tuple[int | str, ...]], ca
     found = plans(("compute_120f:sm_120f",), calls=made, text=text).units[0].cause
     assert found
     assert (found.variable, found.place, found.value) == cause
-
-
-@given(st.lists(st.sampled_from([NATIVE, PTX80, ("compute_120f:sm_120f",), ()]), max_size=8))
-def test_the_plan_is_deterministic_and_has_no_unit_twice(units: list[tuple[str, ...]]) -> None:
-    one, two = plans(*units), plans(*units)
-    assert digest.key("plan", one) == digest.key("plan", two)
-    assert sum(one.counts.values()) == len(one.units) == len(units)
-    assert msgspec.json.decode(msgspec.json.encode(one), type=Plan) == one
 
 
 def test_units_that_are_dropped_are_shown_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,13 +289,3 @@ def test_ptx_of_another_generation_is_foreign_unless_kept(tree: Tree) -> None:
     plan.check(tree.judge(applied, rules=msgspec.structs.replace(RULES, kept=(KEEP,))))
     with refusal("arch-mismatch", match="entries of archs.yaml are not true"):
         plan.check(tree.judge(RULES, rules=msgspec.structs.replace(RULES, kept=(KEEP,))))
-
-
-@pytest.mark.toolchain
-def test_a_request_without_its_suffix_is_traced_to_the_request(tree: Tree) -> None:
-    found = tree.judge(RULES, request="12.1")
-    assert {unit.gencode for unit in found.units} == {("compute_121:sm_121",)}
-    assert {unit.verdict for unit in found.units} == {"folded"}
-    cause = found.units[0].cause
-    assert cause
-    assert (cause.variable, cause.place) == ("ARCHS", "CMakeLists.txt:14")

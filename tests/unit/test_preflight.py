@@ -14,17 +14,16 @@ from tests.refusals import refusal
 
 from sparkwright.builder import preflight
 from sparkwright.builder.compile.costs import Cost, Costs
-from sparkwright.builder.configure import Library
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import EnvironmentSpec
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import archive, graft
+from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
-from sparkwright.forks import lock, package_index
+from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
@@ -133,25 +132,6 @@ def test_python_is_read_by_the_grammar_of_the_oldest_that_the_project_admits(min
     assert any("mini_vllm/a.py:" in line for line in findings(run, source_of(run, {"mini_vllm/a.py": text})))
 
 
-def test_what_compiles_only_as_a_whole_is_a_finding_too(mini: Mini) -> None:
-    """A return outside of a function is grammar, and no program."""
-    run = mini.session()
-
-    assert findings(run, source_of(run, {"mini_vllm/a.py": "return 1\n"})) == ["mini_vllm/a.py:1: 'return' outside function"]
-
-
-def test_a_requirement_that_the_stack_does_not_meet_is_a_finding(mini: Mini) -> None:
-    """What environment.yaml makes the wheel require of another fork must admit the state that the lock has of it."""
-    path = mini.root / ENVIRONMENT
-    spec = strict_yaml.load(path, EnvironmentSpec)
-    for version, count in (("0.7.2", 0), ("0.7.1", 1)):
-        vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"mini-flashinfer": f"mini-flashinfer=={version}"})
-        path.write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
-        run = mini.session()
-
-        assert len(findings(run, source_of(run, {}))) == count
-
-
 def test_an_output_folder_that_cannot_be_written_is_a_finding(mini: Mini, tmp_path: Path) -> None:
     """A file where the folder should be is found out before a wheel is to go there."""
     (tmp_path / "file").write_text("")
@@ -216,23 +196,6 @@ def failure(session: RunContext, changed: Mapping[str, str | bytes | None]) -> S
     with pytest.raises(SparkwrightError) as caught:
         preflight.check(session, source_of(session, changed))
     return caught.value
-
-
-def test_library_without_one_member_in_the_base_is_refused(mini: Mini) -> None:
-    """A library takes the place of the member of its file name; without one, or with two, its target is named."""
-    sound = with_base(mini, *LIBRARIES)
-    assert findings(sound, source_of(sound, {}), building=True) == []
-    locked = sound.lock.forks["vllm"].bases[platform.machine()]
-    base = package_index.path_of(sound.store, locked.sha256, locked.filename)
-    settings = toolchain.settings(sound, "vllm")
-    core = [Library(Path(member).name.partition(".")[0], Path(member).name, True) for member in LIBRARIES]
-
-    assert graft.replaced_members(base, core, settings) == {member: Path(member).name for member in LIBRARIES}
-    assert graft.replaced_members(base, [*core, Library("tests", "tests.so", False)], settings) == graft.replaced_members(base, core, settings)
-    other = with_base(mini, LIBRARIES[0], f"elsewhere/{Path(LIBRARIES[0]).name}").lock.forks["vllm"].bases[platform.machine()]
-    with refusal("base-mismatch") as caught:
-        graft.replaced_members(package_index.path_of(sound.store, other.sha256, other.filename), core, settings)
-    assert [line.partition(":")[0] for line in caught.value.details] == [library.target for library in core]
 
 
 def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.builder import vendored
@@ -85,18 +83,6 @@ def test_relative_addresses_are_those_of_git(repository: Repository, base: str, 
     assert gitmodules.absolute(address, base) == repository.git("config", "submodule.a.url")
 
 
-@given(st.text(max_size=60), st.sampled_from(["", BASE, "git@host.example:a/b"]))
-def test_any_address_is_refused_or_plain(address: str, base: str) -> None:
-    try:
-        result = gitmodules.absolute(address, base)
-    except SourceError as error:
-        if error.reference != "declaration-unsafe":
-            raise
-        return
-    assert result.isprintable()
-    assert not result.startswith(("-", "ext::", "fd::"))
-
-
 def call(command: str, *arguments: str) -> Call:
     return Call("CMakeLists.txt", 7, command, arguments)
 
@@ -154,12 +140,6 @@ def faults(*sources: Declaration, ignored: dict[str, str] | None = None, complet
             raise
         return error.details
     return ()
-
-
-def test_locked_and_ignored_sources_pass() -> None:
-    assert faults(DECLARED) == ()
-    assert faults(complete=False) == ()
-    assert faults(DECLARED, Declaration("other", URL, "v1", "x:1"), ignored={"other": "only CPUs", "a/b": "a submodule"}) == ()
 
 
 def test_source_that_the_lock_pins_otherwise_is_refused() -> None:
