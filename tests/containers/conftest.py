@@ -224,22 +224,6 @@ def take(engine_address: str) -> Callable[[Path, str], str]:
 
 
 @pytest.fixture
-def small_engine(user_store: Store) -> Iterator[tuple[Engine, str]]:
-    """Return an engine whose disk holds a bare base and little more, and the id of that base."""
-    if os.getuid() != 0:
-        missing("only root may mount a file system")
-    folder = Path(tempfile.mkdtemp(prefix="spark-"))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500m", "small", str(folder)], check=True)
-    try:
-        with started(folder) as address:
-            base = imported(address, debian(OWN, user_store), f"linux/{OWN}", "test/plain:own")
-            yield Engine(docker.DockerClient(base_url=address)), base
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=False)
-        folder.rmdir()
-
-
-@pytest.fixture
 def contained_demo(demo_session: RunContext, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """Return the locked demo with the recipe of the builder image; what sparkwright itself requires comes from the user's index."""
     monkeypatch.delenv("SPARKWRIGHT_INDEX_URL")

@@ -163,19 +163,6 @@ def test_what_kill_leaves_the_next_run_removes(
     assert wheel_of(contained_run.folder / "dist")
 
 
-def test_a_container_that_somebody_removes(contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]) -> None:
-    """A build whose container is taken away fails with its own words and not with half a wheel."""
-    with contained_run.running() as child:
-        until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))
-        for one in ours(engine):
-            one.kill()
-        _, said = child.communicate(timeout=PATIENCE)
-
-    assert child.returncode == 1
-    assert "error: container-killed" in said
-    assert not list((contained_run.folder / "dist").glob("*.whl"))
-
-
 def test_the_other_processor_under_emulation(contained_demo: RunContext, engine: Engine, other_base: str, other: str) -> None:
     """In a container of the other architecture the program plans natively, and the locked nvcc for it compiles a unit for 12.1."""
     builder = container.builder_image(contained_demo, engine, other_base, other)

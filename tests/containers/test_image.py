@@ -99,14 +99,3 @@ def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: RunContext, en
     assert "why" in " ".join(caught.value.details)
     log = Path(caught.value.details[-1].removeprefix("full log: "))
     assert "before" in log.read_text()
-
-
-def test_a_full_disk_of_the_engine_is_told_apart(contained_demo: RunContext, small_engine: tuple[Engine, str]) -> None:
-    """Where the engine has no room left, its folder is named and not our cache directory."""
-    reached, base = small_engine
-    recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
-    recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN dd if=/dev/zero of=/fill bs=1M count=2000\n")
-    with refusal("disk-full") as caught:
-        container.builder_image(contained_demo, reached, base, "")
-
-    assert reached.root in caught.value.what

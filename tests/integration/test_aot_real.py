@@ -8,13 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from tests.refusals import refusal
 from uv import find_uv_bin
 
 from sparkwright.audit import policy, wheel
@@ -151,14 +149,6 @@ def test_first_use_on_a_spark_compiles_nothing(built: Built, installed: Installe
     assert not [call for call in calls if call != "nvcc --version"]
 
 
-def test_a_device_that_cannot_run_the_code_is_not_given_it(built: Built, installed: Installed) -> None:
-    """On SM 12.0, which is older than 12.1, and on SM 9.0 the libraries are left where they are."""
-    installed.install(built.sources, built.modules)
-
-    for arch in ("12.0", "9.0"):
-        assert not any(is_aot for is_aot, _ in installed.load(arch)["modules"].values())
-
-
 def relabelled(wheel: Path, label: str, folder: Path, version_files: tuple[str, ...] = ()) -> Path:
     folder.mkdir(exist_ok=True)
     public = archive.WheelName.of(wheel.name).version.partition("+")[0]
@@ -180,14 +170,6 @@ def test_two_builds_share_no_folder_of_compiled_modules(built: Built, installed:
     assert seen[0] == seen[2]
     assert seen[0] != seen[1]
     assert all("spark.2026.11.p" in folder for folder in seen)
-
-
-def test_modules_of_another_build_are_not_taken(built: Built, installed: Installed, tmp_path: Path) -> None:
-    """An upgrade of one wheel without the other leaves modules that FlashInfer does not load, so none is stale."""
-    other = relabelled(built.sources, "spark.2026.11.pdeadbeef.cu130", tmp_path / "other", ("flashinfer/_build_meta.py",))
-    installed.install(other, built.modules)
-
-    assert not any(is_aot for is_aot, _ in installed.load("12.1")["modules"].values())
 
 
 def test_the_libraries_hold_the_stack_s_code_and_nothing_else(built: Built) -> None:
@@ -227,24 +209,3 @@ def test_every_module_of_the_reviewed_list_is_one_of_the_locked_release(built: B
 
     assert {module.call for module in modules} == {one.call for one in spec.modules}
     assert {"fp4_quantization_120f", "fused_moe_120", "sampling"} <= {module.name for module in modules}
-
-
-def listed(call: str, **changes: Any) -> AotSpec:
-    arguments: Mapping[str, Any] = changes.get("arguments", {})
-    return AotSpec("flashinfer", "flashinfer-jit-cache", (ModuleSpec(call, ("test",), "test", dict(arguments)),))
-
-
-def test_a_mistake_in_the_list_is_found_before_anything_is_compiled(built: Built, tmp_path: Path) -> None:
-    """A typo is answered with the real names, an argument that is wrong with FlashInfer's words, a foreign arch with what it is."""
-    with refusal("module-unknown") as caught:
-        workshop(built, listed("flashinfer.jit.norm.gen_norms_module"), tmp_path).generate()
-    assert "similar: flashinfer.jit.norm.gen_norm_module" in caught.value.details
-
-    with refusal("module-unknown") as caught:
-        workshop(built, listed("flashinfer.jit.activation.gen_act_and_mul_module", arguments={"act": "silu"}), tmp_path).generate()
-    assert "act" in "\n".join(caught.value.details)
-
-    foreign = listed("flashinfer.jit.fp4_quantization.gen_fp4_quantization_sm121_module")
-    with refusal("module-arch") as caught_arch:
-        workshop(built, foreign, tmp_path).generate()
-    assert "sm_121a" in caught_arch.value.details[0]

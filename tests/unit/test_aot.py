@@ -19,7 +19,6 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.audit import policy, wheel_reader
-from sparkwright.audit import wheel as auditing
 from sparkwright.builder.wheel import archive, flashinfer_aot
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import Answer, AotSpec, Module, ModuleSpec
@@ -306,40 +305,6 @@ def test_the_wheel_is_whole_and_bound_to_the_wheel_of_the_sources(mini: Mini, so
     assert "Requires-Dist: flashinfer-python==0.7.2.post1+spark.2026.11.p0.cu130\n" in metadata
     assert "License-File: LICENSE\n" in metadata
     assert licence == b"Apache\n"
-
-
-def test_equal_libraries_give_equal_wheels(mini: Mini, sources: Path, library: bytes, tmp_path: Path) -> None:
-    """Packing twice gives the same bytes: nothing of the time or the place gets in."""
-    first, second = (packed(mini, sources, library, tmp_path / name) for name in ("one", "two"))
-
-    assert first.read_bytes() == second.read_bytes()
-
-
-@pytest.mark.toolchain
-def test_the_audit_judges_each_library_by_the_arch_that_it_is_for(mini: Mini, sources: Path, cuda_bin: Path, tmp_path: Path) -> None:
-    """Code for 12.0f passes where the policy says 12.0f for that library, and is a finding where the stack's 12.1f is asked for."""
-    (tmp_path / "a.cu").write_text("__global__ void a(int *x) { *x = 1; }\n")
-    command: list[str | Path] = [
-        cuda_bin / "nvcc",
-        "-shared",
-        "-Xcompiler",
-        "-fPIC",
-        "-cudart",
-        "shared",
-        "-gencode",
-        "arch=compute_120f,code=sm_120f",
-    ]
-    environment = {**os.environ, "CUDA_HOME": str(cuda_bin.parent)}
-    subprocess.run([*command, f"-L{cuda_bin.parent / 'lib'}", "-o", tmp_path / "a.so", tmp_path / "a.cu"], check=True, env=environment)
-    modules = {module("a", "sm_120f"): (tmp_path / "a.so").read_bytes()}
-    wheel = flashinfer_aot.pack(tmp_path, spec(arch="12.0f"), sources, mini.session(), modules, DistInfoFiles(b"{}\n", SbomInput()))
-    findings = {}
-    for arch in ("12.0f", ""):
-        library = policy.LibraryPolicy("*.so", "target", "FlashInfer gives it", arch)
-        rules = policy.AuditPolicy("12.1f", ("lib*", "ld-*"), {"flashinfer-jit-cache": policy.DistributionPolicy("test", (library,))})
-        findings[arch] = {finding.rule for finding in auditing.audit(wheel, rules, cuda_bin).findings}
-
-    assert findings == {"12.0f": set(), "": {"arch-missing", "arch-folded"}}
 
 
 def test_the_script_needs_only_the_standard_library() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
 import json
 import os
 import platform
 import socket
-import socketserver
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,27 +61,6 @@ def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytes
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
     with refusal("engine-unreachable", match="not on this machine"):
         container.connect()
-
-
-def test_another_program_at_the_socket_is_no_engine(address: Path) -> None:
-    class Server(socketserver.ThreadingUnixStreamServer):
-        daemon_threads = True
-
-    class Wrong(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(404)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-            pass
-
-        def address_string(self) -> str:
-            return "unix"
-
-    with Server(str(address), Wrong) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with refusal("engine-unreachable"):
-            container.connect()
-        server.shutdown()
 
 
 def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:

@@ -144,26 +144,6 @@ void run(float* x, int n) { hidden<<<1, 32>>>(x, n); seen<<<1, 32>>>(x); std::pr
 """
 
 
-#: A unit that no other could call: nvcc finds no name in it to make its own from.
-ALONE = "namespace { __global__ void k(int *p) { *p = 1; } struct R { R() { k<<<1, 1>>>(nullptr); } } r; }\n"
-
-
-@pytest.mark.toolchain
-@pytest.mark.parametrize("seeded", [False, True])
-def test_a_unit_that_defines_nothing_for_others_is_the_same_on_every_run(tools: Toolchain, tmp_path: Path, seeded: bool) -> None:
-    """Without a seed nvcc puts its process id into the names of such a unit's kernels; our flags keep it out."""
-    source, made = tmp_path / "unit.cu", tmp_path / "unit.cu.o"
-    source.write_text(ALONE)
-    flags = [flag for flag in version.flags({}, {})["CMAKE_CUDA_FLAGS"].split() if seeded or "seed" not in flag]
-    found = set()
-    for _ in range(2):
-        command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
-        subprocess.run(command, check=True, env=tools.environment())
-        found.add(made.read_bytes())
-
-    assert len(found) == (1 if seeded else 2)
-
-
 @pytest.mark.toolchain
 @pytest.mark.parametrize("internal", [False, True])
 def test_an_object_is_the_same_on_every_run_and_in_every_folder(tools: Toolchain, tmp_path: Path, internal: bool) -> None:

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packaging.requirements import Requirement
 from tests.refusals import refusal
 from uv import find_uv_bin
 
-from sparkwright.builder import pipeline as building
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import EnvironmentSpec
-from sparkwright.builder.wheel import archive, version
+from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
-from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -256,10 +253,6 @@ def test_a_requirement_may_bring_extras_and_a_condition(tmp_path: Path, out: Pat
     ]
 
 
-def test_without_changed_requirements_every_line_stays(tmp_path: Path, out: Path) -> None:
-    assert required(tmp_path, out, {}) == REQUIRING.decode().partition("\n\n")[0].splitlines()[3:]
-
-
 @pytest.mark.parametrize("requires", [{"absent": ""}, {"absent": "absent==1", "cubin": ""}, {"numpy": "numpy"}])
 def test_a_changed_requirement_without_effect_is_refused(requires: dict[str, str]) -> None:
     with refusal("requirement-mismatch", match=next(iter(requires))) as caught:
@@ -331,31 +324,6 @@ def test_requirements_of_what_is_not_grafted_are_refused(mini: Mini) -> None:
         toolchain.spec(mini.session().project)
 
 
-def test_a_changed_requirement_makes_the_wheel_anew_and_no_other(mini: Mini) -> None:
-    """The key of the fork's wheel changes, by the file that people edited, and that of no other fork."""
-    before = {fork: building.inputs(mini.session(), fork) for fork in ("cutlass", "flashinfer", "vllm")}
-    mini.edit("build/demo/environment.yaml", "distribution: mini-vllm\n", "distribution: mini-vllm\n    requires: {numpy: ''}\n")
-    after = {fork: building.inputs(mini.session(), fork) for fork in before}
-
-    assert {fork: [name for name in parts if parts[name] != after[fork][name]] for fork, parts in before.items()} == {
-        "cutlass": [],
-        "flashinfer": [],
-        "vllm": ["build/demo/environment.yaml"],
-    }
-
-
-def test_a_version_of_ours_meets_the_requirement_on_its_release() -> None:
-    """The label that our wheels carry is admitted by == of the release (PEP 440), so that two of them install together."""
-    for stack in ("2026.05", "2026.11"):
-        project = Project(ROOT, stack)
-        release = project.spec.forks["flashinfer"].sources.sdist
-        assert release is not None
-        ours = version.labelled(release.version, project.spec.label)
-        text = toolchain.spec(project).forks["vllm"].requires.get("flashinfer-python", f"flashinfer-python=={release.version}")
-
-        assert Requirement(text).specifier.contains(ours)
-
-
 # Refusals.
 
 
@@ -391,12 +359,6 @@ def test_a_wheel_that_contradicts_itself_is_refused(tmp_path: Path, out: Path, c
 
     with refusal("wheel-invalid", match=words):
         archive.rewrite(base, out, version="1.0+a", version_files=("mini/__init__.py",))
-
-
-def test_a_version_file_that_is_missing_is_refused(base: Path, out: Path) -> None:
-    with refusal("wheel-invalid") as caught:
-        archive.rewrite(base, out, version="1.0+a", version_files=("mini/gone.py",))
-    assert "mini/gone.py" in " ".join(caught.value.details)
 
 
 @pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "mini\\evil.py"])
