@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from tests.support.wheels import ROOT, STACK
 from tests.unit.reportdata import FORK, Maker
 
-from sparkwright.cherry_picks.drift import Drift, Trial
-from sparkwright.cherry_picks.status import Line
+from sparkwright.cherry_picks.drift import Drift, Line, Trial
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext

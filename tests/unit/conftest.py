@@ -16,7 +16,6 @@ import pytest
 
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.rebase import encoded_header as encoded
 from sparkwright.cli.main import parser, session_of
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
@@ -274,7 +273,7 @@ class Host:
         self.work.commit(files, subject)
         change = self.work.output("diff", "-U1", "--full-index", "--binary", "--no-renames", "--no-indent-heuristic", "HEAD~1", "HEAD")
         self.work.git("checkout", "--quiet", "main")
-        top = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] {encoded(subject)}\n"
+        top = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] {subject}\n"
         top += f"\n{text}\n\n{TRAILERS}\n---\n"
         (self.series / name).write_bytes(top.encode() + change)
         with (self.series / "series").open("a", encoding="utf-8") as listing:

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import already_upstream, apply, conflict, patch, series
+from sparkwright.cherry_picks import apply, conflict, patch, series
 from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
-from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
 
@@ -234,7 +233,7 @@ def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
     heading = "void a_function_with_a_very_long_name(" + "int argument, " * 20
     state = HunkState("@@ -1234,12 +1234,34 @@", heading, "ambiguous", 12345, ("x" * 390,), ("y " * 190,))
     file = FileConflict("some/folder/file.cuh", "there", (state,), ("elsewhere/file.cuh",), commits, commits, ("first.patch",), words)
-    evidence = (already_upstream.Evidence("patch-id", None, words), already_upstream.Evidence("reverse", False, words))
+    evidence = (Evidence("patch-id", None, words), Evidence("reverse", False, words))
     commands = ("sparkwright pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON    (leave a file out, and carry it as a patch)",)
     report = ConflictReport(
         "widget", f"https://github.com/acme/widget.git @ {'a' * 40}", "b" * 40, "#40082", words, "octocat",

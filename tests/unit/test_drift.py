@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from sparkwright.cherry_picks import drift, pull_requests
-from sparkwright.cherry_picks.already_upstream import Evidence
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.cherry_picks.upstream import Evidence
 from sparkwright.cli import drift as drift_verb
 from sparkwright.cli import main
 from sparkwright.core import digest

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import already_upstream, apply, pull_requests
-from sparkwright.cherry_picks.already_upstream import Evidence
+from sparkwright.cherry_picks import apply, pull_requests
+from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream
+from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Host
+    from tests.unit.conftest import Host, Repository
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41))
 
@@ -60,7 +62,7 @@ def verdict(host: Host, one: Patch, record: Record | None, on: Base | None = Non
     on = on or base(host, session)
     host.write(*([record] if record else []))
     reverts = one.name in apply.taken_away(session.objects, on.tree, [one])
-    found = already_upstream.evidence(Upstream(session, "widget"), on, one, reverts=reverts)
+    found = history.evidence(Upstream(session, "widget"), on, one, reverts=reverts)
     return {test.test: test for test in found}
 
 
@@ -157,4 +159,82 @@ def test_patches_are_taken_away_newest_first(begun: Host) -> None:
     assert apply.taken_away(session.objects, tree, patches[:1]) == frozenset()
 
 
-# What is compared.
+# History.
+
+
+@pytest.fixture(name="objects")
+def _objects(repository: Repository, tmp_path: Path) -> Objects:
+    """Return an object database that borrows from the repository, as the store's does from mirrors."""
+    repository.commit({"a.txt": b"1\n"}, "Begin")
+    objects = Objects(tmp_path / "objects.git")
+    objects.borrow([repository.path / ".git"])
+    return objects
+
+
+def at(repository: Repository, name: str = "HEAD") -> str:
+    return repository.git("rev-parse", name)
+
+
+def merged(repository: Repository, name: str, files: dict[str, bytes | None], message: str) -> tuple[str, str]:
+    """Merge a branch of one commit into main; return its head and the merge."""
+    repository.git("checkout", "--quiet", "-b", name)
+    head = repository.commit(files, name)
+    repository.git("checkout", "--quiet", "main")
+    repository.git("merge", "--quiet", "--no-ff", "-m", message, name)
+    return head, at(repository)
+
+
+def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, repository: Repository, host: Host) -> None:
+    """Yes, no, and unknown: a commit that was fetched without its history says nothing of what it holds."""
+    first, last = at(repository), repository.commit({"a.txt": b"2\n"})
+    host.work.commit({"a.txt": b"1\n"}, "Begin")
+    old = host.work.commit({"a.txt": b"2\n"}, "Next")
+    new = host.work.commit({"a.txt": b"3\n"}, "Last")
+    host.lock()
+    session = host.session()
+    for commit in (old, new):
+        session.mirror(host.url).commit(commit)
+
+    assert history.is_ancestor(objects, first, last) is True
+    assert history.is_ancestor(objects, last, first) is False
+    assert history.is_ancestor(session.objects, old, new) is None
+
+
+def test_the_states_of_a_file_are_those_of_the_branch(objects: Objects, repository: Repository) -> None:
+    """Newest first, each with the commit of the branch that made it: of what a merge brought, the merge; zeros where it was removed."""
+    ids = [at(repository, "HEAD:a.txt")]
+    commits = [at(repository)]
+    commits.append(merged(repository, "side", {"a.txt": b"2\n"}, "Join")[1])
+    ids.append(at(repository, "HEAD:a.txt"))
+    repository.commit({"b.txt": b"b\n"})
+    commits.append(repository.commit({"a.txt": None}))
+    ids.append("0" * 40)
+    commits.append(repository.commit({"a.txt": b"1\n"}))
+    ids.append(ids[0])
+
+    assert history.states(objects, "a.txt", at(repository)) == list(reversed(list(zip(commits, ids, strict=True))))
+    assert history.states(objects, "none.txt", at(repository)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "touched"),
+    [
+        (b"a\nb\nc\n", b"a\nB\nc\n", True),
+        (b"a\nx\nc\n", b"a\nb\nx\nc\n", True),
+        (b"a\nb\nc\n", b"A\nb\nc\n", False),
+        (b"b\n", b"b", True),
+        (b"a\n\n", b"a\n", False),
+        (b"\x00b\n", b"\x00c\n", True),
+    ],
+    ids=["removed", "added", "beside it", "line end", "blank line", "binary"],
+)
+def test_a_change_touches_the_lines_that_it_removes_or_adds(
+    objects: Objects, repository: Repository, before: bytes, after: bytes, touched: bool
+) -> None:
+    """Context does not count, and neither do blank lines; what cannot be told counts."""
+    ids = []
+    for text in (before, after):
+        repository.commit({"a.txt": text})
+        ids.append(at(repository, "HEAD:a.txt"))
+
+    assert history.touches(objects, ids[0], ids[1], [b"b\n", b"\n"]) == touched

@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.cherry_picks import drift, ledger, series
 from sparkwright.cherry_picks.drift import Trial
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch, lock, package_index, resolve

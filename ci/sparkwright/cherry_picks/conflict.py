@@ -17,12 +17,11 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import already_upstream, apply, history
-from sparkwright.cherry_picks.already_upstream import Evidence
+from sparkwright.cherry_picks import apply
+from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import Explain
-from sparkwright.cherry_picks.history import Commit
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
@@ -32,6 +31,9 @@ from sparkwright.core.git_store import Objects
 SHOWN, COLUMNS, NAMED = 8, 96, 20
 #: Lines of a hunk that are compared, in a time that grows with the square of their number.
 COMPARED = 2000
+
+
+State = Literal["fits", "moved", "ambiguous", "already", "gone"]
 
 
 class HunkState(msgspec.Struct, frozen=True):
@@ -48,7 +50,7 @@ class HunkState(msgspec.Struct, frozen=True):
 
     label: str
     heading: str
-    state: Literal["fits", "moved", "ambiguous", "already", "gone"]
+    state: State
     line: int = 0
     expected: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
@@ -103,34 +105,22 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     """Return the state of *hunk* on the file content *text*, without the other hunks."""
     if not text and not (hunk.before and hunk.after):
         return HunkState(hunk.label, hunk.heading, "already" if hunk.before else "fits")
-    places = hunk.places(text)
-    if places:
-        nearest = min(places, key=lambda line: abs(line - hunk.start))
-        state: Literal["fits", "moved", "ambiguous"] = "moved" if len(places) == 1 else "ambiguous"
-        return HunkState(
-            hunk.label, hunk.heading, "fits" if nearest == hunk.start else state, nearest
-        )
-    if done := hunk.places(text, done=True):
-        return HunkState(
-            hunk.label,
-            hunk.heading,
-            "already",
-            min(done, key=lambda line: abs(line - hunk.new_start)),
-        )
+    for number, done in ((hunk.start, False), (hunk.new_start, True)):
+        if places := hunk.places(text, done=done):
+            nearest = min(places, key=lambda line: abs(line - number))
+            moved: State = "moved" if len(places) == 1 else "ambiguous"
+            state: State = "already" if done else "fits" if nearest == number else moved
+            return HunkState(hunk.label, hunk.heading, state, nearest)
     have = lines_of(text)
     line = _likeliest(have, hunk)
     wanted = hunk.before[:COMPARED]
     there = have[max(line, 0) : max(line + len(hunk.before), 0)][:COMPARED]
-    changes = [
-        code
-        for code in difflib.SequenceMatcher(None, wanted, there).get_opcodes()
-        if code[0] != "equal"
-    ]
+    codes = difflib.SequenceMatcher(None, wanted, there).get_opcodes()
+    changes = [code for code in codes if code[0] != "equal"]
     expected = [text for _, start, end, _, _ in changes for text in wanted[start:end]]
     found = [text for _, _, _, start, end in changes for text in there[start:end]]
-    return HunkState(
-        hunk.label, hunk.heading, "gone", max(line, 0) + 1, _shown(expected), _shown(found)
-    )
+    shown = (_shown(expected), _shown(found))
+    return HunkState(hunk.label, hunk.heading, "gone", max(line, 0) + 1, *shown)
 
 
 def _likeliest(have: list[bytes], hunk: Hunk) -> int:
@@ -197,20 +187,10 @@ def explain(
         _file(upstream, tree, present, original, part, earlier) for part in patch.sections()
     )
     reverts = patch.name in apply.taken_away(objects, base.tree, [patch])
-    evidence = already_upstream.evidence(upstream, base, patch, reverts=reverts)
+    tests = evidence(upstream, base, patch, reverts=reverts)
     page = upstream.book.page(patch.pick) if upstream.book and patch.pick else ""
-    report = ConflictReport(
-        fork,
-        base.name,
-        tree,
-        patch.name,
-        patch.subject,
-        patch.author,
-        page,
-        files,
-        evidence,
-        tuple(commands),
-    )
+    names = (fork, base.name, tree, patch.name, patch.subject, patch.author, page)
+    report = ConflictReport(*names, files, tests, tuple(commands))
     wrong = [file.path for file in files if not file.fits]
     what = f"{patch.name} does not apply to {fork}{': ' + ', '.join(wrong) if wrong else ''}."
     return PatchError(
@@ -301,44 +281,34 @@ def _with_upstream(
     """
     objects, replace = upstream.session.objects, msgspec.structs.replace
     if upstream.mirror is None or not upstream.tip:
-        return replace(
-            conflict, note="upstream's history is not in the store; `sparkwright drift` brings it"
-        )
+        note = "upstream's history is not in the store; `sparkwright drift` brings it"
+        return replace(conflict, note=note)
     states = history.states(objects, conflict.path, upstream.tip)
-    of_base = next((number for number, (_, state) in enumerate(states) if state == blob), None)
-    of_patch = next(
-        (
-            number
-            for number, (_, state) in enumerate(states)
-            if part.blob and state.startswith(part.blob)
-        ),
-        None,
-    )
-    if of_base is None or of_patch is None:
-        whose = "base" if of_base is None else "patch"
-        return replace(
-            conflict, note=f"the {whose}'s {conflict.path} is no state of upstream's branch"
+    numbers = [
+        next(
+            (number for number, (_, state) in enumerate(states) if id_ and state.startswith(id_)),
+            -1,
         )
-    between = states[min(of_base, of_patch) : max(of_base, of_patch) + 1]
+        for id_ in (blob, part.blob)
+    ]
+    if min(numbers) < 0:
+        whose = "base" if numbers[0] < 0 else "patch"
+        note = f"the {whose}'s {conflict.path} is no state of upstream's branch"
+        return replace(conflict, note=note)
+    between = states[min(numbers) : max(numbers) + 1]
     try:
         upstream.mirror.files({state for _, state in between if state.strip("0")})
     except SparkwrightError as error:
         console.detail(f"not all states of {conflict.path} can be read: {error.what}")
-    pairs = itertools.pairwise(between)
     touching = [
         commit
-        for (commit, after), (_, before) in pairs
+        for (commit, after), (_, before) in itertools.pairwise(between)
         if history.touches(objects, before, after, wanted)
     ]
-    commits = tuple(
-        history.commit(objects, name)
-        for name in (touching or [commit for commit, _ in between[:-1]])[:NAMED]
-    )
-    return (
-        replace(conflict, base_lacks=commits)
-        if of_patch < of_base
-        else replace(conflict, base_has=commits)
-    )
+    names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
+    commits = tuple(history.commit(objects, name) for name in names)
+    newer = numbers[1] < numbers[0]
+    return replace(conflict, **{"base_lacks" if newer else "base_has": commits})
 
 
 def lines(report: ConflictReport) -> list[str]:

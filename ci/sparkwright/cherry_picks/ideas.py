@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import upstream_revisions
-from sparkwright.cherry_picks.upstream_revisions import Release
+from sparkwright.cherry_picks import upstream
+from sparkwright.cherry_picks.upstream import Release
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.git_store import Objects
@@ -291,7 +291,7 @@ def releases(session: RunContext, name: str, package: Package, last: str = "") -
     from packaging.version import Version
 
     if not package.wheels:
-        known = upstream_revisions.releases(session, name, optional=True)
+        known = upstream.releases(session, name, optional=True)
         return [
             release
             for release in known
@@ -329,9 +329,7 @@ def derive(session: RunContext, last: Sequence[tuple[str, str]] = ()) -> list[Ab
         trees[name] = []
         with console.progress(f"releases of {name}", len(known)) as progress:
             for number, release in enumerate(known, 1):
-                trees[name].append(
-                    (release.version, upstream_revisions.of_release(session, release).tree)
-                )
+                trees[name].append((release.version, upstream.of_release(session, release).tree))
                 progress.update(number, release.version)
     return [
         absorption(

@@ -51,6 +51,9 @@ _FLAGS = (
     "--submodule=short",
 )
 
+#: Context of the patches that we write: the smallest that git accepts.
+CONTEXT = 1
+
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
     rb"^(--- |\+\+\+ |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )"

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sparkwright.cherry_picks import history, patch
+from sparkwright.cherry_picks import patch
+from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core import digest, github
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitError, GitHubError, UsageError
+from sparkwright.core.errors import GitError, GitHubError
 from sparkwright.core.github import GitHub
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
@@ -68,32 +69,28 @@ def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSna
 
 
 def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
-    mirror, objects = session.mirror(ledger.url), session.objects
+    mirror, known = session.mirror(ledger.url), ledger.known(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
         raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
     head = mirror.ref(f"refs/pull/{number}/head")
-    if squash := history.merged_as(objects, number, tip):
-        title = squash.subject[: squash.subject.rindex("(#")].strip()
-        return PullRequestSnapshot(
-            "git", title, squash.author, "merged", head or UNRESOLVED, squash.commit, ledger.branch
-        )
-    if head is None:
-        what = (
-            f"{ledger.url} has neither a pull request {number} nor a commit on "
-            f"{ledger.branch} that names it."
-        )
+    # GitHub's subjects of a squash and of a merge.
+    patterns = [f"--grep=\\(#{number}\\)[[:space:]]*$", f"--grep=^Merge pull request #{number} "]
+    log = history.log(session.objects, "--first-parent", "--extended-regexp", *patterns, tip)
+    merge = next((commit for commit in reversed(log) if commit.number == number), None)
+    if merge is None and head is None:
+        what = f"{ledger.url} has neither a pull request {number} nor a commit that names it."
         raise GitHubError("pull-request-gone", what)
-    record = ledger.known(number)
-    merge, author = record.merge if record else "", UNRESOLVED
-    if not merge:
-        _fetch_head(session, ledger, number, head)
-        commit = history.merged_with(objects, head, tip)
-        merge, author = (
-            (commit.commit, history.commit(objects, head).author) if commit else ("", UNRESOLVED)
-        )
+    squash = merge if merge and not merge.subject.startswith("Merge ") else None
+    name = merge.commit if merge else known.merge if known else ""
     return PullRequestSnapshot(
-        "git", UNRESOLVED, author, "merged" if merge else UNRESOLVED, head, merge, ledger.branch
+        "git",
+        squash.subject[: squash.subject.rindex("(#")].strip() if squash else UNRESOLVED,
+        squash.author if squash else UNRESOLVED,
+        "merged" if name else UNRESOLVED,
+        head or UNRESOLVED,
+        name,
+        ledger.branch,
     )
 
 
@@ -101,11 +98,11 @@ def _fetch_head(session: RunContext, ledger: Ledger, number: int, head: str) -> 
     """Fetch the history of a pull request's *head*."""
     commit = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
     if commit is None:
-        what = (
+        raise SourceError(
+            "source-unreachable",
             f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull "
-            f"requests does."
+            f"requests does.",
         )
-        raise SourceError("source-unreachable", what)
     if commit != head:
         raise PatchError(
             "pick-mismatch", f"#{number} moved while it was read.", todo="Run the same again."
@@ -128,13 +125,8 @@ def record(
             determined.
         source-unreachable: The repository does not offer its commits.
     """
-    base, tip, objects = (
-        _base(session, ledger, pull, number),
-        pull.merge or pull.head,
-        session.objects,
-    )
-    data = _rendered(session, ledger, base, tip)
-    known = ledger.known(number)
+    base, tip = _base(session, ledger, pull, number), pull.merge or pull.head
+    data, known = _rendered(session, ledger, base, tip), ledger.known(number)
     # git alone may not know what an earlier record does.
     old = {
         field: getattr(known, field)
@@ -142,44 +134,24 @@ def record(
         if known and getattr(pull, field) == UNRESOLVED
     }
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    return msgspec.structs.replace(
-        Record(
-            number=number,
-            title=pull.title,
-            author=pull.author,
-            state=pull.state,
-            head=pull.head,
-            base=base,
-            merge=pull.merge,
-            seen=known.seen if known and "state" in old else today,
-            date=history.commit(objects, tip).date,
-            sha256=digest.sha256_bytes(data),
-            patch_id=patch.patch_id(objects, data),
-            files=tuple(part.path for part in patch.sections(data)),
-            stacks=known.stacks if known else {},
-            reason=reason or (known.reason if known else ""),
-            drop_when=drop_when or (known.drop_when if known else ""),
-        ),
-        **old,
+    fresh = Record(
+        number=number,
+        title=pull.title,
+        author=pull.author,
+        state=pull.state,
+        head=pull.head,
+        base=base,
+        merge=pull.merge,
+        seen=known.seen if known and "state" in old else today,
+        date=history.commit(session.objects, tip).date,
+        sha256=digest.sha256_bytes(data),
+        patch_id=patch.patch_id(session.objects, data),
+        files=tuple(part.path for part in patch.sections(data)),
+        stacks=known.stacks if known else {},
+        reason=reason,
+        drop_when=drop_when,
     )
-
-
-def unseen(ledger: Ledger, number: int, reason: str, drop_when: str) -> Record:
-    """
-    Return a record of a pull request that cannot be read from here; no stack can carry it.
-
-    Raises:
-        UsageError: The ledger pins it already.
-    """
-    if (known := ledger.known(number)) and known.pinned:
-        raise UsageError("usage", f"The ledger pins {known.name} already.")
-    unknown = dict.fromkeys(
-        ("title", "author", "state", "date", "head", "base", "sha256", "patch_id"), UNRESOLVED
-    )
-    return msgspec.convert(
-        {**unknown, "number": number, "seen": "never", "reason": reason, "drop_when": drop_when},
-        Record,
-    )
+    return msgspec.structs.replace(fresh, **old)
 
 
 def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
@@ -189,38 +161,23 @@ def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     """
     objects = session.objects
     tip = session.mirror(ledger.url).history(pull.branch, newest=True)
-    if pull.merge:
-        if tip is None or not history.is_ancestor(objects, pull.merge, tip):
-            details = [f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"]
-            raise PatchError(
-                "pick-mismatch",
-                f"The merge commit of #{number} is not part of {pull.branch}.",
-                details=details,
-            )
-        return _before_merge(session, ledger, pull, number)
-    _fetch_head(session, ledger, number, pull.head)
-    base = history.merge_base(objects, pull.head, tip) if tip else None
-    if base is None:
-        raise PatchError("pick-mismatch", f"#{number} has no common history with {pull.branch}.")
-    if base == pull.head:
-        raise _unclear(
-            number,
-            pull,
-            "its commits are part of the branch, and no merge commit shows the first of them",
+    if not pull.merge:
+        _fetch_head(session, ledger, number, pull.head)
+        base = history.merge_base(objects, pull.head, tip) if tip else None
+        if base is None:
+            what = f"#{number} has no common history with {pull.branch}."
+            raise PatchError("pick-mismatch", what)
+        if base == pull.head:
+            raise _unclear(number, pull, "its commits are part of the branch")
+        return base
+    if tip is None or not history.is_ancestor(objects, pull.merge, tip):
+        raise PatchError(
+            "pick-mismatch",
+            f"The merge commit of #{number} is not part of {pull.branch}.",
+            details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
         )
-    return base
-
-
-def _before_merge(
-    session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int
-) -> str:
-    """
-    Return the commit before the first that a merged pull request brought.
-
-    A squash and a merge bring one commit to the branch. A pull request that was rebased onto it is
-    known by its last commit only, so its own commits are compared with those on the branch.
-    """
-    objects = session.objects
+    # A squash and a merge bring one commit to the branch. A pull request that was rebased onto it
+    # is known by its last commit only, so its own commits are compared with those on the branch.
     parents = history.parents(objects, pull.merge)
     if len(parents) > 1 or (parents and history.commit(objects, pull.merge).number == number):
         return parents[0]
@@ -229,29 +186,23 @@ def _before_merge(
     _fetch_head(session, ledger, number, pull.head)
     if history.is_ancestor(objects, pull.merge, pull.head):
         raise _unclear(number, pull, "its commits were pushed to the branch as they are")
-    own = history.authored(objects, "--topo-order", pull.head, f"^{parents[0]}")
-    landed = history.authored(objects, "--first-parent", f"-{max(len(own), 1)}", pull.merge)
+    options = ["--topo-order", "--no-merges", pull.head, f"^{parents[0]}"]
+    own = [(commit.author, commit.subject) for commit in history.log(objects, *options)]
+    log = history.log(objects, "--first-parent", f"-{max(len(own), 1)}", pull.merge)
+    landed = [(commit.author, commit.subject) for commit in log]
     if len(own) < 2 or own[0] != landed[0]:
         return parents[0]
     if own != landed:
-        raise _unclear(
-            number,
-            pull,
-            f"it was rebased onto the branch, and not all of its {len(own)} commits are there",
-        )
-    return history.before(
-        objects, history.revisions(objects, "--first-parent", f"-{len(own)}", pull.merge)[0]
-    )
+        raise _unclear(number, pull, f"not all of its {len(own)} commits are on the branch")
+    return history.before(objects, log[-1].commit)
 
 
 def _unclear(number: int, pull: PullRequestSnapshot, why: str) -> PatchError:
-    details = [why, f"head:  {pull.head}", f"merge: {pull.merge or '-'}"]
-    todo = "Carry the change as a patch of ours, made from the commits on the branch."
     return PatchError(
         "pick-mismatch",
         f"It is unclear what #{number} changed on {pull.branch}.",
-        details=details,
-        todo=todo,
+        details=[why, f"head:  {pull.head}", f"merge: {pull.merge or '-'}"],
+        todo="Carry the change as a patch of ours, made from the commits on the branch.",
     )
 
 
@@ -270,11 +221,8 @@ def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullReque
         )
     if UNRESOLVED in (old.head, pull.head) or old.head == pull.head:
         return
-    details = [
-        f"pinned: {old.head}",
-        f"now:    {pull.head}",
-        *_difference(session, ledger, old, pull),
-    ]
+    details = [f"pinned: {old.head}", f"now:    {pull.head}"]
+    details += _difference(session, ledger, old, pull)
     raise PatchError(
         "pick-moved", f"The head of #{old.number} moved since it was pinned.", details=details
     )
@@ -283,31 +231,18 @@ def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullReque
 def _difference(
     session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot
 ) -> Sequence[str]:
-    mirror, objects = session.mirror(ledger.url), session.objects
+    mirror, objects, sides = session.mirror(ledger.url), session.objects, list[tuple[str, str]]()
     try:
-        tip = mirror.history(pull.branch, newest=True)
+        tip = mirror.history(pull.branch, newest=True) or pull.head
         mirror.history(f"refs/pull/{old.number}/head", newest=True)
-        if not objects.has(f"{old.head}^{{commit}}"):
-            mirror.commit(old.head)
-        sides = []
+        mirror.commit(old.head)
         for head in (old.head, pull.head):
-            base = history.merge_base(objects, head, tip) if tip else None
-            if base is None:
-                return ["the pinned state is gone from the host; there is nothing to compare with"]
-            own = history.revisions(objects, "--no-merges", head, f"^{base}")
-            mirror.files(
-                set().union(
-                    *(
-                        patch.blobs(objects, history.before(objects, commit), commit)
-                        for commit in own
-                    )
-                )
-            )
+            base = history.merge_base(objects, head, tip) or head
+            for commit in history.revisions(objects, "--no-merges", head, f"^{base}"):
+                mirror.files(patch.blobs(objects, history.before(objects, commit), commit))
             sides.append((base, head))
         lines = history.range_diff(objects, *sides)
     except (SourceError, GitError) as error:
-        if isinstance(error, SourceError) and error.reference != "source-unreachable":
-            raise
         return [f"the pinned state cannot be fetched any more: {error.what}"]
     rest = [f"({len(lines) - SHOWN} more lines)"] if len(lines) > SHOWN else []
     return ["range-diff of both states:", *(f"  {line}" for line in [*lines[:SHOWN], *rest])]
@@ -349,27 +284,23 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
             asked or does not have them.
     """
     if not record.pinned:
-        todo = f"Run `sparkwright pick {record.number}`."
-        raise PatchError(
-            "pick-mismatch", f"The ledger does not pin {record.name} of {ledger.url}.", todo=todo
-        )
+        what = f"The ledger does not pin {record.name} of {ledger.url}."
+        raise PatchError("pick-mismatch", what, todo=f"Run `sparkwright pick {record.number}`.")
     if data := stored_diff(session, record):
         return data
     data = _rendered(session, ledger, record.base, record.tip)
-    actual = (digest.sha256_bytes(data), patch.patch_id(session.objects, data))
-    if actual != (record.sha256, record.patch_id):
-        details = [
-            f"ledger: sha256 {record.sha256}, patch-id {record.patch_id}",
-            f"now:    sha256 {actual[0]}, patch-id {actual[1]}",
-        ]
+    pinned = {"sha256": record.sha256, "patch-id": record.patch_id, "files": sorted(record.files)}
+    actual = {
+        "sha256": digest.sha256_bytes(data),
+        "patch-id": patch.patch_id(session.objects, data),
+        "files": sorted(part.path for part in patch.sections(data)),
+    }
+    if wrong := [name for name, pin in pinned.items() if actual[name] != pin]:
         raise PatchError(
             "pick-mismatch",
             f"The diff of {record.name} is not the one that the ledger pins.",
-            details=details,
+            details=[f"{name}: {pinned[name]} in the ledger, {actual[name]} now" for name in wrong],
         )
-    if wrong := {part.path for part in patch.sections(data)} ^ set(record.files):
-        what = f"The ledger's files of {record.name} are not those that its diff changes."
-        raise PatchError("pick-mismatch", what, details=sorted(wrong))
     session.store.write(f"diffs/{record.sha256}", data)
     session.store.put("diff", _pins(record), True)
     return data
@@ -383,15 +314,15 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
     Raises:
         pick-mismatch: See `diff_of`; or a path to leave out is not part of the diff.
     """
-    whole = diff_of(session, ledger, record)
     left_out = record.stacks.get(stack, {})
+    data = patch.without(diff_of(session, ledger, record), left_out)
     if unknown := sorted(set(left_out) - set(record.files)):
-        what, todo = (
+        raise PatchError(
+            "pick-mismatch",
             f"{record.name} does not change what {stack} leaves out of it.",
-            "Correct `stacks` in the ledger.",
+            details=unknown,
+            todo="Correct `stacks` in the ledger.",
         )
-        raise PatchError("pick-mismatch", what, details=unknown, todo=todo)
-    data = patch.without(whole, left_out)
     return Patch(
         name=record.name,
         sha256=digest.sha256_bytes(data),

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from sparkwright.cherry_picks import apply, conflict, ledger, patch, pull_requests
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.patch import Patch, PatchError
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import digest
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """
-    The identity of an element of a series, known before its diff is read: its pins, and the paths
-    that are left out.
-    """
-
-    name: str
-    sha256: str
-    left_out: tuple[str, ...] = ()
-    pins: tuple[str, ...] = ()
 
 
 def names(folder: Path) -> list[str]:
@@ -39,10 +25,8 @@ def names(folder: Path) -> list[str]:
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
     listed = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
     present = {path.name for path in folder.glob("*.patch")}
-    wrong = [
-        f"listed twice: {name}"
-        for name in sorted({name for name in listed if listed.count(name) > 1})
-    ]
+    twice = sorted({name for name in listed if listed.count(name) > 1})
+    wrong = [f"listed twice: {name}" for name in twice]
     wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
     if wrong:
@@ -72,29 +56,26 @@ def of(session: RunContext, fork: str) -> tuple[Patch, ...]:
         pick-mismatch, offline, source-unreachable: See `pull_requests.patch_of`.
     """
     book, stack = ledger.load(session.project.root, fork), session.project.stack
-    records = book.carried(stack) if book else ()
-    picks = tuple(
-        pull_requests.patch_of(session, book, record, stack) for record in records if book
-    )
-    return picks + load(session.project.series_folder(fork))
+    picks = [
+        pull_requests.patch_of(session, book, record, stack)
+        for record in (book.carried(stack) if book else ())
+        if book
+    ]
+    return (*picks, *load(session.project.series_folder(fork)))
 
 
-def entries(session: RunContext, fork: str) -> tuple[Entry, ...]:
-    """Return the identity of each element of the series of *fork*, without reading a diff."""
+def pins(session: RunContext, fork: str) -> list[tuple[object, ...]]:
+    """
+    Return what determines each element of the series of *fork*, without reading a diff: its name,
+    its pins, and the paths that are left out.
+    """
     book, stack = ledger.load(session.project.root, fork), session.project.stack
     folder = session.project.series_folder(fork)
-    return (
-        *(
-            Entry(
-                record.name,
-                record.sha256,
-                tuple(sorted(record.stacks[stack])),
-                (record.base, record.tip, record.patch_id),
-            )
-            for record in (book.carried(stack) if book else ())
-        ),
-        *(Entry(name, digest.sha256_file(folder / name)) for name in names(folder)),
-    )
+    picks = [
+        (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
+        for record in (book.carried(stack) if book else ())
+    ]
+    return [*picks, *((name, digest.sha256_file(folder / name)) for name in names(folder))]
 
 
 def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
@@ -110,9 +91,8 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
         return stored
     base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     explain = conflict.explainer(Upstream(session, source.fork), base)
-    patched = apply.apply_patches(
-        session.objects, source.fork, source.tree, of(session, source.fork), explain
-    )
+    patches = of(session, source.fork)
+    patched = apply.apply_patches(session.objects, source.fork, source.tree, patches, explain)
     session.store.put("apply", _key(session, source.fork, source.tree), patched)
     return patched
 
@@ -126,4 +106,4 @@ def stored_tree(session: RunContext, fork: str, base: str) -> PatchedTree | None
 
 
 def _key(session: RunContext, fork: str, base: str) -> str:
-    return digest.key("apply", {"base": base, "series": entries(session, fork)})
+    return digest.key("apply", {"base": base, "series": pins(session, fork)})

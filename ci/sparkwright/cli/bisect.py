@@ -12,10 +12,11 @@ import dataclasses
 
 from sparkwright.builder import bisect
 from sparkwright.builder.bisect import Cause, Predicate, Turn
-from sparkwright.cherry_picks import ledger, series, upstream_revisions
+from sparkwright.cherry_picks import ledger, series
+from sparkwright.cherry_picks import upstream as revisions
 from sparkwright.cherry_picks.drift import MEANING
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream_revisions import Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.cli.rebase import only_fork
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -55,13 +56,12 @@ def _turn(upstream: Upstream, arguments: argparse.Namespace) -> Turn:
     patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
     if not arguments.releases:
         ledger.require(session.project.root, fork)
-        return bisect.patch_over_commits(
-            upstream, patches, *bisect.ends(upstream, patches[-1], arguments.start, arguments.end)
-        )
+        line = bisect.line_of_commits(upstream, patches[-1], arguments.start, arguments.end)
+        return bisect.patch_over_commits(upstream, patches, line)
     sdist = session.lock.forks[fork].sdist
     if sdist is None:
         raise SourceError("not-provided", f"{fork} has no releases on the package index.")
-    releases = upstream_revisions.between(
+    releases = revisions.between(
         session, sdist.name, arguments.start or sdist.version, arguments.end
     )
     return bisect.patch_over_releases(upstream, patches, releases)
@@ -91,8 +91,6 @@ def _command(session: RunContext, fork: str, arguments: argparse.Namespace) -> i
         fork,
         arguments.run,
         build=arguments.build,
-        repeat=arguments.repeat,
-        fresh=arguments.fresh,
     )
     cause = None
     with session.store.lock(f"bisect-{session.project.stack}-{fork}"):
@@ -103,7 +101,7 @@ def _command(session: RunContext, fork: str, arguments: argparse.Namespace) -> i
                 [
                     step.name,
                     step.answer,
-                    " ".join(map(str, step.status)) or step.why,
+                    step.why or str(step.status),
                     f"{step.seconds:.1f}",
                 ]
                 for step in predicate.steps
@@ -129,15 +127,6 @@ def _cause(upstream: Upstream, predicate: Predicate, arguments: argparse.Namespa
     session, fork, names = upstream.session, upstream.fork, (arguments.start, arguments.end)
     if arguments.over == "patches":
         return bisect.over_patches(session, fork, predicate)
-    if arguments.over == "locks":
-        if not all(names):
-            raise UsageError(
-                "usage",
-                "--over locks wants two stacks or revisions of this checkout: --from and --to.",
-            )
-        one, other = (bisect.side(session, fork, name) for name in names)
-        return bisect.over_locks(one, other, names, predicate)
     ledger.require(session.project.root, fork)
-    return bisect.over_commits(
-        upstream, *bisect.ends(upstream, None, *names), predicate, bare=arguments.alone
-    )
+    line = bisect.line_of_commits(upstream, None, *names)
+    return bisect.over_commits(upstream, line, predicate, bare=arguments.alone)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from sparkwright.cherry_picks import bump, history, rebase
+from sparkwright.cherry_picks import bump, rebase
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import MEANING
 from sparkwright.cherry_picks.patch import PatchError
-from sparkwright.cherry_picks.upstream_revisions import Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.cli.export import from_worktree
 from sparkwright.cli.rebase import command, only_fork, show
 from sparkwright.core.console import console
@@ -74,13 +74,12 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
             todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {drop}; or leave "
             f"files out: {exclude}.",
         )
-    before = rebase.commits(upstream, old)
     done = rebase.start(upstream, plan.base, files=plan.files, gone=plan.gone)
     if done.stopped:
         console.document({"bump": plan, "rebase": done})
         show(upstream, plan.base, done)
+    between = rebase.compare(upstream, done)
     changed = from_worktree(session, fork, [])
-    between = history.range_diff(session.objects, before, (done.base, done.tip))
     units = (
         foreseen.foresee(session.objects, old.tree, plan.base.tree)
         if _compiles(session, fork)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sparkwright.cherry_picks import ideas, series
 from sparkwright.cherry_picks.drift import MEANING, Drift, Trial, measure
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import github_summary
 from sparkwright.core.console import console
 from sparkwright.core.github import ADDRESS, GitHub, Repository

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from sparkwright.cherry_picks import ledger, rebase, series
-from sparkwright.cherry_picks.upstream_revisions import Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.cli.rebase import command, only_fork
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext

@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.cherry_picks import apply, conflict, ledger, pull_requests
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks import fetch
@@ -68,12 +68,6 @@ def _agree(arguments: argparse.Namespace) -> None:
         raise UsageError("usage", "--exclude goes with one pull request.")
     if arguments.drop and (arguments.carry or arguments.exclude):
         raise UsageError("usage", "A stack cannot both drop and carry a pull request.")
-    if arguments.unseen and (arguments.carry or arguments.exclude or arguments.accept):
-        raise UsageError(
-            "usage",
-            "What nobody looked at cannot be carried.",
-            todo="Give --unseen without --carry, --exclude and --accept.",
-        )
 
 
 def _named(session: RunContext, word: str) -> tuple[str, int]:
@@ -110,10 +104,6 @@ def _pick(
             f"{fork}#{number} needs a reason and a condition for dropping it.",
             todo="Give both: --reason TEXT --drop-when TEXT.",
         )
-    if arguments.unseen:
-        made = pull_requests.unseen(book, number, reason, drop_when)
-        ledger.write(session.project.root, fork, book.with_record(made))
-        return made
     seen = pull_requests.snapshot(session, book, number)
     if known and not arguments.accept:
         pull_requests.check_head(session, book, known, seen)

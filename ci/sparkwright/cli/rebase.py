@@ -9,7 +9,7 @@ import argparse
 
 from sparkwright.cherry_picks import conflict, rebase, series
 from sparkwright.cherry_picks.rebase import Rebased
-from sparkwright.cherry_picks.upstream_revisions import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
@@ -46,7 +46,7 @@ def only_fork(session: RunContext, *, worktree: bool = False) -> str:
     if len(forks) > 1 and worktree:
         forks = [fork for fork in forks if rebase.folder_of(session, fork).exists()] or forks
     if len(forks) > 1:
-        forks = [fork for fork in forks if series.entries(session, fork)]
+        forks = [fork for fork in forks if series.pins(session, fork)]
     if len(forks) != 1:
         raise UsageError("usage", "One fork at a time, please.", todo="Name it with --fork.")
     return forks[0]
@@ -75,6 +75,8 @@ def show(upstream: Upstream, base: Base, rebased: Rebased) -> None:
         f"Resolve it in {folder} (git add FILE…, git am --continue), then {export}; until "
         f"then nothing reviewed is changed."
     )
+    words = ["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"]
+    session.objects.run(words)
     tree = session.objects.resolve(f"{rebased.tip}^{{tree}}")
     raise conflict.explain(
         upstream, base, tree, patches[at], patches[:at], commands=(resolve, export), todo=todo

@@ -8,8 +8,8 @@ import argparse
 import dataclasses
 import datetime
 
-from sparkwright.cherry_picks import status
-from sparkwright.cherry_picks.status import Line
+from sparkwright.cherry_picks import drift
+from sparkwright.cherry_picks.drift import Line
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -30,7 +30,7 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
             fork for fork in project.spec.forks if not arguments.fork or fork in arguments.fork
         ]
         one = dataclasses.replace(session, project=project, forks=tuple(forks))
-        made[name] = [line for fork in forks for line in status.of(one, fork, today)]
+        made[name] = [line for fork in forks for line in drift.status(one, fork, today)]
         _show(name, made[name])
     console.document({"stacks": made})
     return 0

@@ -8,8 +8,6 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkwright.cli import numbers
-
 
 def options(made: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add them."""
@@ -64,11 +62,6 @@ def _pick(verb: argparse.ArgumentParser) -> None:
         help="a file that the stack leaves out of it; may be repeated",
     )
     verb.add_argument(
-        "--unseen",
-        action="store_true",
-        help="write a record although it cannot be looked at from here",
-    )
-    verb.add_argument(
         "--accept", action="store_true", help="pin the new state of a pull request that moved"
     )
 
@@ -107,22 +100,12 @@ def _bisect(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--over",
-        choices=("commits", "patches", "locks"),
+        choices=("commits", "patches"),
         default="commits",
         help="with --run: what may have changed the answer",
     )
     verb.add_argument(
         "--build", action="store_true", help="with --run: build the wheel of each state, too"
-    )
-    verb.add_argument(
-        "--repeat",
-        type=numbers.positive,
-        default=1,
-        metavar="N",
-        help="with --run: ask that often; all answers must agree",
-    )
-    verb.add_argument(
-        "--fresh", action="store_true", help="with --run: ask again what an earlier search asked"
     )
     verb.add_argument(
         "--run",

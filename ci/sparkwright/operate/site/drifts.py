@@ -9,8 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from sparkwright.cherry_picks import drift
-from sparkwright.cherry_picks.drift import Document, Drift
-from sparkwright.cherry_picks.status import Line
+from sparkwright.cherry_picks.drift import Document, Drift, Line
 from sparkwright.core.errors import FileError
 from sparkwright.core.store import reading
 from sparkwright.operate.site import problems

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks import status
+from sparkwright.cherry_picks import drift
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext, StandaloneContext
@@ -104,11 +104,11 @@ def _status(session: RunContext, asked: Asked) -> tuple[Carried | None, list[Pro
     return Carried(made), []
 
 
-def _lines(session: RunContext, stack: str, day: str) -> Iterator[status.Line]:
+def _lines(session: RunContext, stack: str, day: str) -> Iterator[drift.Line]:
     project = Project(session.project.root, stack)
     one = dataclasses.replace(session, project=project, forks=tuple(project.spec.forks))
     for fork in project.spec.forks:
-        yield from status.of(one, fork, datetime.date.fromisoformat(day))
+        yield from drift.status(one, fork, datetime.date.fromisoformat(day))
 
 
 def make(session: RunContext, found: Found, folder: Path) -> Written:

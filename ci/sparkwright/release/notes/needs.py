@@ -15,7 +15,7 @@ import msgspec
 from sparkwright.cherry_picks import drift, ledger, series
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Record
-from sparkwright.cherry_picks.upstream_revisions import Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext

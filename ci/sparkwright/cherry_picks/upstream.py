@@ -1,0 +1,476 @@
+"""
+An upstream: its history, the revisions on which patches are tried, and evidence of what it has.
+
+A mirror has all commits and trees of a repository, but only some of the files. A base can also be a
+release on the package index, of which only the tree is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from sparkwright.cherry_picks import ledger, patch
+from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.patch import CONTEXT, Patch
+from sparkwright.core import digest
+from sparkwright.core.console import console, one_line
+from sparkwright.core.errors import GitError, SparkwrightError
+from sparkwright.core.git_store import Objects
+from sparkwright.forks import fetch, package_index
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.errors import SourceError
+from sparkwright.forks.lock import FileLock
+from sparkwright.forks.mirror import Mirror
+
+#: The id of an empty tree, which git knows without having it.
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+_NUMBER = re.compile(r"^Merge pull request #(\d+) |\(#(\d+)\)\s*$")
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """An upstream commit: its author, the day on which it reached the branch, and its subject."""
+
+    commit: str
+    author: str
+    date: str
+    subject: str
+
+    @property
+    def number(self) -> int:
+        """Number of the pull request that a squash or a merge names; 0 if there is none."""
+        match = _NUMBER.search(self.subject)
+        return int(match[1] or match[2]) if match else 0
+
+    def line(self) -> str:
+        """Return the commit as one line of text."""
+        return f"{self.commit[:12]} {self.date} {self.subject}"
+
+
+def log(objects: Objects, *arguments: str) -> list[Commit]:
+    """Return the commits that ``git log`` selects, newest first."""
+    words = ["log", "-z", "--date=format-local:%Y-%m-%d", "--format=%H%x00%an%x00%cd%x00%s"]
+    parts = objects.run([*words, *arguments, "--"])[1].decode("utf-8", "replace").split("\0")
+    # Names and subjects are untrusted text.
+    return [
+        Commit(*(one_line(part, 300) for part in parts[at : at + 4]))
+        for at in range(0, len(parts) - 3, 4)
+    ]
+
+
+def commit(objects: Objects, name: str) -> Commit:
+    """Return the commit that *name* means."""
+    return log(objects, "-1", name)[0]
+
+
+def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None:
+    """
+    Return whether *ancestor* is part of the history of *descendant*; None if that history is
+    incomplete here.
+    """
+    words = ["merge-base", "--is-ancestor", ancestor, descendant]
+    status, _, errors = objects.run(words, check=False)
+    return None if errors or status > 1 else status == 0
+
+
+def merge_base(objects: Objects, first: str, second: str) -> str | None:
+    """Return the best common ancestor of two commits, or None if they have none."""
+    status, out, _ = objects.run(["merge-base", first, second], check=False)
+    return out.decode().split()[0] if status == 0 else None
+
+
+def parents(objects: Objects, commit: str) -> list[str]:
+    """Return the parents of *commit*, which themselves need not be there."""
+    raw = objects.run(["cat-file", "commit", commit])[1].decode("utf-8", "replace")
+    head = raw.partition("\n\n")[0]
+    return [line.split()[1] for line in head.splitlines() if line.startswith("parent ")]
+
+
+def before(objects: Objects, commit: str) -> str:
+    """Return the first parent of *commit*, or the empty tree."""
+    return next(iter(parents(objects, commit)), _EMPTY_TREE)
+
+
+def revisions(objects: Objects, *arguments: str) -> list[str]:
+    """Return the commits that ``git rev-list`` selects, oldest first."""
+    return objects.run(["rev-list", "--reverse", *arguments, "--"])[1].decode().split()
+
+
+def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
+    """
+    Return the states of the file *path* on the branch ending in *tip*, newest first: commit and
+    blob id (zeros: no file).
+    """
+    words = ["log", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", "-z"]
+    out = objects.run([*words, "--format=%x01%H", tip, "--", f":(literal){path}"])[1]
+    rows = out.decode("utf-8", "surrogateescape").split("\x01")[1:]
+    entries = [row.partition(":") for row in rows]
+    return [(name.strip("\0\n "), raw.split()[3] if raw else "") for name, _, raw in entries]
+
+
+def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> bool:
+    """
+    Return whether a change from blob *old* to blob *new* removes or adds one of *lines*; True if a
+    blob is not there.
+    """
+    empty = objects.run(["hash-object", "-w", "--stdin"], stdin=b"")[1].decode().strip()
+    sides = [blob if blob.strip("0") else empty for blob in (old, new)]
+    words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", *sides, "--"]
+    status, out, _ = objects.run(words, check=False)
+    wanted = {line for line in lines if line.strip()}
+    return status != 0 or any(
+        part.binary or any(wanted & {*hunk.before, *hunk.after} for hunk in part.hunks)
+        for part in patch.sections(out)
+    )
+
+
+def range_diff(objects: Objects, old: tuple[str, str], new: tuple[str, str]) -> list[str]:
+    """
+    Return git's comparison of two series of commits, each (base, tip), whose files must be there.
+    """
+    ranges = [f"{base}..{tip}" for base, tip in (old, new)]
+    out = objects.run(["range-diff", "--no-color", "--creation-factor=80", *ranges])[1]
+    # It quotes both series, whose control characters must not reach a terminal.
+    return [
+        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line)[
+            :200
+        ]
+        for line in out.decode("utf-8", "replace").split("\n")[:-1]
+    ]
+
+
+class Base(msgspec.Struct, frozen=True):
+    """
+    A tree on which patches are tried.
+
+    Attributes:
+        name: The release, branch or commit, for people.
+        commit: Empty if only the tree is known, as from an sdist.
+    """
+
+    name: str
+    tree: str
+    commit: str = ""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """
+    A release on the package index.
+
+    Attributes:
+        day: Of its upload (UTC), if the index states it.
+        folder: Of a wheel, the folder inside it that is read; an sdist is read whole.
+    """
+
+    project: str
+    version: str
+    filename: str
+    sha256: str
+    day: str = ""
+    folder: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Upstream:
+    """
+    The upstream of a fork: its ledger, and the mirror of the repository that the ledger names.
+
+    Attributes:
+        draft: A ledger that is not written yet, in place of the checkout's.
+    """
+
+    session: RunContext
+    fork: str
+    draft: Ledger | None = None
+
+    @cached_property
+    def book(self) -> Ledger | None:
+        """The ledger of the fork, if there is one."""
+        return self.draft or ledger.load(self.session.project.root, self.fork)
+
+    @cached_property
+    def mirror(self) -> Mirror | None:
+        """The mirror of the repository, if there is a ledger."""
+        return self.session.mirror(self.book.url) if self.book else None
+
+    @property
+    def tip(self) -> str:
+        """
+        The newest commit of the branch that is in the store; empty if its history is not there.
+        """
+        return (self.mirror.known(self.book.branch) or "") if self.mirror and self.book else ""
+
+    def locked(self) -> Base:
+        """Return the locked source of the fork."""
+        source, locked = fetch.fetch(self.session, self.fork), self.session.lock.forks[self.fork]
+        version = locked.sdist.version if locked.sdist else locked.git.ref if locked.git else ""
+        return Base(version or self.fork, source.tree, source.pin if source.kind == "git" else "")
+
+    def at_commit(self, name: str, commit: str, patches: Collection[Patch]) -> Base:
+        """
+        Return the base of an upstream commit, whose trees and files that *patches* change are then
+        in the store.
+
+        Raises:
+            offline, source-unreachable: The repository may not be asked, or does not have them.
+        """
+        assert self.mirror
+        self.mirror.commit(commit)
+        tree = self.session.objects.resolve(f"{commit}^{{tree}}")
+        wanted = {path for patch in patches for path in patch.files}
+        paths = self.session.objects.paths(tree).items()
+        self.mirror.files({blob for path, (_, blob) in paths if path in wanted})
+        return Base(name, tree, commit)
+
+    def commit(self, name: str) -> str:
+        """
+        Return the commit that *name* (a branch, a tag, or the beginning of a commit id) means;
+        empty if there is none.
+        """
+        if not self.mirror:
+            return ""
+        if re.fullmatch(r"[0-9a-f]{7,40}", name):
+            words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
+            status, out, _ = self.session.objects.run(words, check=False)
+            if status == 0 or len(name) == 40:
+                return out.decode().strip() or name
+        return self.mirror.history(name, newest=not self.session.offline) or ""
+
+    def named(self, name: str, patches: Collection[Patch]) -> Base:
+        """
+        Return the base that *name* means: a release, or a branch, tag or commit of the repository.
+
+        Raises:
+            not-provided: There is none.
+            offline, source-unreachable: The index or the repository may not be asked, or does not
+                answer.
+        """
+        spec = self.session.project.fork(self.fork).sources.sdist
+        known = releases(self.session, spec.name, optional=True) if spec else []
+        if release := next((release for release in known if release.version == name), None):
+            return of_release(self.session, release)
+        if commit := self.commit(name):
+            return self.at_commit(name, commit, patches)
+        what = f"{name} is neither a release nor a branch, tag or commit of {self.fork}."
+        raise SourceError("not-provided", what)
+
+    def later_releases(self, *, optional: bool = False) -> list[Release]:
+        """Return the releases after the locked one, oldest first; see `releases`."""
+        from packaging.version import Version
+
+        sdist = self.session.lock.forks[self.fork].sdist
+        known = releases(self.session, sdist.name, optional=optional) if sdist else []
+        oldest = Version(sdist.version) if sdist else None
+        return [release for release in known if oldest and Version(release.version) > oldest]
+
+    def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
+        """
+        Yield the newest release (or *every* one) after the locked source, and the branch's tip;
+        skip the unreachable ones.
+        """
+        newer, tip = self.later_releases(optional=True), self._newest(patches)
+        for release in newer if every else newer[-1:]:
+            if tip and release.day > tip.name.rpartition(" ")[2]:
+                yield tip
+                tip = None
+            try:
+                yield of_release(self.session, release)
+            except SourceError as error:
+                if error.reference != "source-unreachable":
+                    raise
+                console.warn(f"{release.project} {release.version} is left out: {error.what}")
+        if tip:
+            yield tip
+
+    def _newest(self, patches: Collection[Patch]) -> Base | None:
+        if not self.mirror or not self.book:
+            return None
+        try:
+            tip = self.mirror.history(self.book.branch, newest=not self.session.offline)
+            day = commit(self.session.objects, tip).date if tip else ""
+            return self.at_commit(f"{self.book.branch} {day}", tip, patches) if tip else None
+        except SourceError as error:
+            if error.reference not in {"offline", "source-unreachable"}:
+                raise
+            console.note(f"{self.book.branch} of {self.mirror.url} is left out: {error.what}")
+            return None
+
+
+def of_release(session: RunContext, release: Release) -> Base:
+    """
+    Return the base of *release*, in the object database.
+
+    Raises:
+        offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
+    """
+    tree = _stored(session, release)
+    if not tree:
+        project, version = release.project, release.version
+        file = FileLock(project, version, release.filename, release.sha256, 0, release.folder)
+        with console.step(f"release {project} {version}"), session.store.lock("objects"):
+            tree = fetch.import_file(session, file)
+        session.store.put("release", _key(release), tree)
+    return Base(release.version, tree)
+
+
+def _stored(session: RunContext, release: Release) -> str:
+    tree = session.store.get("release", _key(release), str)
+    return tree if tree and session.objects.has(f"{tree}^{{tree}}") else ""
+
+
+def _key(release: Release) -> str:
+    return digest.key("release", {"sha256": release.sha256, "folder": release.folder})
+
+
+def releases(session: RunContext, project: str, *, optional: bool = False) -> list[Release]:
+    """
+    Return the final releases of *project* that have an sdist, oldest first; with --offline, those
+    that are in the store.
+
+    Args:
+        optional: Return none if the index does not answer.
+
+    Raises:
+        source-unreachable: The index does not answer, or has no such project.
+    """
+    from packaging.utils import InvalidSdistFilename, parse_sdist_filename
+
+    key = digest.key("releases", project)
+    if session.offline:
+        known = session.store.get("releases", key, list[Release]) or []
+        return [release for release in known if _stored(session, release)]
+    by_version = {}
+    try:
+        for file in package_index.files(project):
+            try:
+                version = parse_sdist_filename(file.name)[1]
+            except InvalidSdistFilename:
+                continue
+            if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
+                pins = (str(version), file.name, file.sha256, file.day)
+                by_version[version] = Release(project, *pins)
+    except SourceError as error:
+        if error.reference != "source-unreachable" or not optional:
+            raise
+        console.note(error.what)
+        return []
+    listed = [by_version[version] for version in sorted(by_version)]
+    session.store.put("releases", key, listed)
+    return listed
+
+
+def between(session: RunContext, project: str, start: str, end: str) -> list[Release]:
+    """
+    Return the releases of *project* from *start* to *end* (empty: the newest), oldest first.
+
+    Raises:
+        not-provided: An end is no release, or the ends are in the wrong order.
+        source-unreachable: The index does not answer.
+    """
+    listed = releases(session, project)
+    names = [release.version for release in listed]
+    for name in filter(None, (start, end)):
+        if name not in names:
+            details = [f"there are: {', '.join(names) or 'none'}"]
+            what = f"There is no release {project} {name}."
+            raise SourceError("not-provided", what, details=details)
+    stop = names.index(end) + 1 if end else len(names)
+    if names.index(start) >= stop:
+        todo = "Choose ends with --from and --to."
+        raise SourceError("not-provided", f"{project} {start} is later than {end}.", todo=todo)
+    return listed[names.index(start) : stop]
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """
+    The result of one test of whether upstream has a patch already.
+
+    Attributes:
+        holds: True if upstream has the change by this test, None if the test could not be made.
+        says: The commit, release or reason, for people.
+    """
+
+    test: Literal["ancestor", "patch-id", "reverse"]
+    holds: bool | None
+    says: str
+
+
+def evidence(
+    upstream: Upstream, base: Base, patch: Patch, *, reverts: bool
+) -> tuple[Evidence, ...]:
+    """
+    Return the results of three tests for *patch* on *base*, each of which finds what the others
+    miss.
+
+    The merge commit is an ancestor of the base. The diff as a whole has the patch-id of an upstream
+    commit, which finds squashes and re-landed changes. The patch can be reverted in the base, which
+    needs no history (as ``stg rebase --merged`` does).
+
+    Args:
+        reverts: Whether the patch can be reverted in *base*; see `apply.taken_away`.
+    """
+    record = upstream.book.record(patch.pick) if upstream.book and patch.pick else None
+    holds = "holds the whole change" if reverts else "does not hold all of it"
+    return (
+        Evidence("ancestor", *_ancestor(upstream, base, record)),
+        Evidence("patch-id", *_patch_id(upstream, base, patch, record)),
+        Evidence("reverse", reverts, f"{base.name} {holds}"),
+    )
+
+
+def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bool | None, str]:
+    if record is None or not record.merge:
+        return None, "there is no merge commit" if record else "the patch is ours"
+    objects = upstream.session.objects
+    known = base.commit and objects.has(f"{record.merge}^{{commit}}")
+    holds = is_ancestor(objects, record.merge, base.commit) if known else None
+    if holds is None:
+        return None, f"the history of {base.name} is not known here"
+    return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
+
+
+def _patch_id(
+    upstream: Upstream, base: Base, ours: Patch, record: Record | None
+) -> tuple[bool | None, str]:
+    """
+    Compare with every commit that changed exactly the same files; of a pick, the whole diff counts.
+    """
+    objects, candidates = upstream.session.objects, None
+    wanted = record.patch_id if record else patch.patch_id(objects, ours.data)
+    paths = record.files if record else ours.files
+    if not wanted:
+        return None, "the diff is empty"
+    try:
+        candidates = _same_files(objects, paths, base.commit) if base.commit else None
+    except GitError as error:
+        console.detail(error.what)
+    if candidates is None or not upstream.mirror:
+        return None, f"the history of {base.name} is not known here"
+    for name in candidates:
+        try:
+            parent = before(objects, name)
+            upstream.mirror.files(patch.blobs(objects, parent, name))
+            diff = patch.render(objects, parent, name, context=3 if record else CONTEXT)
+        except SparkwrightError as error:
+            return None, f"{name[:12]} changes the same files, but cannot be read: {error.what}"
+        if patch.patch_id(objects, diff) == wanted:
+            return True, f"{commit(objects, name).line()} has patch-id {wanted[:12]}"
+    return False, f"no commit of {base.name} has patch-id {wanted[:12]}"
+
+
+def _same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
+    """
+    Return the commits of the branch ending in *tip* that changed *paths* and nothing else, newest
+    first.
+    """
+    words = ["log", "--first-parent", "--full-diff", "--name-only", "--no-renames", "-z"]
+    # One path narrows the walk; all of them would list every commit that touched any of them.
+    only = ["--", f":(literal){paths[0]}"]
+    out = objects.run([*words, "--format=%x01%H", tip, *only])[1].decode("utf-8", "surrogateescape")
+    entries = [[word.strip("\n") for word in entry.split("\0")] for entry in out.split("\x01")[1:]]
+    return [name for name, *changed in entries if sorted(filter(None, changed)) == sorted(paths)]
