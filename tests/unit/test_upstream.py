@@ -167,7 +167,7 @@ def _objects(repository: Repository, tmp_path: Path) -> Objects:
     """Return an object database that borrows from the repository, as the store's does from mirrors."""
     repository.commit({"a.txt": b"1\n"}, "Begin")
     objects = Objects(tmp_path / "objects.git")
-    objects.borrow([repository.path / ".git"])
+    objects.borrow(repository.path)
     return objects
 
 

@@ -150,7 +150,7 @@ def start(
     scratch, source = _scratch(folder), session.project.series_folder(fork)
     before = {patch.name: (source / patch.name).read_bytes() for patch in ours}
     work = Objects(scratch / ".git")
-    work.borrow([session.objects.path])
+    work.borrow(session.objects.path.parent)
     with (work.path / "config").open("a") as config:
         config.write(_CONFIG)
     root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
@@ -363,7 +363,7 @@ def collect(
     folder = folder_of(session, fork)
     recorded, work = load_state(folder), Objects(folder / ".git")
     # The store is made anew if it was removed meanwhile.
-    work.borrow([session.objects.path])
+    work.borrow(session.objects.path.parent)
     _check_finished(fork, folder)
     if work.run(["merge-base", "--is-ancestor", PICKS, "HEAD"], check=False)[0]:
         what = f"The worktree of {fork} has other picks than the ledger pins."
@@ -499,7 +499,7 @@ def rendered(upstream: Upstream) -> dict[str, bytes]:
     objects = upstream.session.objects
     with tempfile.TemporaryDirectory(dir=objects.path) as folder:
         work = Objects(Path(folder) / "work.git")
-        work.borrow([objects.path])
+        work.borrow(objects.path.parent)
         _, tip = _commit_locked(upstream, work)
         picks = sum(bool(patch.pick) for patch in series.of(upstream.session, upstream.fork))
         commits = work.run(["rev-list", "--reverse", tip])[1].decode().split()

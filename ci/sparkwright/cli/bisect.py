@@ -2,7 +2,7 @@
 ``sparkwright bisect``: the first upstream commit or release at which a patch stops applying, or is
 already there.
 
-With ``--run``: the commit, the patch or the piece of a stack that changed the answer of a command.
+With ``--run``: the commit or the patch that changed the answer of a command.
 """
 
 from __future__ import annotations
