@@ -20,7 +20,6 @@ from sparkwright.cherry_picks.upstream import Evidence
 from sparkwright.cli import drift as drift_verb
 from sparkwright.cli import main
 from sparkwright.core import digest
-from sparkwright.core.console import console
 from sparkwright.demo import base as demo
 from sparkwright.forks.lock import FileLock
 
@@ -126,13 +125,6 @@ def _index(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def _stack(hosts: type[Host], index: Index) -> Host:
     """Return the project and its upstream."""
     return hosts(index.folder.parent / "host")
-
-
-@pytest.fixture(autouse=True)
-def _plain() -> Iterator[None]:
-    """Leave no --json to the next test."""
-    yield
-    console.json = console.verbose = False
 
 
 def told(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -60,12 +60,6 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     key = tmp_path / "key.pub"
     key.write_text(SIGNER.public.text)
     return Place(live(made), key)
-
-
-@pytest.fixture(autouse=True)
-def _plain() -> Any:
-    yield
-    console.json = console.verbose = False
 
 
 Told = Callable[..., str]

@@ -21,7 +21,6 @@ from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
 from sparkwright.core import github
-from sparkwright.core.console import console
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 
@@ -463,13 +462,6 @@ def test_the_token_is_used_and_never_shown(
     assert api.tokens == [f"Bearer {TOKEN}"] * 2
     assert TOKEN not in "".join(capsys.readouterr())
     assert not any(TOKEN.encode() in data for data in kept)
-
-
-@pytest.fixture(autouse=True)
-def _plain() -> Iterator[None]:
-    """Leave no --json or -v to the next test."""
-    yield
-    console.json = console.verbose = False
 
 
 def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
