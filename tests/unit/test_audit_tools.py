@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import subprocess
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,7 +142,7 @@ def test_a_tool_is_not_needed_without_a_promise(tmp_path: Path) -> None:
     [
         (lambda patch: None, "abi3audit did not end within 0.01 s"),
         (
-            lambda patch: patch.setattr(importlib.metadata, "entry_points", lambda **words: ()),
+            lambda patch: patch.setattr(sysconfig, "get_path", lambda name: "/nonexistent"),
             "abi3audit is not installed",
         ),
     ],

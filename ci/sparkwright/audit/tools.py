@@ -15,6 +15,7 @@ import mmap
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,9 @@ ALL: tuple[Name, ...] = ("abi3audit", "torch-abi-audit", "auditwheel")
 TRAP = "BPT.TRAP"
 
 _TORCH = re.compile(r"lib(torch|c10)[\w]*\.so")
+#: A requirement without a marker, and its lower bounds.
+_TORCH_REQUIRED = re.compile(r"torch\s*[(=<>~!][^;]*$")
+_AT_LEAST = re.compile(r"[=~>]=\s*(\d+(?:\.\d+)*)")
 _ABI3_TAG = re.compile(r"cp3(\d+)-abi3-")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 #: A section's heading, or an instruction after its address and predicate:
@@ -124,18 +128,12 @@ def _answer(
     name: Name, words: Sequence[str | Path], scratch: Path, kind: type[T], timeout: float
 ) -> T:
     """Return what the console script of the distribution *name* prints as JSON."""
-    scripts = importlib.metadata.entry_points(group="console_scripts")
-    entry = next((script for script in scripts if script.name == name), None)
-    if entry is None:
+    script = Path(sysconfig.get_path("scripts"), name)
+    if not script.exists():
         raise _NotRun(f"{name} is not installed")
-    module, _, function = entry.value.partition(":")
-    call = (
-        f"import sys; from {module} import {function}; sys.argv[0] = {name!r}; "
-        f"sys.exit({function}())"
-    )
     output = scratch / f"{name}.json"
     try:
-        command = [sys.executable, "-P", "-c", call, *words]
+        command = [sys.executable, script, *words]
         status, last = _run(command, output, timeout, memory=MOST_MEMORY)
     except subprocess.TimeoutExpired as error:
         raise _NotRun(f"{name} did not end within {timeout:g} s") from error
@@ -253,21 +251,9 @@ class _TorchAnswer(_TorchPackage):
 
 def torch_required(contents: Contents) -> tuple[int, ...]:
     """Return the torch that the wheel requires exactly or at least; empty if it names none."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    for text in contents.requires:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if requirement.name == "torch" and not requirement.marker:
-            lower = [
-                version_key(specifier.version.partition("+")[0])
-                for specifier in requirement.specifier
-                if specifier.operator in ("==", ">=", "~=")
-            ]
-            return max(lower, default=())
-    return ()
+    required = [text for text in contents.requires if _TORCH_REQUIRED.match(text)]
+    versions = [version for text in required for version in _AT_LEAST.findall(text)]
+    return max(map(version_key, versions), default=())
 
 
 def torch(

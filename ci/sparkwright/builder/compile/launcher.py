@@ -94,7 +94,6 @@ def main() -> int:
     except OSError:
         pass
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    began = time.monotonic()
     try:
         child = os.posix_spawnp(
             ccache or command[0],
@@ -118,8 +117,8 @@ def main() -> int:
     quoted = _json.encode_basestring_ascii
     line = (
         f'{{"unit":{quoted(source)},"output":{quoted(output)},"status":{status},'
-        f'"seconds":{seconds:.2f},"elapsed":{time.monotonic() - began:.2f},'
-        f'"megabytes":{megabytes},"hit":{str(hit).lower()},"hung":{str(hung).lower()}}}\n'
+        f'"seconds":{seconds:.2f},"megabytes":{megabytes},'
+        f'"hit":{str(hit).lower()},"hung":{str(hung).lower()}}}\n'
     )
     try:
         # One write to the end of the file: lines of launchers that end together stay whole.

@@ -80,7 +80,7 @@ class CompilerCall(msgspec.Struct, frozen=True):
 
     Attributes:
         status: Exit status; negative if a signal ended the compiler.
-        seconds: Of CPU; *elapsed* is the time from start to end.
+        seconds: Of CPU.
         megabytes: Peak resident memory of the largest process.
         hit: Was the object taken from the compiler cache?
         hung: Was the compiler ended because it used no CPU?
@@ -90,7 +90,6 @@ class CompilerCall(msgspec.Struct, frozen=True):
     output: str
     status: int
     seconds: float
-    elapsed: float
     megabytes: int
     hit: bool = False
     hung: bool = False
@@ -338,13 +337,9 @@ class BuildFolder:
         call = self._call(edge.output)
         if call is None or not call.hung:
             return _compile_error(self._unit(edge.output), edge)
-        idle = f"for the last {limits.patience / 60:g} min it used no CPU"
-        data = {
-            "unit": call.unit,
-            "seconds": round(call.elapsed),
-            "idle_seconds": round(limits.patience),
-        }
-        what = f"The compiler of {call.unit} was ended after {call.elapsed / 60:.0f} min: {idle}."
+        idle = f"it used no CPU for {limits.patience / 60:g} min"
+        what = f"The compiler of {call.unit} was ended, since {idle}."
+        data = {"unit": call.unit, "idle_seconds": round(limits.patience)}
         return BuildError("compiler-hung", what, data=data)
 
 
