@@ -22,11 +22,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright.builder import pipeline, workspace
+from sparkwright.builder import pipeline
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.cli.lock import lock_vendored
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
@@ -211,7 +212,7 @@ class Parts:
 
     def lock(self) -> dict[str, lock.VendoredLock]:
         """Read the vendored sources from CMake into the lock, and return them."""
-        workspace.lock_vendored(self.session("all"), "widget")
+        lock_vendored(self.session("all"), "widget")
         return self.session().lock.forks["widget"].vendored
 
     def session(self, *targets: str, mirrors: bool = True) -> RunContext:

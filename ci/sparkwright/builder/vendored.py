@@ -17,10 +17,9 @@ from sparkwright.builder.configure import DEPS, DOWNLOADS, Call
 from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import fetch as sources
-from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
+from sparkwright.forks.lock import ForkLock, VendoredLock
 from sparkwright.forks.vendored import require_safe
 
 #: The folder of a source in the build folder, which FetchContent itself would choose.
@@ -157,7 +156,7 @@ def check(
     faults = [
         f"{declaration.origin}: {name}: {fault}"
         for name, declaration in sources.items()
-        if name not in ignored and (fault := _fault(declaration, locked.fetched.get(name)))
+        if name not in ignored and (fault := mismatch(declaration, locked.fetched.get(name)))
     ]
     if complete:
         unused = [("lock", name) for name in locked.fetched]
@@ -173,7 +172,8 @@ def check(
         raise SourceError("source-unlocked", what, details=faults)
 
 
-def _fault(declaration: Declaration, entry: VendoredLock | None) -> str:
+def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
+    """Return how *declaration* differs from the lock's *entry*; empty if it is pinned."""
     url, ref = redact_credentials(declaration.url), declaration.ref
     if not declaration.pinnable or not ref:
         return f"{url} is a download that the lock cannot pin"
@@ -231,28 +231,3 @@ def defines(trees: Iterable[str]) -> dict[str, str]:
     }
     disconnected = {"FETCHCONTENT_FULLY_DISCONNECTED": "ON"}
     return {**disconnected, "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}", **folders}
-
-
-def pinned(session: RunContext, fork: str, declared: Iterable[Declaration]) -> ForkLock:
-    """
-    Return the lock of *fork* with exactly the sources *declared* in place of those that
-    FetchContent would download.
-    """
-    spec, locked = session.project.fork(fork), session.lock.forks[fork]
-
-    def below(name: str, sources: Iterable[str]) -> bool:
-        return any(f"{name}/".startswith(f"{source}/") for source in sources)
-
-    entries = {
-        name: entry for name, entry in locked.vendored.items() if not below(name, locked.fetched)
-    }
-    for declaration in declared:
-        name = declaration.name
-        if name in spec.ignored or not declaration.pinnable:
-            continue
-        if _fault(declaration, locked.fetched.get(name)):
-            source = VendoredLock(declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED)
-            entries |= resolve.pin(session, spec, name, source, declaration.modules)
-        else:
-            entries |= {n: entry for n, entry in locked.vendored.items() if below(n, [name])}
-    return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))

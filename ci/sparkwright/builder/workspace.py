@@ -5,12 +5,9 @@ compiles no more than that.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-
-import msgspec
 
 from sparkwright.builder import configure, source_tree, vendored
 from sparkwright.builder.configure import Configured
@@ -24,9 +21,7 @@ from sparkwright.builder.vendored import Declaration
 from sparkwright.builder.wheel import version
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 
 
 class Workspace:
@@ -218,37 +213,3 @@ def _fill(value: str, folders: Mapping[str, str]) -> str:
         what = f"environment.yaml has an unknown place in {value!r}."
         raise FileError("file-invalid", what, details=[f"known: {', '.join(folders)}"])
     return value
-
-
-def lock_vendored(session: RunContext, fork: str) -> None:
-    """
-    Write the sources that CMake asks for in *fork* to the lock file.
-
-    CMake is configured for all targets with the sources that the lock pins, again for as long as it
-    asks for more: a source that was fetched may ask for others.
-
-    Raises:
-        source-unlocked: CMake asks for a download that cannot be pinned.
-        source-unresolved: The host of one does not answer; the lock names it unresolved.
-        And the errors of applying and configuring.
-    """
-    tools, complete = toolchain.obtain(session), False
-    while not complete:
-        # A copy reads the lock file again.
-        session = dataclasses.replace(session, targets=("all",))
-        with session.store.lock(Workspace.name(session, fork)):
-            workspace = Workspace(session, tools, toolchain.settings(session, fork), fork, "lock")
-            workspace.fill(source_tree.make(session, fork).tree)
-            try:
-                workspace.configure(None)
-                complete = True
-            except SourceError as error:
-                if error.reference != "source-unlocked":
-                    raise
-                with session.store.lock("objects"):
-                    locked = vendored.pinned(session, fork, workspace.declarations())
-                if locked == session.lock.forks[fork]:
-                    raise
-                forks = {**session.lock.forks, fork: locked}
-                text = lock.render(msgspec.structs.replace(session.lock, forks=forks))
-                session.project.lock_file.write_text(text, "utf-8")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterable
 
-from sparkwright.builder import workspace
+import msgspec
+
+from sparkwright.builder import source_tree, vendored
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.errors import BuildError
+from sparkwright.builder.workspace import Workspace
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
+from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
 from sparkwright.gates.load import benchy
 from sparkwright.gates.tasks import harness
 
@@ -57,10 +62,7 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
 
 
 def _vendored(session: RunContext, fork: str) -> None:
-    """
-    Write the sources that FetchContent would download to the lock, as far as CMake can be asked
-    here.
-    """
+    """Lock the sources that FetchContent would download, as far as CMake can be asked here."""
     count = len(session.lock.forks[fork].fetched)
     if not toolchain.installed(session):
         console.note(
@@ -69,9 +71,68 @@ def _vendored(session: RunContext, fork: str) -> None:
         )
         return
     try:
-        workspace.lock_vendored(session, fork)
+        lock_vendored(session, fork)
     except (BuildError, CommandError, FileError, PatchError, SourceError) as error:
         console.warn(
             f"{fork}: the sources that CMake asks for were not all read: {error.what} "
             f"({error.reference})"
         )
+
+
+def lock_vendored(session: RunContext, fork: str) -> None:
+    """
+    Write the sources that CMake asks for in *fork* to the lock file.
+
+    CMake is configured for all targets with the sources that the lock pins, again for as long as it
+    asks for more: a source that was fetched may ask for others.
+
+    Raises:
+        source-unlocked: CMake asks for a download that cannot be pinned.
+        source-unresolved: The host of one does not answer; the lock names it unresolved.
+        And the errors of applying and configuring.
+    """
+    tools, complete = toolchain.obtain(session), False
+    while not complete:
+        # A copy reads the lock file again.
+        session = dataclasses.replace(session, targets=("all",))
+        with session.store.lock(Workspace.name(session, fork)):
+            workspace = Workspace(session, tools, toolchain.settings(session, fork), fork, "lock")
+            workspace.fill(source_tree.make(session, fork).tree)
+            try:
+                workspace.configure(None)
+                complete = True
+            except SourceError as error:
+                if error.reference != "source-unlocked":
+                    raise
+                with session.store.lock("objects"):
+                    locked = _pinned(session, fork, workspace.declarations())
+                if locked == session.lock.forks[fork]:
+                    raise
+                forks = {**session.lock.forks, fork: locked}
+                text = lock.render(msgspec.structs.replace(session.lock, forks=forks))
+                session.project.lock_file.write_text(text, "utf-8")
+
+
+def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
+    """
+    Return the lock of *fork* with exactly the sources *declared* in place of those that
+    FetchContent would download.
+    """
+    spec, locked = session.project.fork(fork), session.lock.forks[fork]
+
+    def below(name: str, sources: Iterable[str]) -> bool:
+        return any(f"{name}/".startswith(f"{source}/") for source in sources)
+
+    entries = {
+        name: entry for name, entry in locked.vendored.items() if not below(name, locked.fetched)
+    }
+    for declaration in declared:
+        name = declaration.name
+        if name in spec.ignored or not declaration.pinnable:
+            continue
+        if vendored.mismatch(declaration, locked.fetched.get(name)):
+            source = VendoredLock(declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED)
+            entries |= resolve.pin(session, spec, name, source, declaration.modules)
+        else:
+            entries |= {n: entry for n, entry in locked.vendored.items() if below(n, [name])}
+    return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
