@@ -29,14 +29,14 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, members
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
@@ -95,7 +95,7 @@ def read_record(path: Path) -> BuildRecord:
     """
     name = f"{WheelName.of(path.name).info}/{BUILD_RECORD}"
     with zip_file(path) as archive:
-        info = members(archive, path.name).get(name)
+        info = zip_members(archive, path.name).get(name)
         data = archive.read(name) if info and info.file_size <= _LARGEST_RECORD else b""
     try:
         return msgspec.json.decode(data, type=BuildRecord)
@@ -306,7 +306,7 @@ def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> dict[st
 def _member_hashes(path: Path) -> dict[str, str]:
     with zip_file(path) as archive:
         hashes = {}
-        for name in members(archive, path.name):
+        for name in zip_members(archive, path.name):
             with archive.open(name) as stream:
                 hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # readable
         return hashes

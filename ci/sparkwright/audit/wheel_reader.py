@@ -1,6 +1,6 @@
 """
 A wheel read as hostile: the names in it are compared and never written to, and RECORD is held
-against the bytes; `sparkwright.builder.wheel.archive.members` checks the limits of the archive
+against the bytes; `sparkwright.forks.archive.zip_members` checks the limits of the archive
 before anything is unpacked.
 """
 
@@ -25,7 +25,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sparkwright.audit.report import Finding, Subject
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
-from sparkwright.builder.wheel.archive import BUILD_RECORD, MOST_MEMBERS, member_text, members
+from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text
 from sparkwright.builder.wheel.elf import MAGIC
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -92,8 +92,9 @@ def subject(wheel: Path) -> Subject:
         raise WheelError("wheel-invalid", what, details=[str(error)]) from error
     # zipfile reads the whole directory into memory, so its length is bounded first; archives that
     # are members count a little too.
-    if entries > 2 * MOST_MEMBERS:
-        raise WheelError("wheel-invalid", f"{wheel.name} has more than {MOST_MEMBERS} members.")
+    if entries > 2 * archives.MOST_MEMBERS:
+        what = f"{wheel.name} has more than {archives.MOST_MEMBERS} members."
+        raise WheelError("wheel-invalid", what)
     platforms = tuple(sorted({tag.platform for tag in tags}))
     return Subject(wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms)
 
@@ -124,7 +125,7 @@ def contents(wheel: Path, about: Subject) -> Contents:
         wheel-invalid, archive-unsafe: As `walk`; also for a build record that is not one.
     """
     with archives.zip_file(wheel) as archive:
-        listed = members(archive, about.file)
+        listed = archives.zip_members(archive, about.file)
         folder, metadata = _metadata(archive, listed, about)
         record = f"{folder}/{BUILD_RECORD}"
         ours = record in listed
@@ -161,7 +162,7 @@ def walk(
     ):
         # Errors of *visit* are no damage of the archive.
         with damage_guard():
-            listed = members(archive, about.file)
+            listed = archives.zip_members(archive, about.file)
             info_folder, _ = _metadata(archive, listed, about)
             record = member_text(archive, listed, f"{info_folder}/RECORD", about.file)
             table = csv.reader(io.StringIO(record.decode("utf-8")))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import itertools
 import lzma
 import stat
 import struct
@@ -30,6 +31,17 @@ from sparkwright.core.git import EXECUTABLE, LINK, REGULAR
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
 MOST_FILES = 200_000
 MOST_BYTES = 4 * 1024**3
+
+#: Fixed part of a zip's local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
+LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+MOST_MEMBERS = 100_000
+#: All members of a zip together, as the disk of a build machine would have to hold them. Of one
+#: member `MOST_BYTES`; the largest library of the official vLLM wheel has 308 MB.
+MOST_BYTES_TOTAL = 24 * 1024**3
+#: Above these sizes a member, or a zip, that is `MOST_RATIO` times its compressed size is refused.
+RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
+#: Every installer can unpack these; others may also require gigabytes of memory.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 #: What Python's readers raise for bytes that are no archive; each compression has errors of its
 #: own.
@@ -241,6 +253,61 @@ def tar_members(
                 )
 
 
+def zip_members(
+    archive: zipfile.ZipFile,
+    origin: str,
+    failure: Failure = partial(WheelError, "wheel-invalid"),
+) -> dict[str, zipfile.ZipInfo]:
+    """
+    Return the files of *archive* by name, from its directory; nothing is unpacked.
+
+    Raises:
+        archive-unsafe: A name leaves its folder, or it is a link.
+        wheel-invalid: Or as *failure*: a member appears twice, shares bytes with another, is
+            compressed in an unusual way, or is larger than in any wheel.
+    """
+    infos = archive.infolist()
+    if len(infos) > MOST_MEMBERS:
+        raise failure(f"{origin} has more than {MOST_MEMBERS} members.")
+    files: dict[str, zipfile.ZipInfo] = {}
+    # A member ends before the next one begins: members that share bytes let a small file hold a
+    # large content many times.
+    offsets = sorted([*(info.header_offset for info in infos), archive.start_dir])
+    # Of two members at the same offset, the first ends there.
+    following = dict(reversed([*itertools.pairwise(offsets)]))
+    total = 0
+    for info in infos:
+        details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
+        safe_path(info.filename.removesuffix("/"), origin)
+        if stat.S_ISLNK(info.external_attr >> 16):
+            what = f"{origin} has a symbolic link, which no wheel may have."
+            raise FileError("archive-unsafe", what, details=details)
+        total += info.file_size
+        packed = LOCAL_HEADER.size + info.compress_size
+        fault = ""
+        if info.filename in files:
+            fault = "holds the same member twice"
+        elif info.compress_type not in _COMPRESSIONS:
+            fault = "is packed in a way that not every installer knows"
+        elif (
+            info.file_size > MOST_BYTES
+            or total > MOST_BYTES_TOTAL
+            or _inflated(info.file_size, info.compress_size, RATIO_FROM)
+            or _inflated(total, archive.start_dir, RATIO_TOTAL_FROM)
+        ):
+            fault = "is larger than any wheel"
+        elif info.header_offset + packed > following.get(info.header_offset, 0):
+            fault = "holds members that overlap"
+        if fault:
+            raise failure(f"{origin} {fault}.", details=details)
+        files[info.filename] = info
+    return {name: info for name, info in files.items() if not info.is_dir()}
+
+
+def _inflated(size: int, packed: int, limit: int) -> bool:
+    return size > limit and size > MOST_RATIO * max(packed, 1)
+
+
 def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
     """
     Yield the files below *folder* of the wheel *archive*; modes inside wheels carry no meaning for
@@ -249,25 +316,13 @@ def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
     Raises:
         archive-unsafe: A member is unsafe, the archive is damaged, or the folder is not in it.
     """
-    origin = archive.name
-    budget = _Budget(origin)
-    with zip_file(archive, partial(FileError, "archive-unsafe")) as zipped:
-        for info in zipped.infolist():
-            if info.is_dir():
-                continue
-            name = safe_path(info.filename, origin)
-            if not name.startswith(folder + "/"):
-                continue
-            path = name.removeprefix(folder + "/")
-            budget.spend(path, info.file_size)
-            with zipped.open(info) as stream:
-                data = stream.read(info.file_size + 1)
-            if len(data) != info.file_size:
-                raise FileError(
-                    "archive-unsafe",
-                    f"{origin} holds more than it admits to.",
-                    details=[f"member: {name!r}"],
-                )
-            yield Member(path, REGULAR, data)
+    failure = partial(FileError, "archive-unsafe")
+    budget = _Budget(archive.name)
+    with zip_file(archive, failure) as zipped:
+        for name, info in zip_members(zipped, archive.name, failure).items():
+            if name.startswith(folder + "/"):
+                path = name.removeprefix(folder + "/")
+                budget.spend(path, info.file_size)
+                yield Member(path, REGULAR, zipped.read(info))
     if not budget.seen:
-        raise FileError("archive-unsafe", f"{origin} has no folder {folder!r}.")
+        raise FileError("archive-unsafe", f"{archive.name} has no folder {folder!r}.")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 NOTED = frozenset(("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"))
@@ -38,7 +38,7 @@ def of_wheel(path: Path) -> str:
     """
     try:
         with zip_file(path) as archive:
-            members = wheelfile.members(archive, path.name)
+            members = zip_members(archive, path.name)
             records = [name for name in members if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
             if len(records) != 1:
                 raise WheelError("wheel-invalid", f"{path.name} has {len(records)} RECORDs instead of one.")

@@ -23,7 +23,7 @@ from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release.errors import InstallError
 from sparkwright.release.spec import Edit, Package
 
@@ -119,7 +119,7 @@ def _files(package: Package, path: Path) -> dict[str, File]:
     """Return the files of a wheel, less its RECORD."""
     info = WheelName.of(path.name).info
     with zip_file(path) as zipped:
-        members = archive.members(zipped, path.name)
+        members = zip_members(zipped, path.name)
         record = archive.records(zipped, info)
     members.pop(f"{info}/RECORD", None)
     folder = info.removesuffix(".dist-info") + ".data/"

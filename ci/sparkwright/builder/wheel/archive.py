@@ -13,7 +13,6 @@ import csv
 import hashlib
 import io
 import re
-import struct
 import zipfile
 from collections.abc import Collection, Mapping
 from email.parser import BytesParser
@@ -23,28 +22,15 @@ from typing import IO
 import msgspec
 
 from sparkwright.builder.errors import BuildError
-from sparkwright.core.errors import FileError, WheelError
-from sparkwright.forks.archive import safe_path, zip_file
+from sparkwright.core.errors import WheelError
+from sparkwright.forks.archive import LOCAL_HEADER, zip_file, zip_members
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel
 #: (reproducible-builds.org).
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
-#: Fixed part of a local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
-_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-
-MOST_MEMBERS = 100_000
-#: A member; the largest library of the official vLLM wheel has 308 MB.
-MOST_BYTES = 4 * 1024**3
-#: All members together, as the disk of a build machine would have to hold them.
-MOST_BYTES_TOTAL = 24 * 1024**3
-#: Above these sizes a member, or a wheel, that is `MOST_RATIO` times its compressed size is
-#: refused.
-RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: RECORD and METADATA are read into memory.
 MOST_BYTES_TEXT = 64 * 1024**2
-#: Every installer can unpack these; others may also require gigabytes of memory.
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 #: The files that sparkwright adds to a ``.dist-info``: the build record, and the bill of materials
 #: (PEP 770).
@@ -91,57 +77,6 @@ class WheelName(msgspec.Struct, frozen=True):
         return cls(parts[0], version or parts[1], "-".join(parts[-3:]))
 
 
-def members(wheel: zipfile.ZipFile, origin: str) -> dict[str, zipfile.ZipInfo]:
-    """
-    Return the files of *wheel* by name, from its directory; nothing is unpacked.
-
-    Raises:
-        wheel-invalid: A member appears twice, shares bytes with another, is compressed in an
-            unusual way, or is larger than in any wheel.
-        archive-unsafe: A name leaves its folder, or it is a link.
-    """
-    infos = sorted(wheel.infolist(), key=lambda info: info.header_offset)
-    if len(infos) > MOST_MEMBERS:
-        raise WheelError("wheel-invalid", f"{origin} has more than {MOST_MEMBERS} members.")
-    files: dict[str, zipfile.ZipInfo] = {}
-    total = 0
-    # A member ends before the next one begins: members that share bytes let a small file hold a
-    # large content many times.
-    ends = [*(info.header_offset for info in infos[1:]), wheel.start_dir]
-    for info, end in zip(infos, ends, strict=True):
-        details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
-        safe_path(info.filename.removesuffix("/"), origin)
-        if info.external_attr >> 28 == 0o12:
-            what = f"{origin} has a symbolic link, which no wheel may have."
-            raise FileError("archive-unsafe", what, details=details)
-        total += info.file_size
-        fault = ""
-        if info.filename in files:
-            fault = "holds the same member twice"
-        elif info.compress_type not in _COMPRESSIONS:
-            fault = "is packed in a way that not every installer knows"
-        elif (
-            info.file_size > MOST_BYTES
-            or total > MOST_BYTES_TOTAL
-            or _inflated(info.file_size, info.compress_size, RATIO_FROM)
-        ):
-            fault = "is larger than any wheel"
-        elif info.header_offset + _LOCAL_HEADER.size + info.compress_size > end:
-            fault = "holds members that overlap"
-        if fault:
-            raise WheelError("wheel-invalid", f"{origin} {fault}.", details=details)
-        if not info.is_dir():
-            files[info.filename] = info
-    if _inflated(total, wheel.start_dir, RATIO_TOTAL_FROM):
-        details = [f"bytes of all members: {total}"]
-        raise WheelError("wheel-invalid", f"{origin} is larger than any wheel.", details=details)
-    return {info.filename: info for info in wheel.infolist() if info.filename in files}
-
-
-def _inflated(size: int, packed: int, limit: int) -> bool:
-    return size > limit and size > MOST_RATIO * max(packed, 1)
-
-
 def member_text(
     wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str
 ) -> bytes:
@@ -186,7 +121,7 @@ class _Writer:
     ) -> None:
         """Copy *member* of the zip in *source*, still compressed, with its *row* of RECORD."""
         source.seek(member.header_offset)
-        header = _LOCAL_HEADER.unpack(source.read(_LOCAL_HEADER.size))
+        header = LOCAL_HEADER.unpack(source.read(LOCAL_HEADER.size))
         source.seek(header[9] + header[10], 1)
         info = zipfile.ZipInfo(name, EPOCH)
         info.compress_type, info.CRC = member.compress_type, member.CRC
@@ -282,7 +217,7 @@ def rewrite(
     new = WheelName(old.distribution, version, tag)
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
-        listed = members(source, base.name)
+        listed = zip_members(source, base.name)
         rows = records(source, old.info)
         changed = dict(replace or {})
         for name in version_files:

@@ -39,7 +39,7 @@ from sparkwright.builder.wheel.sbom import DistInfoFiles, LockedFile, SbomInput
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
@@ -435,7 +435,7 @@ def unpack(wheel: Path, folder: Path) -> None:
         wheel-invalid: The wheel is damaged.
     """
     with zip_file(wheel) as source:
-        members = archive.members(source, wheel.name)
+        members = zip_members(source, wheel.name)
         for path in folder.rglob("*"):
             if path.is_file() and path.relative_to(folder).as_posix() not in members:
                 path.unlink()

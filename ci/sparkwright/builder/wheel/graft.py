@@ -24,7 +24,7 @@ from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.git_store import blob_id
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
@@ -62,9 +62,7 @@ def check_base(
     tree = context.objects.paths(source.source.tree, settings.package)
     with zip_file(base) as wheel:
         names = [
-            name
-            for name in archive.members(wheel, base.name)
-            if name.endswith(".py") and name in tree
+            name for name in zip_members(wheel, base.name) if name.endswith(".py") and name in tree
         ]
         differing = [
             name
@@ -94,7 +92,7 @@ def replaced_members(
         base-mismatch: The wheel has no member of a library's file name, or several.
     """
     with zip_file(base) as wheel:
-        names = list(archive.members(wheel, base.name))
+        names = list(zip_members(wheel, base.name))
     replaced, faults = dict[str, str](), []
     for library in libraries:
         name = Path(library.path).name

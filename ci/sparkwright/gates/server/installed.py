@@ -9,11 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, PythonError, WheelError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -65,7 +64,7 @@ def is_installed(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
     where = places(python)
     try:
         with zip_file(wheel) as archive:
-            return tuple(itertools.islice(_compare(archive, wheelfile.members(archive, wheel.name), where), MOST))
+            return tuple(itertools.islice(_compare(archive, zip_members(archive, wheel.name), where), MOST))
     except OSError as error:
         raise WheelError("wheel-invalid", f"{wheel.name} cannot be compared with the environment.", details=[str(error)]) from error
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
 from sparkwright.core.errors import WheelError
 from sparkwright.core.store import Store
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release import content
 from sparkwright.release.client import packages, state
 from sparkwright.release.client.state import Pinned
@@ -44,7 +43,7 @@ def look(one: Pinned, path: Path) -> Looked:
     """
     name = WheelName.of(path.name)
     with zip_file(path) as wheel:
-        members = archive.members(wheel, path.name)
+        members = zip_members(wheel, path.name)
         infos = {member.partition("/")[0] for member in members if re.match(r"[^/]+\.dist-info/", member)}
         if len(infos) != 1 or packages.of_info(min(infos)) != (one.project, name.version):
             raise WheelError("wheel-mismatch", f"{path.name} holds the description of something else.", details=sorted(infos))

@@ -25,7 +25,7 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import FileError, WheelError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
 from sparkwright.release.manifest.records import Fork, Machine, Wheel, line
@@ -108,7 +108,7 @@ def _check_archive(path: Path) -> None:
     try:
         with zip_file(path) as archive:
             try:
-                wheelfile.members(archive, path.name)
+                zip_members(archive, path.name)
             except (FileError, WheelError) as error:
                 if isinstance(error, FileError) and error.reference != "archive-unsafe":
                     raise
@@ -122,7 +122,7 @@ def _check_archive(path: Path) -> None:
 def _texts(path: Path, name: WheelName) -> dict[str, bytes]:
     """Return the members of the ``.dist-info`` folder that say what the wheel is, by their names in it."""
     with zip_file(path) as archive:
-        found = wheelfile.members(archive, path.name)
+        found = zip_members(archive, path.name)
         folders = sorted({top for member in found if (top := member.partition("/")[0]).endswith((".dist-info", ".data"))})
         if strange := [one for one in folders if one not in (name.info, name.info.replace(".dist-info", ".data"))]:
             raise WheelError("wheel-mismatch", f"{path.name} has folders of another wheel.", details=strange)

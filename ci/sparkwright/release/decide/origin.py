@@ -15,7 +15,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.core.digest import sha256_file
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
         )
     own = WheelName.of(sources.name)
     with zip_file(sources) as archive:
-        members = wheelfile.members(archive, sources.name)
+        members = zip_members(archive, sources.name)
         whole = of(sources, own, wheelfile.member_text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"
     compiled = {f"{folder}/{module}/{module}.so": one.sha256 for module, one in record.modules.items()}

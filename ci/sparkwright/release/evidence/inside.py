@@ -11,7 +11,7 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.digest import sha256_file
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import zip_file
+from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked
@@ -78,7 +78,7 @@ def check(path: Path, found: Checked) -> None:
     """
     info = WheelName.of(path.name).info
     with zip_file(path) as archive:
-        members = wheelfile.members(archive, path.name)
+        members = zip_members(archive, path.name)
         there = [one for one in (SBOM, BUILD_RECORD) if f"{info}/{one}" in members]
         texts = {one: wheelfile.member_text(archive, members, f"{info}/{one}", path.name) for one in there}
     if texts.get(SBOM) != found.raw.get("sbom"):
