@@ -1,20 +1,18 @@
-"""Downloads from a real server that misbehaves on request: nothing unverified counts, and nothing that arrived is lost."""
+"""Downloads from a real index that misbehaves on request: nothing unverified counts, and nothing that arrived is lost."""
 
 from __future__ import annotations
 
 import hashlib
-import http.server
 import random
 import re
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
+from tests.support import indexserver
 from tests.support.mounts import mounting_shell
 
 from sparkwright.core.errors import SparkwrightError
@@ -28,103 +26,51 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 NAME = "mini-1.tar.gz"
 
 
-class Index(http.server.ThreadingHTTPServer):
+class Index:
     """
-    A package index with one file, which behaves as its fields say.
+    A package index with one file.
 
     Attributes:
-        breaks: For each transfer to come, the place in the file after which the connection breaks.
-        stops: The place that no transfer gets beyond.
-        statuses: What the next requests for the file are answered with instead of the file.
-        served: The number of bytes of the file that were sent.
-        ranges: The Range header of each request for the file.
+        page_faults, file_faults: What the next requests get in place of the page or the file (`indexserver.Fault`).
     """
 
-    daemon_threads = True
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.page_faults: list[int | str] = []
+        self.file_faults: list[int | str] = []
+        self.offer()
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content = CONTENT
-        self.stated = SHA256
-        self.breaks: list[int] = []
-        self.stops = 0
-        self.statuses: list[int] = []
-        self.page_statuses: list[int] = []
-        self.knows_ranges = True
-        self.says_length = True
-        self.served = 0
-        self.ranges: list[str] = []
-        self.authorizations: set[str] = set()
+    def offer(self, content: bytes = CONTENT, stated: str = SHA256) -> None:
+        """Offer *content* under a page that states the hash *stated*."""
+        page = self._folder / "simple" / "mini" / "index.html"
+        for path in (page, self._folder / "files" / NAME):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(f'<!DOCTYPE html><a href="../../files/{NAME}#sha256={stated}">{NAME}</a>')
+        (self._folder / "files" / NAME).write_bytes(content)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/simple/"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Index
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing; the test's output is for the test."""
-
-    def do_GET(self) -> None:
-        self.server.authorizations.add(self.headers.get("Authorization", ""))
-        if self.path == "/simple/mini/":
-            self.page()
-        elif self.path == f"/files/{NAME}":
-            self.file()
-        else:
-            self.send_error(404)
-
-    def page(self) -> None:
-        if self.server.page_statuses:
-            self.send_error(self.server.page_statuses.pop(0))
-            return
-        stated = f"#sha256={self.server.stated}" if self.server.stated else ""
-        body = f'<!DOCTYPE html><a href="../../files/{NAME}{stated}">{NAME}</a><a href="../../files/other-2.tar.gz">other-2.tar.gz</a>'
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def file(self) -> None:
-        index = self.server
-        index.ranges.append(self.headers.get("Range", ""))
-        if index.statuses:
-            self.send_error(index.statuses.pop(0))
-            return
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(asked[1]) if asked and index.knows_ranges else 0
-        if asked and start >= len(index.content):
-            self.send_error(416)
-            return
-        self.send_response(206 if asked and index.knows_ranges else 200)
-        if asked and index.knows_ranges:
-            self.send_header("Content-Range", f"bytes {start}-{len(index.content) - 1}/{len(index.content)}")
-        if index.says_length:
-            self.send_header("Content-Length", str(len(index.content) - start))
-        self.end_headers()
-        end = index.breaks.pop(0) if index.breaks else index.stops or len(index.content)
-        body = index.content[start:end]
-        self.wfile.write(body)
-        index.served += len(body)
-        self.close_connection = True
-        self.wfile.flush()
-        self.connection.shutdown(socket.SHUT_WR)
+    def fault(self, path: str) -> int | str | None:
+        faults = self.file_faults if path.startswith("/files/") else self.page_faults
+        return faults.pop(0) if faults else None
 
 
 @pytest.fixture(name="index")
-def _index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    with Index() as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", server.url)
-        yield server
-        server.shutdown()
+def _index(tmp_path: Path) -> Index:
+    return Index(tmp_path / "index")
+
+
+@pytest.fixture(name="served", autouse=True)
+def _served(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[indexserver.Served]:
+    with indexserver.serve(tmp_path / "index", fault=index.fault) as served:
+        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{served.url}simple/")
+        yield served
 
 
 def obtain(store: Store, *, offline: bool = False) -> Path:
     return package_index.obtain(store, "mini", NAME, SHA256, offline=offline)
+
+
+def ranges(served: indexserver.Served) -> list[str]:
+    return [one.headers.get("range", "") for one in served.asked if one.path.startswith("/files/")]
 
 
 def partial(store: Store) -> Path:
@@ -132,49 +78,48 @@ def partial(store: Store) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def said(error: SparkwrightError) -> str:
-    return "\n".join([error.what, *error.details, error.todo])
-
-
-def test_a_file_is_downloaded_once(store: Store, index: Index) -> None:
-    """What is in the store is not asked for again, not even its place."""
+def test_file_is_downloaded_once(store: Store, index: Index, served: indexserver.Served) -> None:
+    """What is in the store is not asked for again, not even its page; offline it is used."""
+    with refusal("offline", match=NAME):
+        obtain(store, offline=True)
+    assert not served.asked
     path = obtain(store)
-    index.page_statuses = [500] * 20
+    index.page_faults = [500] * 20
 
     assert path.read_bytes() == CONTENT
-    assert obtain(store) == path
-    assert index.served == len(CONTENT)
+    assert obtain(store) == obtain(store, offline=True) == path
     assert not partial(store).exists()
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(store: Store, index: Index) -> None:
-    """Only the rest is asked for; no more than what was still in flight is sent twice."""
-    index.breaks = [1_800_000]
-
+def test_broken_download_goes_on_where_it_broke(store: Store, index: Index, served: indexserver.Served) -> None:
+    """Only the rest is asked for, by the same run and by one that finds what a killed run left."""
+    index.file_faults = ["truncate"]
     assert obtain(store).read_bytes() == CONTENT
-    assert index.ranges[0] == ""
-    assert 1_700_000 < int(index.ranges[1].removeprefix("bytes=").removesuffix("-")) <= 1_800_000
-    assert index.served < len(CONTENT) + 100_000
+    first, second = ranges(served)
+    assert first == ""
+    assert 1_400_000 < int(second.removeprefix("bytes=").removesuffix("-")) <= 1_500_000
+
+    package_index.path_of(store, SHA256, NAME).rename(partial(store))
+    assert obtain(store).read_bytes() == CONTENT
+    assert ranges(served)[2:] == ["bytes=3000000-"]
 
 
-def test_a_file_that_never_ends_is_unreachable_and_its_beginning_kept(store: Store, index: Index) -> None:
-    """After some attempts the download fails and says what it keeps; the next run goes on from there."""
-    index.stops = 2_500_000
+def test_endless_breaks_are_unreachable_and_what_arrived_is_kept(store: Store, index: Index) -> None:
+    index.file_faults = ["truncate"] * 40
     with refusal("source-unreachable", match=f"{NAME} cannot be downloaded") as caught:
         obtain(store)
-    kept, served = partial(store).stat().st_size, index.served
+    kept = partial(store).stat().st_size
     assert f"kept: {kept} bytes" in caught.value.details[-1]
-    assert 2_400_000 < kept <= 2_500_000
-    index.stops = 0
+    assert kept > 2_500_000
+    index.file_faults = []
 
     assert obtain(store).read_bytes() == CONTENT
-    assert index.served - served == len(CONTENT) - kept
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""
-    index.content = content
+    index.offer(content)
     with refusal("source-mismatch", match=f"{NAME} arrived with other bytes") as caught:
         obtain(store)
 
@@ -182,55 +127,43 @@ def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, 
     assert not list((store.root / "downloads").rglob("*mini*"))
 
 
-def test_an_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index) -> None:
+def test_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index, served: indexserver.Served) -> None:
     """The error comes before a byte is downloaded."""
-    index.stated = "0" * 64
-    with refusal("source-mismatch", match="not the file that the lock names") as caught:
+    index.offer(stated="0" * 64)
+    with refusal("source-mismatch", match="not the file that the lock names"):
         obtain(store)
 
-    assert caught.value.details == (f"lock:  {SHA256}", f"index: {'0' * 64}")
-    assert index.ranges == []
+    assert ranges(served) == []
 
 
-def test_a_file_that_the_index_lacks_is_unreachable(store: Store, index: Index) -> None:
-    """A file, or a project, that the index does not have is named."""
+def test_file_that_the_index_lacks_is_unreachable(store: Store) -> None:
     with refusal("source-unreachable", match=r"does not offer mini-2\.tar\.gz"):
         package_index.obtain(store, "mini", "mini-2.tar.gz", SHA256)
     with refusal("source-unreachable", match="no project 'nothing'"):
         package_index.obtain(store, "nothing", NAME, SHA256)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_is_busy_is_asked_again(store: Store, index: Index, status: int) -> None:
-    """What servers answer in passing is waited out, for the page and for the file."""
-    index.page_statuses, index.statuses = [status], [status]
+@pytest.mark.parametrize("status", [429, 503])
+def test_busy_index_is_asked_again(store: Store, index: Index, status: int) -> None:
+    index.page_faults, index.file_faults = [status], [status]
 
     assert obtain(store).read_bytes() == CONTENT
 
 
-def test_offline_asks_nobody(store: Store, index: Index) -> None:
-    """Offline, what is not in the store is an error of its own, and what is there is used."""
-    with refusal("offline", match=NAME):
-        obtain(store, offline=True)
-    assert index.authorizations == set()
-    path = obtain(store)
-
-    assert obtain(store, offline=True) == path
-
-
-@pytest.mark.parametrize("trouble", ["page", "file", "content", "hash", "name"])
-def test_credentials_are_used_and_never_shown(store: Store, index: Index, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["page", "file", "hash", "name"])
+def test_credentials_are_used_and_never_shown(
+    store: Store, index: Index, served: indexserver.Served, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
     """A user and password in the index address are sent to it, and appear in no message."""
-    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", index.url.replace("://", "://user:s3cret@"))
-    index.page_statuses = [403] if trouble == "page" else []
-    index.statuses = [403] if trouble == "file" else []
-    index.content = b"x" if trouble == "content" else CONTENT
-    index.stated = "0" * 64 if trouble == "hash" else SHA256
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{served.url}simple/".replace("://", "://user:s3cret@"))
+    index.page_faults = [403] if trouble == "page" else []
+    index.file_faults = [403] if trouble == "file" else []
+    index.offer(stated="0" * 64 if trouble == "hash" else SHA256)
     with pytest.raises(SparkwrightError) as caught:
         package_index.obtain(store, "mini", "gone.tar.gz" if trouble == "name" else NAME, SHA256)
 
-    assert index.authorizations == {"Basic dXNlcjpzM2NyZXQ="}
-    assert "s3cret" not in said(caught.value)
+    assert {one.headers["authorization"] for one in served.asked} == {"Basic dXNlcjpzM2NyZXQ="}
+    assert "s3cret" not in str(caught.value.document())
 
 
 @pytest.mark.parametrize(
@@ -310,11 +243,11 @@ def _small_disk(tmp_path: Path) -> SmallDisk:
     return run
 
 
-def test_a_full_disk_loses_nothing_that_arrived(small_disk: SmallDisk, index: Index) -> None:
+def test_a_full_disk_loses_nothing_that_arrived(small_disk: SmallDisk, served: indexserver.Served) -> None:
     """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
     first, second = small_disk()
     reference, _, kept = re.split("[ =]", first)
 
     assert (reference, second) == ("disk-full", f"done {NAME}")
     assert int(kept) > 1_500_000
-    assert index.ranges == ["", f"bytes={kept}-"]
+    assert ranges(served) == ["", f"bytes={kept}-"]
