@@ -56,7 +56,7 @@ class World:
     Attributes:
         immutable: The repository's setting; *told*: whether this token may read it.
         faults: Asked in turn with each request; the first that returns True has answered it.
-        asked: Host, method and path of each request, in order.
+        asked: Host, method and path of each request, in order; *authorizations*: of each.
         strangers: Requests that carried the token to a host that must not see it.
         spoil: What is kept in place of the bytes that an upload brought.
     """
@@ -69,6 +69,7 @@ class World:
         self.immutable, self.told, self.admin, self.private = True, True, True, False
         self.faults: list[Fault] = []
         self.asked: list[tuple[str, str, str]] = []
+        self.authorizations: list[str] = []
         self.strangers: list[str] = []
         self.spoil: Callable[[str, bytes], bytes] = lambda _, data: data
         self.lock = threading.RLock()
@@ -137,6 +138,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         world, path = self.world, urlsplit(self.path)
         with world.lock:
             world.asked.append((self.server.name, self.command, self.path))
+            world.authorizations.append(self.headers.get("Authorization", ""))
             if self.server.name in ("storage", "elsewhere") and self.headers.get("Authorization"):
                 world.strangers.append(self.path)
         with contextlib.suppress(OSError):
