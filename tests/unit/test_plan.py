@@ -193,7 +193,7 @@ def test_causes_in_plain_cmake(text: str, calls: list[tuple[int | str, ...]], ca
     made = tuple(Call("CMakeLists.txt", int(line), str(name), tuple(map(str, values))) for line, name, *values in calls)
     found = plans(("compute_120f:sm_120f",), calls=made, text=text).units[0].cause
     assert found
-    assert (found.variable, found.place, found.value) == cause
+    assert (found.variable, found.origin, found.value) == cause
 
 
 def test_units_that_are_dropped_are_shown_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_without_the_first_rule_the_units_fold_and_the_rule_is_named(tree: Tree)
         plan.check(found)
     assert {unit.verdict for unit in found.units} == {"folded"}
     # fp4.cu's own list names 12.1f; it is the request that had been folded before it got there.
-    causes = {(unit.cause.variable, unit.cause.place) for unit in found.units if unit.cause}
+    causes = {(unit.cause.variable, unit.cause.origin) for unit in found.units if unit.cause}
     assert causes == {("KNOWN_ARCHS", "CMakeLists.txt:9")}
     text = "\n".join(caught.value.details)
     assert 'KNOWN_ARCHS = "8.0;12.0" (CMakeLists.txt:9) decides for 4 units' in text
@@ -280,7 +280,7 @@ def test_ptx_of_another_generation_is_foreign_unless_kept(tree: Tree) -> None:
     cause = found.failing[0].cause
     assert [(unit.source, unit.verdict, unit.gencode) for unit in found.failing] == [("repack/one.cu", "foreign", PTX80)]
     assert cause
-    assert (cause.variable, cause.place) == ("REPACK_ARCHS", "CMakeLists.txt:23")
+    assert (cause.variable, cause.origin) == ("REPACK_ARCHS", "CMakeLists.txt:23")
     assert cause.remedy.startswith("apply rule repack")
     unknown = tree.judge(applied, rules=applied).failing[0].cause
     assert unknown

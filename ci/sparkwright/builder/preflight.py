@@ -348,7 +348,7 @@ def base_wheel(session: RunContext, source: SourceTree, settings: ForkEnvironmen
     with zip_file(path) as wheel:
         metadata = wheel.read(f"{WheelName.of(path.name).info}/METADATA")
     # The requirements that the graft keeps, without those of extras.
-    kept = archive.change_requirements(metadata, dict.fromkeys(settings.requires, ""))
-    lines = BytesParser().parsebytes(kept, headersonly=True).get_all("Requires-Dist") or []
+    remaining = archive.change_requirements(metadata, dict.fromkeys(settings.requires, ""))
+    lines = BytesParser().parsebytes(remaining, headersonly=True).get_all("Requires-Dist") or []
     plain = (line for line in map(str, lines) if "extra ==" not in line)
     yield from fork_requirements(session, plain, path.name)

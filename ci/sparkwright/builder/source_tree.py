@@ -50,12 +50,12 @@ def rules_of(session: RunContext) -> ArchRules:
         UsageError: A rule to leave out does not exist.
     """
     rules = all_rules(session)
-    known = [rule.name for rule in rules.rules]
-    if unknown := [name for name in session.without if name not in known]:
+    names = [rule.name for rule in rules.rules]
+    if unknown := [name for name in session.without if name not in names]:
         raise UsageError(
             "usage",
             f"archs.yaml has no rule {', '.join(unknown)}.",
-            details=[f"rules: {', '.join(known)}"],
+            details=[f"rules: {', '.join(names)}"],
         )
     return rules.without(*session.without)
 

@@ -1,6 +1,4 @@
-"""
-``sparkwright plan``: what every CUDA unit will be compiled for, before minutes become an hour.
-"""
+"""``sparkwright plan``: the arch of every CUDA unit, known before anything is compiled."""
 
 from __future__ import annotations
 
@@ -21,18 +19,18 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     """
     compiled = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     tools = toolchain.obtain(session) if compiled else None
-    made = []
+    comparisons = []
     for fork in compiled:
         assert tools is not None
         with session.store.lock(Workspace.name(session, fork)):
             source = source_tree.make(session, fork)
             preflight.check(session, source, building=False)
-            made.append(plan.obtain(session, tools, source))
-        plan.show(made[-1].after, made[-1].before, result=True)
+            comparisons.append(plan.obtain(session, tools, source))
+        plan.show(comparisons[-1].after, comparisons[-1].before, result=True)
     for fork in session.forks:
         if fork not in compiled:
             console.note(f"{fork}: nothing is compiled")
-    for comparison in made:
+    for comparison in comparisons:
         plan.check(comparison.after, comparison.before)
-    console.document({"plans": made})
+    console.document({"plans": comparisons})
     return 0

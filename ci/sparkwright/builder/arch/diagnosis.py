@@ -38,14 +38,14 @@ class Cause(msgspec.Struct, frozen=True, order=True):
 
     Attributes:
         variable: The CMake variable that would need another value; empty if a list has no name.
-        place: The ``file:line`` that sets it; empty if CMake was given it from outside.
+        origin: The ``file:line`` that sets it; empty if CMake was given it from outside.
         value: The list in question; empty if it lies inside a function.
         why: The step at which the wanted arch was lost, as a sentence.
         remedy: What to do, as the rest of a sentence.
     """
 
     variable: str
-    place: str
+    origin: str
     value: str
     why: str
     remedy: str
@@ -124,11 +124,10 @@ class Trace:
             # arch without asking for it.
             request = next((v for t, v in inputs if "${" in t and _has(v, wanted)), None)
             if request is not None:
-                place = _place(call)
-                why = f"{call.command} ({place}) was given {request} and returned "
+                why = f"{call.command} ({_origin(call)}) was given {request} and returned "
                 return self._blame(index, variable, inputs, wanted, why + (value or "nothing"))
-            lists = [(text, given) for text, given in inputs if elements(given)]
-            sources = {names[0]: given for t, given in lists if (names := _REFERENCE.findall(t))}
+            lists = [(text, listed) for text, listed in inputs if elements(listed)]
+            sources = {names[0]: v for t, v in lists if (names := _REFERENCE.findall(t))}
             if not sources:
                 literal = lists[0][1] if lists else value
                 return self._conclude(variable, call, literal, f"{self.arch} never enters it")
@@ -199,7 +198,7 @@ class Trace:
             if call and (rule.file, rule.where[0], rule.expect) == (call.file, variable, value):
                 appended = ";".join(rule.append)
                 remedy = f"apply rule {rule.name} of archs.yaml, which appends {appended} to it"
-        return Cause(variable, _place(call) if call else "", value, why, remedy)
+        return Cause(variable, _origin(call) if call else "", value, why, remedy)
 
 
 def _has(value: str, wanted: str) -> bool:
@@ -207,7 +206,7 @@ def _has(value: str, wanted: str) -> bool:
     return any(wanted in (element, generation(element)) for element in elements(value))
 
 
-def _place(call: Call) -> str:
+def _origin(call: Call) -> str:
     return f"{call.file}:{call.line}"
 
 

@@ -158,8 +158,8 @@ def _configure_and_examine(
         def own(entry: DroppedUnits) -> bool:
             return not entry.unit.startswith(f"<build>/{DEPS}/")
 
-        kept, dropped = tuple(filter(own, rules.kept)), tuple(filter(own, rules.dropped))
-        rules = msgspec.structs.replace(rules, kept=kept, dropped=dropped)
+        exceptions, dropped = tuple(filter(own, rules.kept)), tuple(filter(own, rules.dropped))
+        rules = msgspec.structs.replace(rules, kept=exceptions, dropped=dropped)
     workspace = Workspace(session, tools, settings, source.fork, variant)
     with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
@@ -213,13 +213,15 @@ def _target(arch: str) -> str:
     return f"compute_{spell(arch)}:sm_{spell(arch)}"
 
 
-def _plan_unit(unit: Unit, arch: str, kept: Sequence[ArchException], trace: Trace) -> PlannedUnit:
+def _plan_unit(
+    unit: Unit, arch: str, exceptions: Sequence[ArchException], trace: Trace
+) -> PlannedUnit:
     planned = PlannedUnit(
         unit.target, unit.source, unit.gencode, _verdict(unit.gencode, arch), object=unit.object
     )
     if planned.verdict == "native":
         return planned
-    entry = next((entry for entry in kept if entry.covers(unit.source)), None)
+    entry = next((entry for entry in exceptions if entry.covers(unit.source)), None)
     if entry and _runs(unit.gencode, entry.gencode, arch):
         return msgspec.structs.replace(planned, verdict="kept", reason=entry.reason)
     reason = entry and (
@@ -316,8 +318,8 @@ def _explain(plan: Plan) -> Iterator[str]:
         if cause:
             name = cause.variable or "a list without a name"
             holds = f' = "{cause.value}"' if cause.value else ""
-            place = f" ({cause.place})" if cause.place else ""
-            yield f"{name}{holds}{place} decides for {_units(len(units))}: {cause.why}."
+            origin = f" ({cause.origin})" if cause.origin else ""
+            yield f"{name}{holds}{origin} decides for {_units(len(units))}: {cause.why}."
             yield f"  to mend it, {cause.remedy}"
         for (code, verdict, reason), same in groupby(
             units, key=lambda unit: (unit.code, unit.verdict, unit.reason)
@@ -353,10 +355,10 @@ def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> Non
     skip = 0 if before else 1
     title = f"{plan.fork}: CUDA units for {plan.arch}"
     console.table(title, columns[skip:], [row[skip:] for row in rows], result=result)
-    kept = [(unit.source, unit.code, unit.reason) for unit in plan.units if unit.verdict == "kept"]
-    kept += [
+    reasons = [(u.source, u.code, u.reason) for u in plan.units if u.verdict == "kept"]
+    reasons += [
         (unit.source, "(not compiled)", plan.drop_reason(unit) or "no reason is written down")
         for unit in lost
     ]
-    if kept:
-        console.table("", ["not native", "gencode", "reason"], kept, result=result)
+    if reasons:
+        console.table("", ["not native", "gencode", "reason"], reasons, result=result)

@@ -37,26 +37,28 @@ ADDITIONS = 2
 
 class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    How one fork is built.
+    The build settings of a fork.
 
     Attributes:
         variables: Environment variables of its configure and build; they reach nothing else.
         defines: CMake cache entries. ``{python}``, ``{cuda}``, ``{build}`` and ``{source:FORK}``
-            stand for folders. core_targets: For a graft: the CMake targets that need no vendored
-            source; they are compiled unless stack.yaml or ``--targets``
-            names others.
-        core_defines: Cache entries that leave all other targets out; set where only core targets
-            are compiled. targets: The targets to compile, as `settings` chooses them; not read from
-            environment.yaml. package: For a graft: the folder of the tree whose files lie in the
-            wheel at the same path. version_files: Python files of the wheel that state its version.
-            requires: For a graft: normalised name of a project that the official wheel requires →
-            the requirement to put in place of that, or
-            nothing where it is to go (`archive.change_requirements`).
+            stand for folders.
+        core_targets: For a graft: the CMake targets that need no vendored source; they are compiled
+            unless stack.yaml or ``--targets`` names others.
+        core_defines: Cache entries that leave all other targets out; set if only core targets are
+            compiled.
+        targets: The targets to compile, as `settings` chooses them; not read from environment.yaml.
+        package: For a graft: the folder of the tree whose files are in the wheel at the same path.
+        version_files: Python files of the wheel that state its version.
+        requires: For a graft: normalised name of a project that the official wheel requires → its
+            new requirement; empty to remove it (`archive.change_requirements`).
         distribution: Name of the wheel's project.
-        memory: Path pattern of a unit → megabytes that its compiler may hold, where this machine
-            has no record of it yet. disk: Kind of build → megabytes that it takes in the cache
-            directory, tools and downloads left aside. seconds, longest: Work of a whole build on
-            one core and of its longest unit, as measured; for the first estimate.
+        memory: Path pattern of a unit → megabytes that its compiler may hold, if this machine has
+            no record of it yet.
+        disk: Kind of build → megabytes that it takes in the cache directory, without tools and
+            downloads.
+        seconds: Measured work of a whole build on one core; for the first estimate.
+        longest: Measured work of its longest unit.
     """
 
     variables: dict[str, str] = {}
@@ -111,8 +113,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``environment.yaml``: tools and per-fork settings of a stack.
 
     Attributes:
-        image: Base of the builder image, ``name@sha256:…``; ``name@unresolved`` where nobody could
-            ask a registry for its digest.
+        image: Base of the builder image, ``name@sha256:…``; ``name@unresolved`` if no registry
+            could be asked for its digest.
     """
 
     forks: dict[str, ForkEnvironment] = {}
@@ -213,8 +215,7 @@ def spec(project: Project) -> EnvironmentSpec:
     Return ``build/<stack>/environment.yaml``.
 
     Raises:
-        file-invalid: It is not one, or asks for something that the fork's kind of build would pass
-            over.
+        file-invalid: It is malformed, or has a setting that the fork's kind of build ignores.
     """
     path = project.build_folder / "environment.yaml"
     read = strict_yaml.load(path, EnvironmentSpec)
