@@ -210,7 +210,7 @@ def test_a_history_is_as_the_host_had_it_until_its_newest_is_asked_for(run: RunC
 
     assert upstream.history("main") == first
     assert len(host.asked) == asked
-    assert upstream.history("main", newest=True) == moved == upstream.known("main")
+    assert upstream.history("main", newest=True) == moved == upstream.fetched("main")
     assert upstream.history("gone") is None
 
 
@@ -327,7 +327,7 @@ def test_what_was_brought_needs_no_host(run: RunContext, host: GitHost, reposito
     kept.commit(commits[0])
 
     assert kept.tree(tree) == tree
-    assert kept.history("main") == kept.known("main") == commits[4]
+    assert kept.history("main") == kept.fetched("main") == commits[4]
     acts: list[Callable[[], object]] = [
         lambda: kept.commit("1" * 40),
         lambda: kept.ref("main"),

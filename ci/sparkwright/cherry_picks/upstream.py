@@ -203,7 +203,7 @@ class Upstream:
         """
         The newest commit of the branch that is in the store; empty if its history is not there.
         """
-        return (self.mirror.known(self.book.branch) or "") if self.mirror and self.book else ""
+        return (self.mirror.fetched(self.book.branch) or "") if self.mirror and self.book else ""
 
     def locked(self) -> Base:
         """Return the locked source of the fork."""

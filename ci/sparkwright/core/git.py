@@ -1,5 +1,5 @@
 """
-The only user of git: one way to run it.
+Run git.
 
 The user's git configuration never leaks in: its files are switched off and its variables removed,
 except those that say how to reach a host.
@@ -181,13 +181,13 @@ def run(
 
 
 def _watched(child: Any, on_progress: OnProgress) -> str:
-    """Read what git says while it works, pass its progress on, and return the rest."""
-    said, pending = [], b""
+    """Pass the progress that git prints to *on_progress*, and return its other messages."""
+    lines_read, pending = [], b""
     while chunk := child.stderr.read1(4096):
         *lines, pending = re.split(rb"[\r\n]", pending + chunk)
         for line in lines:
-            if found := _PROGRESS.match(line):
-                on_progress(found[1].decode(), int(found[2]), int(found[3]))
+            if match := _PROGRESS.match(line):
+                on_progress(match[1].decode(), int(match[2]), int(match[3]))
             elif line.strip():
-                said.append(line)
-    return b"\n".join([*said, pending]).decode("utf-8", "replace")
+                lines_read.append(line)
+    return b"\n".join([*lines_read, pending]).decode("utf-8", "replace")

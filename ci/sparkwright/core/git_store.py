@@ -2,8 +2,7 @@
 The object database: trees addressed by their ids, and patches applied to a temporary index, so that
 nothing is ever half applied.
 
-Everything happens in one bare repository, which borrows from others. Each method is one question to
-git.
+Everything happens in one bare repository, which borrows objects from others.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class Objects:
 
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return those of the objects *ids* that are not there, sorted."""
-        asked = "".join(f"{one}\n" for one in sorted(ids)).encode()
-        out = self.run(["cat-file", "--batch-check"], stdin=asked)[1].decode() if ids else ""
+        names = "".join(f"{name}\n" for name in sorted(ids)).encode()
+        out = self.run(["cat-file", "--batch-check"], stdin=names)[1].decode() if ids else ""
         return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
 
     def has(self, name: str) -> bool:

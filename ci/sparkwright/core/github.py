@@ -122,17 +122,13 @@ def limited(reply: Reply) -> bool:
 def limit_ends(reply: Reply) -> str:
     """Return the time at which the rate limit of *reply* ends, for people."""
     reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    seconds = (
-        time.time() + wait
-        if wait is not None
-        else float(reset)
-        if re.fullmatch("[0-9]{1,11}", reset)
-        else None
-    )
-    with contextlib.suppress(OverflowError, ValueError):
-        if seconds is not None:
-            return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return "GitHub does not say"
+    if wait is not None:
+        seconds = time.time() + wait
+    elif re.fullmatch("[0-9]{1,11}", reset):
+        seconds = float(reset)
+    else:
+        return "GitHub does not say"
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 class GitHub:
@@ -291,31 +287,20 @@ class GitHub:
         """Return the error that a *reply* other than success means."""
         used = "with a token" if self._token else "without a token"
         details = [f"answered {reply.status}, asked {used}", *self._explained(reply)]
+        reference, text, todo = "github-unreachable", f"GitHub does not answer for {what}.", ""
         if limited(reply):
-            todo = (
-                "Wait until the limit ends; another token of the same account shares it."
-                if self._token
-                else ""
-            )
+            reference, text = "github-limited", f"GitHub's rate limit refuses {what}."
             details = [f"the limit ends: {limit_ends(reply)}", *details]
-            return GitHubError(
-                "github-limited", f"GitHub's rate limit refuses {what}.", details=details, todo=todo
-            )
-        if reply.status in (401, 403):
-            todo = (
-                "" if self._token else "Set GITHUB_TOKEN to a token that may read the repository."
-            )
-            return GitHubError(
-                "github-refused", f"GitHub refuses {what}.", details=details, todo=todo
-            )
-        if reply.status in (404, 410, 422):
+            if self._token:
+                todo = "Wait until the limit ends; another token of the same account shares it."
+        elif reply.status in (401, 403):
+            reference, text = "github-refused", f"GitHub refuses {what}."
+            if not self._token:
+                todo = "Set GITHUB_TOKEN to a token that may read the repository."
+        elif reply.status in (404, 410, 422):
+            reference, text = "github-refused", f"GitHub does not have or do {what}."
             todo = "Compare the repository's name, and give GITHUB_TOKEN the right to write there."
-            return GitHubError(
-                "github-refused", f"GitHub does not have or do {what}.", details=details, todo=todo
-            )
-        return GitHubError(
-            "github-unreachable", f"GitHub does not answer for {what}.", details=details
-        )
+        return GitHubError(reference, text, details=details, todo=todo)
 
     def explanation(self, reply: Reply) -> str:
         """Return GitHub's own explanation in the body of *reply*; empty without one."""

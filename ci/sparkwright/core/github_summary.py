@@ -58,11 +58,11 @@ def block(lines: Sequence[str]) -> str:
     """Return *lines* as they are, in a block that none of them can end."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    kept = [
+    printable = [
         "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
         for line in lines
     ]
-    return "\n".join([f"{fence}text", *kept, fence, ""])
+    return "\n".join([f"{fence}text", *printable, fence, ""])
 
 
 def run_url() -> str:

@@ -121,8 +121,8 @@ def write_index(root: Path, wheel: Path) -> None:
     """
     page = root / "simple" / NAME / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    place = f"../../{wheel.relative_to(root)}#sha256={digest.sha256_file(wheel)}"
-    page.write_text(f'<!DOCTYPE html>\n<a href="{place}">{wheel.name}</a>\n', "utf-8")
+    address = f"../../{wheel.relative_to(root)}#sha256={digest.sha256_file(wheel)}"
+    page.write_text(f'<!DOCTYPE html>\n<a href="{address}">{wheel.name}</a>\n', "utf-8")
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):

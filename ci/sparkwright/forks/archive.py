@@ -182,7 +182,7 @@ class _Budget:
 
     def spend(self, path: str, count: int) -> None:
         self.bytes += count
-        above = [path[:place] for place, letter in enumerate(path) if letter == "/"]
+        above = [path[:end] for end, letter in enumerate(path) if letter == "/"]
         self._folders.update(above)
         if path in self.seen or path in self._folders or not self.seen.isdisjoint(above):
             raise FileError(

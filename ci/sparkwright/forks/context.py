@@ -49,12 +49,13 @@ class RunContext:
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.
         without: Names of arch rules to leave out, to see what they do.
-        targets: CMake targets to compile in place of those of the stack; ``all`` stands for every
-            one. output: Where finished wheels go. target: The machine that wheels are made for;
-            empty for this one. cached: Take units from the compiler cache; a rebuild that is
-            compared with a wheel compiles every unit. unit_timeout: Seconds after which a compiler
-            that uses no CPU hangs; 0 for the default. silent: Hosts that did not answer in this
-            run, and are not waited for again.
+        targets: CMake targets to compile in place of those of the stack; ``all`` for every target.
+        output: Where finished wheels go.
+        target: The machine that wheels are made for; empty for this one.
+        cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles
+            every unit.
+        unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for the default.
+        silent: Hosts that did not answer in this run, and are not waited for again.
     """
 
     project: Project

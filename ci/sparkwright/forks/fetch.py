@@ -63,9 +63,9 @@ def fetch(session: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         "ignored": sorted(ignored),
     }
     key = digest.key("source", record)
-    known = session.store.get("source", key, FetchedSource)
-    if known and session.objects.whole(known.tree):
-        return known
+    stored = session.store.get("source", key, FetchedSource)
+    if stored and session.objects.whole(stored.tree):
+        return stored
     with console.step(f"fetch {fork}"), session.store.lock("objects"):
         kind = choose(session, fork, locked)
         if kind == "git":

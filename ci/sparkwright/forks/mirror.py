@@ -121,19 +121,19 @@ class Mirror:
         Returns:
             None when the host has no such ref.
         """
-        known = self.known(name)
-        if known and not newest:
-            return known
+        fetched = self.fetched(name)
+        if fetched and not newest:
+            return fetched
         named = self.ref(name)
-        if named is None or (named == known):
+        if named is None or named == fetched:
             return named
         with self._held():
-            if self.known(name) != named:
+            if self.fetched(name) != named:
                 depth = ("--unshallow",) if (self.path / "shallow").exists() else ()
                 self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *depth)
         return named
 
-    def known(self, name: str) -> str | None:
+    def fetched(self, name: str) -> str | None:
         """
         Return the commit of *name* as of the last `history`, without asking the host; None when
         there was none.
@@ -156,7 +156,7 @@ class Mirror:
             return
         with self._held():
             if missing := self._objects.missing(ids):
-                wanted = "".join(f"{one}\n" for one in missing).encode()
+                wanted = "".join(f"{name}\n" for name in missing).encode()
                 self._fetch(
                     [], f"offer {len(missing)} files of its own commits", "--stdin", stdin=wanted
                 )
@@ -204,10 +204,10 @@ class Mirror:
                 *self.path.glob("objects/pack/*tmp*"),
             ):
                 left.unlink(missing_ok=True)
-            status, found, said = self._git(["for-each-ref", "--count=1", _FETCHED], check=False)
+            status, refs, message = self._git(["for-each-ref", "--count=1", _FETCHED], check=False)
             if status:
-                raise self._damaged(said.splitlines()[:20])
-            yield bool(found)
+                raise self._damaged(message.splitlines()[:20])
+            yield bool(refs)
 
     def _fetch(
         self, refs: Sequence[str], what: str, *options: str, stdin: bytes | None = None
@@ -247,9 +247,9 @@ class Mirror:
             # The other end says the same of its own files, so that this mirror is looked at itself.
             if _DAMAGED.search("\n".join(error.details)):
                 check = ["fsck", "--connectivity-only", "--no-dangling", "--no-progress"]
-                status, _, found = self._git([*_BLOBLESS, *check], check=False)
+                status, _, damage = self._git([*_BLOBLESS, *check], check=False)
                 if status:
-                    raise self._damaged(found.splitlines()[:20]) from error
+                    raise self._damaged(damage.splitlines()[:20]) from error
             raise self._unreachable(f"does not {what}", error) from error
 
     def _online(self, what: str) -> None:

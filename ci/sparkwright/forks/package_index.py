@@ -163,13 +163,13 @@ def obtain(
 
 def _verify(partial: Path, filename: str, sha256: str) -> None:
     with partial.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
+        actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    if actual != sha256:
         partial.unlink()
         raise SourceError(
             "source-mismatch",
             f"{filename} arrived with other bytes than the lock names.",
-            details=[f"lock:    {sha256}", f"arrived: {found}"],
+            details=[f"lock:    {sha256}", f"arrived: {actual}"],
         )
 
 

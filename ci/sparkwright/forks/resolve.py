@@ -120,26 +120,22 @@ def submodules(session: RunContext, tree: str, url: str) -> tuple[vendored.Submo
     return vendored.submodules(session.objects, tree, url)
 
 
-def unresolved(session: RunContext, made: Lock) -> list[str]:
-    """Return, a line each, what *made* could not pin."""
-    lines = [
-        f"{name}: {fork.git.ref} of {fork.git.url}"
-        for name, fork in made.forks.items()
-        if fork.git and not fork.git.resolved
-    ]
-    lines += [
-        f"{name}: {inner}, {one.ref} of {one.url}"
-        for name, fork in made.forks.items()
-        for inner, one in fork.vendored.items()
-        if not one.resolved
-    ]
-    specs = session.project.spec.forks
-    return lines + [
-        f"{name}: base wheel for {machine}"
-        for name, fork in specs.items()
-        for machine in fork.bases
-        if machine not in made.forks[name].bases
-    ]
+def unresolved(session: RunContext, lock: Lock) -> list[str]:
+    """Return, a line each, what *lock* could not pin."""
+    lines = []
+    for name, fork in lock.forks.items():
+        if fork.git and not fork.git.resolved:
+            lines.append(f"{name}: {fork.git.ref} of {fork.git.url}")
+        lines += [
+            f"{name}: {inner}, {entry.ref} of {entry.url}"
+            for inner, entry in fork.vendored.items()
+            if not entry.resolved
+        ]
+        bases = session.project.fork(name).bases
+        lines += [
+            f"{name}: base wheel for {machine}" for machine in bases if machine not in fork.bases
+        ]
+    return lines
 
 
 def _base(session: RunContext, spec: WheelSpec) -> FileLock | None:

@@ -127,11 +127,11 @@ class Project:
     def __init__(self, root: Path, stack: str) -> None:
         self.root, self.stack = root, stack
         if not self.stack_file.is_file():
-            known = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
+            stacks = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
             raise SourceError(
                 "not-provided",
                 f"There is no stack {stack!r} under {root / 'forks'}.",
-                details=[f"stacks: {', '.join(known) or 'none'}"],
+                details=[f"stacks: {', '.join(stacks) or 'none'}"],
             )
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
 
