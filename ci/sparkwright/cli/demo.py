@@ -32,7 +32,7 @@ from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.store import Store
-from sparkwright.demo import base, released, upstreams
+from sparkwright.demo import base, release, upstreams
 from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -88,7 +88,7 @@ def prepare(session: RunContext, output: Path | None) -> RunContext:
         output=output.absolute() if output else folder / "dist",
         without=(),
     )
-    released.write_policy(made_for)
+    release.write_policy(made_for)
     return made_for
 
 
@@ -112,12 +112,12 @@ def _stages(session: RunContext) -> Iterator[Stage]:
             "audit": lambda: _audit(session),
             "build again": lambda: _build(session),
             "libraries load": lambda: _install(session, tools),
-            "gate": lambda: released.gated(session),
+            "gate": lambda: release.run_gates(session),
             "publish as verified": lambda: _publish_verified(session),
-            "publish": lambda: released.published(session),
-            "install": lambda: released.installed(session, tools),
-            "serve": lambda: released.served(session),
-            "uninstall": lambda: released.removed(session),
+            "publish": lambda: release.publish_candidate(session),
+            "install": lambda: release.install_release(session, tools),
+            "serve": lambda: release.serve_model(session),
+            "uninstall": lambda: release.uninstall_release(session),
         }
         for name, work in stages.items():
             began = time.monotonic()
@@ -224,7 +224,7 @@ def _audit(session: RunContext) -> str:
 
 
 def _publish_verified(session: RunContext) -> str:
-    return _must_fail("verified-refused", lambda: released.publish(session, None))
+    return _must_fail("verified-refused", lambda: release.publish(session, None))
 
 
 def _must_fail(reference: str, work: Callable[[], object]) -> str:

@@ -1,7 +1,7 @@
 """
-The demo's second half: gate, publish, install as a user would, and serve from what was installed.
+The second half of the demo: gate, publish, install as a user would, and serve what was installed.
 
-The index lies in a folder and is served on loopback; the installer reads it over HTTP, and has
+The index lies in a folder and is served on loopback; the installer reads it over HTTP, and knows
 nothing of the publisher but the public key.
 """
 
@@ -24,7 +24,6 @@ from sparkwright.gates.ready import Ready
 from sparkwright.release.client import back, install
 from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import policy as policies
-from sparkwright.release.errors import InstallError
 from sparkwright.release.manifest.records import Channel
 from sparkwright.release.publish import sequence
 from sparkwright.release.publish.prepare import Publisher
@@ -38,7 +37,7 @@ from sparkwright.release.signing.trust import Trust
 URL = "https://releases.example/"
 
 
-def place(session: RunContext) -> Path:
+def demo_folder(session: RunContext) -> Path:
     """Return the folder that everything of the demo lies in."""
     return session.project.root.parent
 
@@ -60,80 +59,77 @@ def wheels(session: RunContext) -> tuple[Path, ...]:
     )
 
 
-def gated(session: RunContext) -> str:
-    """Climb what can be climbed without a GPU, and keep the verdicts."""
-    facts, said = host.facts(), []
+def run_gates(session: RunContext) -> str:
+    """Run the gates that need no GPU, and store the verdicts."""
+    facts, states = host.facts(), []
     for path in wheels(session):
         inputs = Inputs(wheel=path)
-        with Ready(session, inputs, lambda one: audit.audited(session, one), facts) as ready:
-            made = ladder.climb(
+        with Ready(session, inputs, lambda path: audit.audited(session, path), facts) as ready:
+            verdicts = ladder.climb(
                 [ready.rung(name) for name in ("G0", "G2")],
                 stack=session.project.stack,
                 wheel=wheel_reader.subject(path),
-                device_code=ready.device_code, host=facts,
-            )  # fmt: skip
-        gate.keep(session, made)
-        said.append(made.verdicts[0].state)
-    if set(said) != {"pass"}:
-        raise CommandError(
-            "command-failed",
-            "G0 does not pass for every wheel of the demo.",
-            details=said,
-            todo="Please report this.",
-        )
-    return f"G0 passes for {len(said)} wheels; G2 is {made.verdicts[1].state} without a GB10"
+                device_code=ready.device_code,
+                host=facts,
+            )
+        gate.keep(session, verdicts)
+        states.append(verdicts.verdicts[0].state)
+    if set(states) != {"pass"}:
+        what = "G0 does not pass for every wheel of the demo."
+        raise CommandError("command-failed", what, details=states, todo="Please report this.")
+    return f"G0 passes for {len(states)} wheels; G2 is {verdicts.verdicts[1].state} without a GB10"
 
 
 def publish(session: RunContext, channel: Channel | None) -> Published:
     """Publish the demo's wheels with a key of its own."""
-    secret = place(session) / "release.key"
+    secret = demo_folder(session) / "release.key"
     if not secret.exists():
         keys.make(secret)
     signer = KeySigner.load(secret)
     policy = policies.load(session.project.root)
-    who = Publisher(
+    publisher = Publisher(
         session,
-        place(session) / "releases",
+        demo_folder(session) / "releases",
         signer,
         Trust((signer.public,), said="the demo"),
         policy,
     )
-    return sequence.publish(who, Asked(wheels(session), channel, url=URL, reason="the demo"))
+    return sequence.publish(publisher, Asked(wheels(session), channel, url=URL, reason="the demo"))
 
 
-def published(session: RunContext) -> str:
+def publish_candidate(session: RunContext) -> str:
     """Publish as a candidate, and say what is missing."""
-    done = publish(session, "candidate")
+    release = publish(session, "candidate")
     missing = sorted(
-        {f"{one.rung} {one.state}" for lacks in done.missing.values() for one in lacks}
+        {f"{lack.rung} {lack.state}" for lacks in release.missing.values() for lack in lacks}
     )
-    return f"{done.release} with {len(done.sent)} files, labelled: {', '.join(missing)}"
+    return f"{release.release} with {len(release.sent)} files, labelled: {', '.join(missing)}"
 
 
-def installed(session: RunContext, tools: Toolchain) -> str:
+def install_release(session: RunContext, tools: Toolchain) -> str:
     """Install from the served index into an empty environment, twice."""
     from uv import find_uv_bin
 
-    folder, log = place(session) / "user", session.store.folder("logs") / "install.log"
+    folder, log = demo_folder(session) / "user", session.store.folder("logs") / "install.log"
     env = process.clean_environment(
-        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(place(session) / "uv")
+        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(demo_folder(session) / "uv")
     )
     process.run(
         [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder],
         log=log,
         env=env,
     )
-    with base.serve(place(session) / "releases") as address:
+    with base.serve(demo_folder(session) / "releases") as address:
         wish = Wish(
             index=f"{address}/",
-            keys=(place(session) / "release.key.pub",),
+            keys=(demo_folder(session) / "release.key.pub",),
             signed_for=URL,
             channel="candidate",
         )
         # The demo's indexes have one address and new keys each time, which a machine that remembers
         # would rightly refuse.
-        outside = StandaloneContext(session.store, state=place(session) / "state")
-        first, again = (install.install(outside, folder, wish) for _ in range(2))
+        context = StandaloneContext(session.store, state=demo_folder(session) / "state")
+        first, again = (install.install(context, folder, wish) for _ in range(2))
     if (first.state, again.state) != ("installed", "there already"):
         raise CommandError(
             "command-failed",
@@ -143,11 +139,11 @@ def installed(session: RunContext, tools: Toolchain) -> str:
     return f"{len(first.came)} packages, verified; again: {again.state}"
 
 
-def served(session: RunContext) -> str:
+def serve_model(session: RunContext) -> str:
     """Serve the model through the installed wheel, and compare its words with the learnt text."""
-    model = toy.write(place(session) / "toy")
+    model = toy.write(demo_folder(session) / "toy")
     log = session.store.folder("logs") / "toy.log"
-    with toy.serving([place(session) / "user" / "bin" / "mini-vllm"], model, log) as url:
+    with toy.serving([demo_folder(session) / "user" / "bin" / "mini-vllm"], model, log) as url:
         answer = toy.ask(url, toy.PROMPT)
     if answer != toy.ANSWER:
         raise CommandError(
@@ -158,18 +154,8 @@ def served(session: RunContext) -> str:
     return f"{toy.PROMPT!r} → {answer[:40]!r}…"
 
 
-def removed(session: RunContext) -> str:
-    """Take it all out again: nothing of the set is left, and there is no way further back."""
-    folder = place(session) / "user"
-    gone = back.uninstall(StandaloneContext(session.store), folder)
-    try:
-        back.rollback(StandaloneContext(session.store), folder)
-    except InstallError as error:
-        if error.reference != "nothing-installed":
-            raise
-        return f"{len(gone.removed)} packages removed"
-    raise CommandError(
-        "command-failed",
-        "An environment with nothing installed has something to go back to.",
-        todo="Please report this.",
-    )
+def uninstall_release(session: RunContext) -> str:
+    """Uninstall everything that the release installed."""
+    folder = demo_folder(session) / "user"
+    removed = back.uninstall(StandaloneContext(session.store), folder).removed
+    return f"{len(removed)} packages removed"
