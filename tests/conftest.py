@@ -93,7 +93,7 @@ def redis(tmp_path: Path) -> Redis:
 
 @pytest.fixture(autouse=True)
 def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a test away from the user's git configuration, home and cache, from other tests' console, and, unless it is marked, from the network."""
+    """Keep a test away from the user's configuration, home and cache, from other tests' console, and, unless marked, from the network."""
     if request.node.get_closest_marker("network") or request.node.get_closest_marker("toolchain"):
         # Both fetch from the user's index into the user's cache, so that a second run is quick.
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(default_cache()))
