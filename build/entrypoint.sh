@@ -28,7 +28,7 @@ case $command in
     serve) sparkwright serve --environment "$@" ;;
     ray-head) sparkwright serve --environment --ray-head "$@" ;;
     ray-worker) sparkwright serve --environment --ray-worker "$@" ;;
-    health) sparkwright health "$@" ;;
+    health) sparkwright serve --health "$@" ;;
     bash) exec /bin/bash "$@" ;;
     help | --help | -h) commands ;;
     *)

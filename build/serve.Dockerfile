@@ -1,4 +1,4 @@
-# The image that serves a published release: `sparkwright image` builds it. BASE is pinned by digest: `image` in
+# The image that serves a published release: `sparkwright lab image` builds it. BASE is pinned by digest: `image` in
 # build/<stack>/environment.yaml, or --base. SET is the first stage with the release installed in it, which sparkwright makes in a
 # container without a network: the wheels are lent to it there, and so lie in no layer and no build context.
 ARG BASE

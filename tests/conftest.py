@@ -25,7 +25,7 @@ from tests.support import endings
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo
-from sparkwright.cli.main import default_cache
+from sparkwright.cli.context import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from uv import find_uv_bin
 
 import measure
-from sparkwright.cli.main import default_cache
+from sparkwright.cli.context import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext

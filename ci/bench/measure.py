@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cli.main import default_cache
+from sparkwright.cli.context import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext

@@ -79,7 +79,7 @@ class Maker:
         known = ["--index", self.place.root, "--key", keys.public_path(self.place.key), "--root", wheels.ROOT, "--cache-dir", self.store,
                  "--platform", self.platform, "--output", self.out, "--json"]  # fmt: skip
         base = [] if "--base" in words else ["--base", self.base]
-        return [sys.executable, "-m", "sparkwright", "image", *map(str, known), *base, *map(str, words)]
+        return [sys.executable, "-m", "sparkwright", "lab", "image", *map(str, known), *base, *map(str, words)]
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return variables of somebody else's machine, whose package index is the user's."""

@@ -116,7 +116,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def command(action: str, base: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "sparkwright", "runner", action, "--sysroot", str(base), *words]
+    return [sys.executable, "-m", "sparkwright", "lab", "runner", action, "--sysroot", str(base), *words]
 
 
 def setup_words(checkout: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright.cli.main import default_cache
+from sparkwright.cli.context import default_cache
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext

@@ -24,7 +24,7 @@ LIBRARY = "mini_vllm/_moe_C_stable_libtorch.abi3.so"
 
 def rebuilt(demo: Demo, *words: str, status: int = 0) -> dict[str, Any]:
     """Run ``rebuild --check`` and return its document, less the list around the one rebuild."""
-    document = json.loads(demo.run("rebuild", "--check", "--json", "--output", str(demo.folder / "dist"), *words, status=status).stdout)
+    document = json.loads(demo.run("build", "--again", "--json", "--output", str(demo.folder / "dist"), *words, status=status).stdout)
     return {**document["rebuilds"][0], "error": document.get("error")}
 
 
@@ -72,7 +72,7 @@ def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> 
     wheel = shutil.copy(built_demo.wheel(), built_demo.folder / built_demo.wheel().name)
     settings.write_text(text, "utf-8")
 
-    refused = json.loads(built_demo.run("rebuild", "--json", str(wheel), status=1).stdout)["error"]
+    refused = json.loads(built_demo.run("build", "--again", "--json", str(wheel), status=1).stdout)["error"]
     assert (refused["reference"], refused["details"]) == ("inputs-differ", ["build/demo/environment.yaml"])
     found = rebuilt(built_demo, "--cached", str(lying), status=1)
     assert found["verdict"] == "different"

@@ -116,7 +116,7 @@ def _afterwards(world: World) -> None:
     assert results["release"] == "success", workflows.told(world.steps[-12:])
     assert results["image"] == "skipped"
     assert not list(world.folder.rglob("evil"))
-    for action in ("rollback", "retain"):
+    for action in ("rollback", "prune"):
         world.run(flow, inputs={"action": action, "stack": "demo", "reason": "a drill"})
         step = next(one for one in reversed(world.steps) if one.name in ("Take back", "Thin out") and one.ended is not None)
         assert step.ended in (0, 1, 4, 5), step.said

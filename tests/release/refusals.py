@@ -282,17 +282,17 @@ def _damaged(scene: Scene) -> None:
 @case("promote, and the verdicts are not there", "verified-refused")
 def _promote(scene: Scene) -> None:
     scene.place.publish([wheels.vllm(scene.folder / "odd", label=f"{wheels.LABEL}.1")], "candidate")
-    scene.words = ["promote", "2026.11.2", "--verdicts", scene.folder / "odd"]
+    scene.words = ["release", "promote", "2026.11.2", "--verdicts", scene.folder / "odd"]
 
 
 @case("promote what is verified already", "release-unknown")
 def _again(scene: Scene) -> None:
-    scene.words = ["promote", FIRST, "--verdicts", scene.folder]
+    scene.words = ["release", "promote", FIRST, "--verdicts", scene.folder]
 
 
 @case("yank without a reason", "usage")
 def _reason(scene: Scene) -> None:
-    scene.words = ["yank", FIRST]
+    scene.words = ["release", "yank", FIRST]
 
 
 @case("back, and nothing is before it", "release-unknown")
@@ -303,7 +303,7 @@ def _back(scene: Scene) -> None:
 @case("no index at the place", "index-missing")
 def _nowhere(scene: Scene) -> None:
     scene.place.root = scene.folder / "nowhere"
-    scene.words = ["refresh"]
+    scene.words = ["release", "refresh"]
 
 
 @case("GitHub, and no token", "github-refused")

@@ -338,7 +338,7 @@ def test_a_users_machine_needs_only_the_base_of_the_program_and_no_checkout(scen
         return found
 
     which: list[str | Path] = ["--index", scene.index.url, "--key", scene.index.public]
-    assert len(run("install", *which, "--list")["releases"]) == 2  # type: ignore[arg-type]
+    assert len(run("list", *which)["releases"]) == 2  # type: ignore[arg-type]
     run("install", *which, "--version", OLDER)
     run("install", *which)
     assert run("doctor", "--deep")["state"] == "intact"
@@ -351,7 +351,7 @@ def test_the_list_shows_what_a_choice_rests_on(scene: Scene) -> None:
     """Name, channel, versions, size, what is missing and why it was yanked, with a mark at the installed one."""
     installs(scene, release=OLDER)
     scene.index.yank(NEWEST, "it is slow")
-    done = scene.user.run("install", *scene.words[1:], "--list")
+    done = scene.user.run("list", *scene.words[1:])
     lines = {line.lstrip(" *").partition(" ")[0]: line for line in done.stdout.splitlines()}
 
     assert done.returncode == 0, done.stderr
@@ -363,14 +363,14 @@ def test_the_list_shows_what_a_choice_rests_on(scene: Scene) -> None:
 
 def test_without_an_environment_one_has_to_be_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is ever installed into the Python of the system, or into the environment of a tool."""
-    from sparkwright.cli import environments
+    from sparkwright.cli import install as verb
 
     monkeypatch.setenv("VIRTUAL_ENV", str(scene.user.venv))
-    assert environments.chosen(None) == scene.user.venv
+    assert verb.chosen(None) == scene.user.venv
     monkeypatch.delenv("VIRTUAL_ENV")
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     with refusal("usage"):
-        environments.chosen(None)
+        verb.chosen(None)
 
 
 def test_trust_and_address_may_come_from_the_users_files(scene: Scene) -> None:

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
 
-from sparkwright.cli.main import default_cache
+from sparkwright.cli.context import default_cache
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext

@@ -69,7 +69,7 @@ def _pair(tmp_path: Path, rayed_standin: Path) -> Iterator[Pair]:
 
 
 def health(machine: Machine) -> tuple[int, str]:
-    done = machine.verb("health", "--json", "--patience", "20")
+    done = machine.verb("serve", "--health", "--json", "--patience", "20")
     return done.returncode, json.loads(done.stdout)["health"]["state"]
 
 

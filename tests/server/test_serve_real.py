@@ -70,7 +70,7 @@ class Real(Machine):
         return found
 
     def health(self, patience: int = 20) -> tuple[int, str]:
-        done = self.verb("health", "--json", "--patience", str(patience))
+        done = self.verb("serve", "--health", "--json", "--patience", str(patience))
         found = json.loads(done.stdout)
         return done.returncode, found["health"]["state"]
 

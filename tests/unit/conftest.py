@@ -16,7 +16,7 @@ import pytest
 
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cli.main import parser, session_of
+from sparkwright.cli import context, main
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
 from sparkwright.forks import lock, resolve
@@ -147,7 +147,7 @@ class Mini:
 
     def session(self) -> RunContext:
         """Return a run on it, as the command line would make it."""
-        return session_of(parser().parse_args(["apply", *self.words]))
+        return context.checkout(main.parse(["apply", *self.words]))
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace *old*, which must be there once, in a reviewed file."""
@@ -299,14 +299,14 @@ class Host:
     def killed(self, place: str, after: int, verb: str, *words: str) -> bool:
         """Run the command line and kill it before its file operation number *after* in *place*; return whether it came that far."""
         done = subprocess.run(
-            [sys.executable, "-c", KILLER, place, str(after), verb, *self.words, *words], capture_output=True, check=False, timeout=120
+            [sys.executable, "-c", KILLER, place, str(after), *verb.split(), *self.words, *words], capture_output=True, check=False, timeout=120
         )
         assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
         return done.returncode != 0
 
     def session(self, *words: str) -> RunContext:
         """Return a run on it, as the command line would make it with *words*."""
-        return session_of(parser().parse_args(["apply", *self.words, *words]))
+        return context.checkout(main.parse(["apply", *self.words, *words]))
 
 
 @pytest.fixture(scope="session")

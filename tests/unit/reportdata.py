@@ -1,7 +1,7 @@
 """
 Results of every kind and state, for the tests of the report and for looking at it. Every figure in them is made up.
 
-``python tests/unit/reportdata.py FOLDER`` writes them as files that ``sparkwright report`` reads.
+``python tests/unit/reportdata.py FOLDER`` writes them as files that ``sparkwright lab report`` reads.
 """
 
 from __future__ import annotations

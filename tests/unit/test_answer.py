@@ -15,7 +15,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import refserved
 
-from sparkwright.cli import main, measuring
+from sparkwright.cli import bench, context, main
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
@@ -42,7 +42,7 @@ def _place(tmp_path: Path) -> Path:
 
 def session(place: Path) -> RunContext:
     words = ["bench", "--root", str(place), "--cache-dir", str(place.parent / "cache"), "--output", str(place.parent / "out")]
-    return main.session_of(main.parser().parse_args(words))
+    return context.checkout(main.parse(words))
 
 
 def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Environment:
@@ -78,7 +78,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert found["tpot"].launches == 3
     assert result.candidate.version == "0.33.0"
     assert result.qualified
-    path = measuring.keep(session(place), result)
+    path = bench.keep(session(place), result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 

@@ -71,7 +71,7 @@ def merged(host: Host, number: int, files: Mapping[str, bytes | None]) -> str:
 def found(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     """Return the turn that the verb tells of."""
     capsys.readouterr()
-    assert main.main(["bisect", *host.words, "--json", *words]) == 0, capsys.readouterr().err
+    assert main.main(["patch", "bisect", *host.words, "--json", *words]) == 0, capsys.readouterr().err
     return msgspec.json.decode(capsys.readouterr().out)["turn"]
 
 
@@ -125,7 +125,7 @@ def test_names_that_mean_nothing_are_refused(made: Host, words: list[str], what:
     go_on(made, 2)
 
     with refusal("not-provided", match=what):
-        main.run(["bisect", *made.words, *words])
+        main.run(["patch", "bisect", *made.words, *words])
 
 
 def test_ends_that_agree_are_said(made: Host) -> None:
@@ -133,7 +133,7 @@ def test_ends_that_agree_are_said(made: Host) -> None:
     go_on(made, 2)
 
     with refusal("bisect-undecided") as caught:
-        main.run(["bisect", *made.words, "first", "--from", "v1"])
+        main.run(["patch", "bisect", *made.words, "first", "--from", "v1"])
     assert [line.partition(": ")[2] for line in caught.value.details] == ["applies", "applies"]
     assert "--from" in caught.value.todo
 
@@ -178,4 +178,4 @@ def test_the_release_that_took_a_patch_is_found(released: Host, capsys: pytest.C
 def test_releases_that_nobody_knows_are_refused(released: Host, words: list[str]) -> None:
     """An end that is no final release of the index is an error, and so are ends the wrong way round."""
     with refusal("not-provided", match=r"There is no release widget-kit|is later than"):
-        main.run(["bisect", *released.words, "first", "--releases", *words])
+        main.run(["patch", "bisect", *released.words, "first", "--releases", *words])

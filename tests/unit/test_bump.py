@@ -70,7 +70,7 @@ class Upstream:
         return {str(path.relative_to(self.host.root)): path.read_bytes() for path in paths}
 
     def bump(self, version: str, *words: str) -> int:
-        return main.run(["bump", *self.host.words, "--to", version, *words])
+        return main.run(["patch", "bump", *self.host.words, "--to", version, *words])
 
     def patches(self) -> dict[str, bytes]:
         return {name: (self.host.series / name).read_bytes() for name in series.names(self.host.series)}
@@ -118,7 +118,7 @@ def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, ca
     assert "+      ref: v1.1.0" in told
     assert "1:  " in told.partition("range-diff of both series:")[2]
     assert not (upstream.host.root / ".rebase" / "test" / "widget").exists()
-    assert main.run(["export", "--check", *upstream.host.words]) == 0
+    assert main.run(["patch", "export", "--check", *upstream.host.words]) == 0
 
 
 def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstre
 
     with refusal("patch-conflict", match=r"#7 of widget cannot go along to 1\.1\.0") as caught:
         upstream.bump("1.1.0")
-    assert "sparkwright bump --stack test --fork widget --to 1.1.0 --drop '#7'" in caught.value.todo
+    assert "sparkwright patch bump --stack test --fork widget --to 1.1.0 --drop '#7'" in caught.value.todo
     assert upstream.files() == before
     assert not list(upstream.host.root.glob(".rebase/test/*"))
     with refusal("not-provided", match="no patch #9 to drop"):
@@ -171,13 +171,13 @@ def test_a_patch_of_ours_that_conflicts_waits_in_a_worktree(upstream: Upstream, 
         upstream.host.work.git("-C", str(folder), *words)
     assert upstream.files() == before
     capsys.readouterr()
-    assert main.run(["export", *upstream.host.words]) == 0
+    assert main.run(["patch", "export", *upstream.host.words]) == 0
     changed = {path for path, data in upstream.files().items() if data != before[path]}
 
     assert changed == {"forks/test/stack.yaml", "forks/test/lock.yaml", "cherry_picks/widget.yaml", "forks/test/widget/second.patch"}
     assert [dict(one.stacks) for one in upstream.host.ledger.records] == [{"other": {}}]
     assert upstream.stack.read_text() == STACK.format(version="1.1.0")
-    assert main.run(["export", "--check", *upstream.host.words]) == 0
+    assert main.run(["patch", "export", "--check", *upstream.host.words]) == 0
     assert "changed: forks/test/lock.yaml" in capsys.readouterr().out
 
 
@@ -192,21 +192,21 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
         upstream.host.work.git("-C", str(folder), *words)
     old, backup = upstream.files(), root.parent / "backup"
     shutil.copytree(root, backup, symlinks=True)
-    main.run(["export", *upstream.host.words])
+    main.run(["patch", "export", *upstream.host.words])
     new, seen = upstream.files(), set()
     for after in range(1, 40):
         shutil.rmtree(root)
         shutil.copytree(backup, root, symlinks=True)
-        came = upstream.host.killed(str(root), after, "export")
+        came = upstream.host.killed(str(root), after, "patch export")
         state = {name: data for name, data in upstream.files().items() if not name.endswith(".new")}
         if state not in (old, new):
             seen.add("refused")
             with refusal("patch-invalid", match="disagree"):
-                main.run(["status", *upstream.host.words])
+                main.run(["patch", "status", *upstream.host.words])
         if not came:
             break
         if folder.exists():
-            main.run(["export", *upstream.host.words])
+            main.run(["patch", "export", *upstream.host.words])
         assert upstream.files() == new
         seen.add("old" if state == old else "new" if state == new else "refused")
     assert seen == {"old", "refused", "new"}

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,15 @@ import pytest
 from tests.support import endings
 
 from sparkwright import __version__
-from sparkwright.cli.main import VERBS
+from sparkwright.cli import main
 from sparkwright.core.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.unit.conftest import Cli, Mini
+
+ROOT = Path(__file__).parents[2]
 
 #: What the command line must not load before it is needed: each costs more than the rest together.
 HEAVY = ("git", "torch", "docker", "requests", "pypi_simple", "rich", "elftools", "tree_sitter", "filelock")
@@ -94,25 +97,26 @@ def test_a_stack_is_a_name(cli: Cli, mini: Mini, stack: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "VERB"),
-        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        ([], "No command is given"),
+        (["buidl"], "nearest: build"),
+        (["drift"], "nearest: patch drift"),
+        (["patch"], "nearest: patch status, patch pick"),
+        (["patch", "pikc"], "nearest: patch pick"),
         (["apply", "--frobnicate"], "--frobnicate"),
         (["apply", "--source", "svn"], "invalid choice: 'svn'"),
+        (["apply", "--mirror", "=x"], "--mirror"),
         (["build", "--memory", "much"], "'much' is not a number of gigabytes"),
-        (["build", "--memory", "0.1"], "'0.1' is not a number of gigabytes"),
         (["build", "--memory", "nan"], "'nan' is not a number of gigabytes"),
-        (["build", "--memory", "-8"], "--memory"),
-        (["build", "--memory", "inf"], "'inf' is not a number of gigabytes"),
-        (["build", "--jobs", "0"], "'0' is not a number of 1 or more"),
-        (["build", "--jobs", "1.5"], "'1.5' is not a number of 1 or more"),
+        (["build", "--jobs", "0"], "'0' is not a whole number from 1"),
+        (["lab", "status", "--output", "x", "--day", "22/11"], "no day like"),
+        (["gate", "--variable", "A-B=1"], "NAME=VALUE"),
     ],
 )
-def test_wrong_usage_gives_2(cli: Cli, words: list[str], said: str) -> None:
-    """What the command line does not know is quoted, and nothing is begun."""
-    done = cli(*words)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+def test_wrong_usage_gives_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command or argument is quoted with the nearest names, and nothing is begun."""
+    assert main.main(words) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, said in shown.err) == ("", True)
 
 
 def test_wrong_usage_is_a_document_too(cli: Cli) -> None:
@@ -134,15 +138,6 @@ def test_an_unusable_cache_directory_is_an_expected_failure(cli: Cli, mini: Mini
     assert (done.returncode, error["reference"]) == (1, "cache-unusable")
     assert str(file) in error["what"]
     assert file.read_text() == "kept"
-
-
-@pytest.mark.parametrize("value", ["https://a.example", "=x", "x="])
-def test_a_malformed_mirror_gives_2(cli: Cli, mini: Mini, value: str) -> None:
-    """A mirror without both sides is wrong usage."""
-    done = cli("apply", *mini.words, "--mirror", value)
-
-    assert done.returncode == 2
-    assert "error: usage: --mirror" in done.stderr
 
 
 def test_a_fault_gives_3_and_leaves_a_log(cli: Cli, mini: Mini) -> None:
@@ -301,21 +296,21 @@ def test_an_output_that_may_not_grow_is_named(mini: Mini, tmp_path: Path) -> Non
 @pytest.mark.parametrize("shown", [[], ["--json"]], ids=["text", "json"])
 def test_a_name_that_is_no_text_is_escaped(shown: list[str]) -> None:
     """A file name of any bytes may stand on the command line; the document has it escaped."""
-    done = directed(["report", os.fsdecode(b"gone-\xff.json"), *shown], "")
+    done = directed(["lab", "report", os.fsdecode(b"gone-\xff.json"), *shown], "")
 
     assert done.returncode == 1
     assert "error: file-invalid: " in done.stderr
     assert not shown or "gone-\\udcff.json" in json.loads(done.stdout)["error"]["what"]
 
 
-@pytest.mark.parametrize("words", [["report", "PIPE"], ["key", "--show", "PIPE"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [["lab", "report", "PIPE"], ["release", "key", "--show", "PIPE"]], ids=lambda words: words[1])
 def test_a_pipe_that_nobody_writes_to_is_not_waited_for(cli: Cli, mini: Mini, tmp_path: Path, words: list[str]) -> None:
     """It holds nothing, which is not what was asked for."""
     os.mkfifo(tmp_path / "pipe")
-    shared = mini.words if words[0] == "report" else []
+    shared = mini.words if words[0] == "lab" else []
     done = cli(*(str(tmp_path / "pipe") if word == "PIPE" else word for word in words), *shared, "--json")
 
-    expected = {"report": "file-invalid", "key": "key-invalid"}[words[0]]
+    expected = {"lab": "file-invalid", "release": "key-invalid"}[words[0]]
 
     assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, expected)
 
@@ -356,14 +351,72 @@ def test_the_checkout_is_found_from_below(mini: Mini) -> None:
     assert json.loads(done.stdout)["trees"][0]["fork"] == "cutlass"
 
 
-def test_help_and_version(cli: Cli) -> None:
-    """--help lists every verb with what it does; --version says which one this is."""
-    shown = cli("--help")
+def test_help_names_every_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help fits 80 columns and 32 lines; a group shows its commands, and each command its options."""
+    assert main.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= 80
+    words = set(" ".join(lines).split())
+    assert all(words.issuperset(command.split()) for command in main.COMMANDS)
+    assert main.main(["patch", "--help"]) == 0
+    assert "  bisect     find the change" in capsys.readouterr().out
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sparkwright {__version__}\n"
 
-    assert shown.returncode == 0
-    assert {words[0] for line in shown.stdout.splitlines() if (words := line.split())} >= set(VERBS)
-    assert cli("--version").stdout == f"sparkwright {__version__}\n"
-    assert all(cli(verb, "--help").returncode == 0 for verb in ("build", "demo"))
+
+#: An interpreter without the packages of the part `full`.
+BARE = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in %r:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+from sparkwright.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+#: Their modules, by pyproject.toml's names where they differ.
+MODULES = {"cyclonedx-python-lib": "cyclonedx", "GitPython": "git", "nvidia-ml-py": "pynvml", "pyelftools": "elftools"}
+
+
+@pytest.fixture(name="bare")
+def _bare() -> Sequence[str]:
+    full = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["full"]
+    names = [re.split(r"[>=]", requirement)[0] for requirement in full]
+    return "-c", BARE % ({MODULES.get(name, name.replace("-", "_").lower()) for name in names},)
+
+
+@pytest.mark.parametrize("words", [["apply"], ["build", "--fork", "vllm"], ["patch", "status"], ["patch", "export", "--check"]], ids=" ".join)
+def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Sequence[str], words: list[str]) -> None:
+    """Without the part `full`, a command that needs it names the package and the command that installs it."""
+    done = cli(*words, *mini.words, "--json", program=bare)
+    error = json.loads(done.stdout)["error"]
+
+    assert (done.returncode, error["reference"]) == (1, "part-missing")
+    assert "[full]" in error["install"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [
+        (["list", "--index", "none"], "index-missing"),
+        (["install", "--into", "none", "--index", "none"], "environment-unusable"),
+        (["uninstall", "--into", "none"], "environment-unusable"),
+        (["serve", "--health", "--patience", "1"], "server-dead"),
+        (["release", "key", "--show", "none"], "key-invalid"),
+        (["release", "verify", "none.whl", "--from", "none"], "trust-missing"),
+        (["doctor", "--into", "none"], "environment-unusable"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_user_of_wheels_needs_is_in_the_plain_installation(
+    cli: Cli, tmp_path: Path, bare: Sequence[str], words: list[str], reference: str
+) -> None:
+    """The commands for those who install and serve come as far without the part `full` as with it."""
+    done = cli(*words, "--json", "--cache-dir", tmp_path / "cache", program=bare)
+
+    assert json.loads(done.stdout)["error"]["reference"] == reference
 
 
 def test_github_gets_groups_and_annotations(cli: Cli, mini: Mini) -> None:
@@ -388,19 +441,18 @@ def loaded(cli: Cli, script: str, *words: str) -> set[str]:
 
 def test_the_command_line_itself_loads_nothing_heavy(cli: Cli) -> None:
     """Parsing a command line, and importing every verb, costs no library that the verb does not use."""
-    every = (
-        "import importlib\nfrom sparkwright.cli.main import VERBS\nfor verb in VERBS: importlib.import_module('sparkwright.cli.' + verb)"
-    )
+    every = "from sparkwright.cli import main\nfor command in main.COMMANDS.values(): main.parsers(command.module)"
 
-    assert loaded(cli, "from sparkwright.cli.main import parser\nparser()") == set()
     assert loaded(cli, every) == set()
+    done = cli("-X", "importtime", "-m", "sparkwright", "--help", program=())
+    assert "sparkwright.forks" not in done.stderr
 
 
 def test_a_build_of_which_nothing_changed_loads_nothing_heavy(cli: Cli, mini: Mini) -> None:
     """That a wheel is there already is known without git, a network library or torch."""
     script = (
-        "import sys\nfrom sparkwright.builder import pipeline\nfrom sparkwright.cli.main import parser, session_of\n"
-        "run = session_of(parser().parse_args(sys.argv[1:]))\nprint(pipeline.build(run, 'cutlass').filename)"
+        "import sys\nfrom sparkwright.builder import pipeline\nfrom sparkwright.cli import context, main\n"
+        "run = context.checkout(main.parse(sys.argv[1:]))\nprint(pipeline.build(run, 'cutlass').filename)"
     )
     first = loaded(cli, script, "build", *mini.words)
 

@@ -242,10 +242,10 @@ def test_a_file_in_another_form_is_named(mini: Mini) -> None:
     exact = path.read_bytes()
     path.write_bytes(exact.replace(b"\n---\n", b"\n\n---\n CMakeLists.txt | 6 ++++++\n\n"))
     with refusal("export-mismatch") as caught:
-        main.run(["export", "--check", *mini.words])
+        main.run(["patch", "export", "--check", *mini.words])
     assert caught.value.details == (path.name,)
 
-    assert main.run(["export", "--fork", "vllm", *mini.words]) == 0
+    assert main.run(["patch", "export", "--fork", "vllm", *mini.words]) == 0
     assert path.read_bytes() == exact
 
 

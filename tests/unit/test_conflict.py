@@ -214,8 +214,8 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
         "already upstream by ancestor: could not be tested, the patch is ours",
         "already upstream by patch-id: no, ",
         "already upstream by reverse: no, ",
-        "to go on: sparkwright rebase --stack test --fork widget",
-        "to go on: sparkwright export --stack test --fork widget",
+        "to go on: sparkwright patch rebase --stack test --fork widget",
+        "to go on: sparkwright patch export --stack test --fork widget",
     ):
         assert wanted in text
     assert report == caught.value.data["conflict"]
@@ -234,7 +234,7 @@ def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
     state = HunkState("@@ -1234,12 +1234,34 @@", heading, "ambiguous", 12345, ("x" * 390,), ("y " * 190,))
     file = FileConflict("some/folder/file.cuh", "there", (state,), ("elsewhere/file.cuh",), commits, commits, ("first.patch",), words)
     evidence = (Evidence("patch-id", None, words), Evidence("reverse", False, words))
-    commands = ("sparkwright pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON    (leave a file out, and carry it as a patch)",)
+    commands = ("sparkwright patch pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON    (leave a file out, and carry it as a patch)",)
     report = ConflictReport(
         "widget", f"https://github.com/acme/widget.git @ {'a' * 40}", "b" * 40, "#40082", words, "octocat",
         "https://github.com/acme/widget/pull/40082", (file,), evidence, commands,
@@ -242,7 +242,7 @@ def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
     rows = conflict.lines(report)
 
     assert max(map(len, rows)) <= 96
-    assert "to go on: sparkwright pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON" in rows
+    assert "to go on: sparkwright patch pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON" in rows
     assert all(re.search(r"\S", row) for row in rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.server
 import socket
 import threading
@@ -15,11 +14,9 @@ import pytest
 
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import Endpoint, Gpu, HostInfo, facts
-from sparkwright.cli import doctor
+from sparkwright.cli import doctor, main
 from sparkwright.cli.doctor import CacheContents, VerbAdvice
 from sparkwright.core.console import console
-from sparkwright.core.store import Store
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -223,12 +220,10 @@ def test_a_probe_that_hangs_leaves_the_other_answers() -> None:
     forever.set()
 
 
-def test_doctor_prints_one_document_as_json(
-    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_prints_one_document_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Under --json standard output is one document with machine and advice."""
     monkeypatch.setattr(console, "json", True)
-    doctor.run(RunContext(project, Store(tmp_path), (), tmp_path, offline=True), argparse.Namespace(into=None))
+    main.run(["doctor", "--root", str(ROOT), "--cache-dir", str(tmp_path), "--offline", "--json"])
     console.finish()
 
     document = msgspec.json.decode(capsys.readouterr().out)

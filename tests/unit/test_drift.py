@@ -17,8 +17,7 @@ from sparkwright.cherry_picks import drift, pull_requests
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.upstream import Evidence
-from sparkwright.cli import drift as drift_verb
-from sparkwright.cli import main
+from sparkwright.cli import main, patch
 from sparkwright.core import digest
 from sparkwright.demo import base as demo
 from sparkwright.forks.lock import FileLock
@@ -130,7 +129,7 @@ def _stack(hosts: type[Host], index: Index) -> Host:
 def told(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """Run ``drift`` and return what it says of the fork."""
     capsys.readouterr()
-    assert main.main(["drift", *host.words, "--json", *words]) == 0
+    assert main.main(["patch", "drift", *host.words, "--json", *words]) == 0
     [made] = json.loads(capsys.readouterr().out)["drift"]
     return dict(made)
 
@@ -229,4 +228,4 @@ def test_a_conflict_after_upstream_had_it_is_said_so() -> None:
     """Upstream changed what it took; it did not lose it."""
     found = [trial("1", "conflict"), trial("2", "applies"), trial("3", "already-upstream"), trial("4", "conflict"), trial("5", "conflict")]
 
-    assert drift_verb.runs(found) == ["conflicts: 1", "applies: 2", "is upstream: 3", "was upstream, changed since: 4 to 5"]
+    assert patch.runs(found) == ["conflicts: 1", "applies: 2", "is upstream: 3", "was upstream, changed since: 4 to 5"]

@@ -578,7 +578,7 @@ def folder(case: Case, signer: KeySigner, tmp_path_factory: pytest.TempPathFacto
 
 def verb(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run ``evidence`` as people do, outside of any checkout."""
-    command = [sys.executable, "-m", "sparkwright", "evidence", "--json", *map(str, words)]
+    command = [sys.executable, "-m", "sparkwright", "release", "verify", "--json", *map(str, words)]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -595,7 +595,7 @@ def test_a_wheel_at_hand_is_shown_with_all_that_holds(case: Case, folder: Path) 
 def refused(*words: str | Path) -> str:
     """Run the verb in this process, which it ends with a failure, and return that one's reference."""
     with pytest.raises(SparkwrightError) as caught:
-        main.run(["evidence", *map(str, words)])
+        main.run(["release", "verify", *map(str, words)])
     return caught.value.reference
 
 

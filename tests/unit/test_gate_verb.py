@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support import refserved, verdicts, wheels
 
-from sparkwright.cli import gate, gateoptions, main
+from sparkwright.cli import context, gate, main
 from sparkwright.core.digest import sha256_file
 from sparkwright.gates import ladder
 from sparkwright.gates.athand import AtHand, Inputs, model_digest
@@ -53,11 +53,6 @@ def _nobody() -> str:
 
 def states(document: dict[str, Any]) -> dict[str, str]:
     return {verdict["rung"]: verdict["state"] for verdict in document["ladder"]["verdicts"]}
-
-
-def test_the_options_name_the_rungs() -> None:
-    """The parser, which loads nothing heavy, knows the rungs of the ladder."""
-    assert tuple(RUNGS) == gateoptions.RUNGS
 
 
 def test_what_nobody_named_did_not_run(cli: Cli, words: list[str]) -> None:
@@ -155,7 +150,7 @@ def test_a_file_that_holds_no_verdicts_is_refused_at_the_start(cli: Cli, words: 
 def test_a_write_that_is_cut_off_loses_no_verdict(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended in the middle of writing, the file holds what it held, and the next write adds to it."""
     path = wheels.vllm(tmp_path)
-    session = main.session_of(main.parser().parse_args(["gate", *words]))
+    session = context.checkout(main.parse(["gate", *words]))
     first, last = verdicts.ladder(path, without=["G8"]), verdicts.ladder(path, without=tuple(RUNGS)[:8])
     kept = gate.keep(session, first)
     assert kept

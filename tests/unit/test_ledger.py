@@ -152,7 +152,7 @@ def test_the_order_is_that_of_the_file() -> None:
 def test_a_missing_record_says_how_to_write_it() -> None:
     with refusal("not-provided", match="has no record #8") as caught:
         parsed(OPEN).record(8)
-    assert caught.value.todo == "Write one with `sparkwright pick 8`."
+    assert caught.value.todo == "Write one with `sparkwright patch pick 8`."
     assert parsed(OPEN).known(8) is None
 
 

@@ -551,7 +551,7 @@ def test_half_of_a_pair_is_no_text(mini: Mini, cli: Cli, tmp_path: Path, place: 
     config, tensors = qwen(4, 16, 2, 1000, rest=nvfp4, joined=False)
     told = [("\ud800.weight", "BF16", [2, 2]), *tensors] if place == "header" else tensors
     folder = write(tmp_path / "m", {**config, "quantization_config": {"quant_method": "\ud800"}} if place == "config" else config, told)
-    done = cli("modules", *mini.words, *shown, folder)
+    done = cli("model", "inspect", *mini.words, *shown, folder)
 
     assert done.returncode == 1
     assert "error: checkpoint-invalid: " in done.stderr
@@ -560,23 +560,23 @@ def test_half_of_a_pair_is_no_text(mini: Mini, cli: Cli, tmp_path: Path, place: 
 def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """A given bandwidth is given, the maker's figure is called nominal, and without one the document says that none was measured."""
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000, rest=nvfp4, joined=False))
-    done = cli("modules", *mini.words, "--json", "--batch", "4", "--bandwidth", "100", folder)
+    done = cli("model", "inspect", *mini.words, "--json", "--batch", "4", "--bandwidth", "100", folder)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [one["bandwidth"]["origin"] for one in document["ceilings"]] == ["given", "nominal"]
     step = document["audit"]["many"]["weights"] + document["audit"]["many"]["cache"]
     assert document["ceilings"][0]["together"] == pytest.approx(4 * 100e9 / step)
 
-    done = cli("modules", *mini.words, folder)
+    done = cli("model", "inspect", *mini.words, folder)
     assert "linear_attn.in_proj_qkv" in done.stdout
     assert "not measured" in done.stdout
-    assert json.loads(cli("modules", *mini.words, "--json", folder).stdout)["bandwidth"] == "not measured"
+    assert json.loads(cli("model", "inspect", *mini.words, "--json", folder).stdout)["bandwidth"] == "not measured"
 
 
 def test_a_measured_bandwidth_is_found_in_the_store(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """What another command measured on this machine is taken, and called measured."""
     roofline.keep(mini.session().store, Bandwidth(232.0, "measured", "GB10"))
-    document = json.loads(cli("modules", *mini.words, "--json", write(tmp_path / "m", small(), plain("lm_head", 64, 256))).stdout)
+    document = json.loads(cli("model", "inspect", *mini.words, "--json", write(tmp_path / "m", small(), plain("lm_head", 64, 256))).stdout)
 
     assert document["ceilings"][0]["bandwidth"] == {"gigabytes": 232.0, "origin": "measured", "device": "GB10"}
 
@@ -584,13 +584,13 @@ def test_a_measured_bandwidth_is_found_in_the_store(mini: Mini, cli: Cli, tmp_pa
 def test_the_verb_fails_on_a_finding_and_on_a_hostile_file(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """Exit code 1 with a stable reference, and the audit itself in the document."""
     folder = write(tmp_path / "m", small(quant_method="modelopt", ignore=[]), plain("model.layers.0.mlp.up_proj", 64, 256))
-    done = cli("modules", *mini.words, "--json", folder)
+    done = cli("model", "inspect", *mini.words, "--json", folder)
     document = json.loads(done.stdout)
     assert (done.returncode, document["error"]["reference"]) == (1, "modules-unexpected")
     assert document["audit"]["findings"][0]["reference"] == "unquantised-not-ignored"
 
     (folder / "model-0.safetensors").write_bytes(b"\xff" * 9)
-    done = cli("modules", *mini.words, "--json", folder)
+    done = cli("model", "inspect", *mini.words, "--json", folder)
     assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "checkpoint-invalid")
     assert "Traceback" not in done.stderr
 
@@ -598,4 +598,4 @@ def test_the_verb_fails_on_a_finding_and_on_a_hostile_file(mini: Mini, cli: Cli,
 @pytest.mark.parametrize("words", [["--batch", "0"], ["--context", "-1"], ["--bandwidth", "nan"], ["--bandwidth", "0"]])
 def test_numbers_that_are_none_are_wrong_usage(mini: Mini, cli: Cli, tmp_path: Path, words: list[str]) -> None:
     """They end with 2 before anything is read."""
-    assert cli("modules", *mini.words, *words, tmp_path).returncode == 2
+    assert cli("model", "inspect", *mini.words, *words, tmp_path).returncode == 2

@@ -1,4 +1,4 @@
-"""``sparkwright notes``: what was published, read with the same care as an installation reads it."""
+"""``sparkwright release notes``: what was published, read with the same care as an installation reads it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Told:
 
     def run(*words: str | Path) -> str:
         capsys.readouterr()
-        assert main.run(["notes", *map(str, words), "--cache-dir", str(tmp_path / "cache")]) == 0
+        assert main.run(["release", "notes", *map(str, words), "--cache-dir", str(tmp_path / "cache")]) == 0
         console.finish()
         return capsys.readouterr().out
 
@@ -80,27 +80,27 @@ def _told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Told:
 
 def test_the_newest_offered_release_is_shown_as_the_index_shows_it(place: Place, told: Told) -> None:
     """A folder whose signature was checked: Markdown, the very text that lies beside the release; the yanked one is passed over."""
-    text = told("--at", place.made.root, "--key", place.key, "--signed-for", URL)
+    text = told("--index", place.made.root, "--key", place.key, "--signed-for", URL)
     assert text == place.page("2026.11.2") + "\n"
     assert text.startswith("**2026.11.2** ")
 
 
 def test_a_release_is_found_by_name_and_by_address(place: Place, told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     """The yanked one, too, with the reason."""
-    assert told("2026.11.1", "--at", place.made.root) == place.page("2026.11.1") + "\n"
-    assert told(place.address("2026.11.1"), "--at", place.made.root) == place.page("2026.11.1") + "\n"
-    assert main.run(["notes", "2026.11.3", "--at", str(place.made.root)]) == 0
+    assert told("2026.11.1", "--index", place.made.root) == place.page("2026.11.1") + "\n"
+    assert told(place.address("2026.11.1"), "--index", place.made.root) == place.page("2026.11.1") + "\n"
+    assert main.run(["release", "notes", "2026.11.3", "--index", str(place.made.root)]) == 0
     assert "2026.11.3 was yanked: it says only zeros" in capsys.readouterr().err
 
 
 def test_a_folder_is_read_without_a_signature_and_that_is_said(place: Place, told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     """In the document and to people; with a key it is checked."""
-    unchecked = msgspec.json.decode(told("--at", place.made.root, "--json"))
+    unchecked = msgspec.json.decode(told("--index", place.made.root, "--json"))
     assert unchecked["signature checked"] is False
     checked = msgspec.json.decode(told("--index", place.made.root, "--key", place.key, "--signed-for", URL, "--json"))
     assert checked == {**unchecked, "signature checked": True}
     assert checked["markdown"] == place.page("2026.11.2")
-    main.run(["notes", "--at", str(place.made.root)])
+    main.run(["release", "notes", "--index", str(place.made.root)])
     assert "is not checked, as nothing says whose counts" in capsys.readouterr().err
 
 
@@ -113,15 +113,15 @@ def test_a_wrong_key_is_refused_even_for_a_folder(place: Place, told: Told, tmp_
     other = tmp_path / "other.pub"
     other.write_text(KeySigner(Ed25519PrivateKey.generate()).public.text)
     with refusal("signer-unknown"):
-        told("--at", place.made.root, "--key", other, "--signed-for", URL)
+        told("--index", place.made.root, "--key", other, "--signed-for", URL)
 
 
 def test_an_address_is_read_only_with_a_signature(place: Place, told: Told) -> None:
     """Over HTTP nothing is believed without a key; with one, the same text comes."""
     with indexserver.serve(place.made.root) as served:
         with refusal("trust-missing"):
-            told("--at", served.url)
-        assert told("--at", served.url, "--key", place.key, "--signed-for", URL) == place.page("2026.11.2") + "\n"
+            told("--index", served.url)
+        assert told("--index", served.url, "--key", place.key, "--signed-for", URL) == place.page("2026.11.2") + "\n"
 
 
 def test_a_mixed_record_is_refused(place: Place, told: Told) -> None:
@@ -129,17 +129,17 @@ def test_a_mixed_record_is_refused(place: Place, told: Told) -> None:
     one, other = (place.made.root / places.release(place.address(name)) for name in ("2026.11.1", "2026.11.2"))
     other.write_bytes(one.read_bytes())
     with refusal("set-mixed"):
-        told("--at", place.made.root)
+        told("--index", place.made.root)
 
 
 def test_what_is_not_there_is_named(place: Place, told: Told, tmp_path: Path) -> None:
     """No index, no such release, a manifest that is none."""
     with refusal("index-missing"):
-        told("--at", tmp_path / "config")
+        told("--index", tmp_path / "config")
     with refusal("release-unknown", match=r"no release 2026\.11\.9"):
-        told("2026.11.9", "--at", place.made.root)
+        told("2026.11.9", "--index", place.made.root)
     with refusal("release-unknown"):
-        told("--at", place.made.root, "--stack", "2027.01")
+        told("--index", place.made.root, "--stack", "2027.01")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_manifest_that_is_none_is_named_so(place: Place, told: Told, data: byt
     """Also where no signature is asked for."""
     manifest(place).write_bytes(data)
     with refusal("manifest-invalid"):
-        told("--at", place.made.root)
+        told("--index", place.made.root)
 
 
 def manifest(place: Place) -> Path:
@@ -167,7 +167,7 @@ def test_a_folder_that_an_identity_signed_is_read_too(place: Place, told: Told) 
     envelope = msgspec.json.decode(manifest(place).read_bytes())
     bundle = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope, "verificationMaterial": {}}
     manifest(place).write_bytes(msgspec.json.encode(bundle))
-    assert told("--at", place.made.root) == place.page("2026.11.2") + "\n"
+    assert told("--index", place.made.root) == place.page("2026.11.2") + "\n"
 
 
 def test_need_of_a_file(place: Place, told: Told) -> None:
@@ -196,11 +196,11 @@ def test_a_file_without_its_proof_is_refused(place: Place, told: Told, tmp_path:
 def test_files_are_written(place: Place, told: Told, tmp_path: Path) -> None:
     """A page that needs nothing else, and Markdown; the places are what is printed."""
     page, text = tmp_path / "notes.html", tmp_path / "notes.md"
-    assert told("--at", place.made.root, "--html", page, "--markdown", text).split() == [str(page), str(text)]
+    assert told("--index", place.made.root, "--html", page, "--markdown", text).split() == [str(page), str(text)]
     assert text.read_text("utf-8") == place.page("2026.11.2")
     assert "<h1>2026.11.2</h1>" in page.read_text("utf-8")
     with refusal("usage"):
-        told("--at", place.made.root, "--html", page, "--markdown", page)
+        told("--index", place.made.root, "--html", page, "--markdown", page)
 
 
 def test_the_stock_wheel_stands_beside_ours(place: Place, told: Told, tmp_path: Path) -> None:
@@ -210,12 +210,12 @@ def test_the_stock_wheel_stands_beside_ours(place: Place, told: Told, tmp_path: 
         files={"_C.abi3.so": Path(msgspec._core.__file__).read_bytes()},
     )  # fmt: skip
     with refusal("wheel-mismatch", match="not the official wheel under any fork"):
-        told("--at", place.made.root, "--need", "--stock", stock)
+        told("--index", place.made.root, "--need", "--stock", stock)
     ours = wheels.plain(tmp_path, "vllm", "0.33.4+spark.2026.11", tag="cp38-abi3-manylinux_2_34_aarch64")
     fork = replace(indexdata.FORK, base=digest.sha256_file(stock))
     place.made.publish("2026.11.4", [ours], told=lambda release: replace(release, forks=(fork,)))
     live(place.made)
-    text = told("--at", place.made.root, "--need", "--stock", stock)
+    text = told("--index", place.made.root, "--need", "--stock", stock)
     (row,) = [line for line in text.splitlines() if "_C.abi3.so" in line]
     assert [cell.strip() for cell in row.split("|")[2:4]] == ["no GPU", r"sm\_121f (108)"]
     assert "not looked at" not in text
@@ -250,7 +250,7 @@ def test_a_machine_without_the_rest_of_the_program_shows_notes(place: Place, tmp
         "matplotlib",
         "tree_sitter",
     )
-    words = ["notes", "--at", str(place.made.root), "--key", str(place.key), "--signed-for", URL, "--cache-dir", str(tmp_path / "cache")]
+    words = ["release", "notes", "--index", str(place.made.root), "--key", str(place.key), "--signed-for", URL, "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(
         [sys.executable, "-c", BARE.format(absent=absent), *words], capture_output=True, text=True, check=False, timeout=120
     )

@@ -109,7 +109,7 @@ def _upstream(host: Host, api: Api) -> Host:
 
 def run(host: Host, *words: str) -> Record:
     """Run ``pick`` and return the record that it wrote last."""
-    assert main.run(["pick", *host.words, "--fork", host.fork, *words]) == 0
+    assert main.run(["patch", "pick", *host.words, "--fork", host.fork, *words]) == 0
     return host.ledger.records[-1]
 
 
@@ -339,7 +339,7 @@ def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:
 
     with refusal("pick-mismatch", match="does not pin #7") as caught:
         pull_requests.diff_of(upstream.session(), upstream.ledger, made)
-    assert caught.value.todo == "Run `sparkwright pick 7`."
+    assert caught.value.todo == "Run `sparkwright patch pick 7`."
 
 
 # What a stack carries.
@@ -363,7 +363,7 @@ def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Api) -> None:
     assert "    wants: line 3 of main" in text
     assert "    finds: line 3" in text
     assert "already upstream by ancestor: " in text
-    assert "to go on: sparkwright pick 7 --stack test --fork widget --exclude PATH=REASON" in text
+    assert "to go on: sparkwright patch pick 7 --stack test --fork widget --exclude PATH=REASON" in text
 
 
 def test_a_file_may_be_left_out_with_its_reason(upstream: Host, api: Api) -> None:
@@ -444,7 +444,7 @@ def test_what_names_no_pull_request_is_wrong_usage(upstream: Host, word: str) ->
     """The message says how to name one."""
     with refusal("usage", match="names no pull request") as caught:
         taken(upstream, "--", word)
-    assert caught.value.todo == "Say FORK#NUMBER, or NUMBER with --fork FORK."
+    assert caught.value.todo == "Use FORK#NUMBER, or NUMBER with --fork FORK."
 
 
 def test_the_token_is_used_and_never_shown(
@@ -455,8 +455,8 @@ def test_the_token_is_used_and_never_shown(
     upstream.pull(7, {"c.txt": b"new\n"})
     upstream.squash(7)
     api.otherwise = (403, json.dumps({"message": f"Bad {TOKEN}"}).encode())
-    assert main.main(["pick", *upstream.words, "--json", "-v", "widget#7", *WHY]) == 0
-    assert main.main(["pick", *upstream.words, "--json", "-v", "widget#8", *WHY]) == 1
+    assert main.main(["patch", "pick", *upstream.words, "--json", "-v", "widget#7", *WHY]) == 0
+    assert main.main(["patch", "pick", *upstream.words, "--json", "-v", "widget#8", *WHY]) == 1
     kept = [path.read_bytes() for folder in (upstream.root, upstream.cache) for path in folder.rglob("*") if path.is_file()]
 
     assert api.tokens == [f"Bearer {TOKEN}"] * 2

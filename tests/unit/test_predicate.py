@@ -94,7 +94,7 @@ class Searched:
         return [sys.executable, str(script)]
 
     def words(self, *words: str, run: str) -> list[str]:
-        return ["bisect", *self.mini.words, "--fork", "cutlass", *words, "--run", *self.command(run)]
+        return ["patch", "bisect", *self.mini.words, "--fork", "cutlass", *words, "--run", *self.command(run)]
 
     def found(self, capsys: pytest.CaptureFixture[str], *words: str, run: str) -> Any:
         """Return the document of a search that ends well."""
@@ -200,4 +200,4 @@ def test_wheels_are_built_for_a_command_that_asks_for_them(made: Searched, capsy
 def test_searches_that_cannot_be_are_refused(made: Searched, words: list[str], kind: str, says: str) -> None:
     """Each with a sentence about what is wrong."""
     with refusal(kind, match=says):
-        main.run(["bisect", *made.mini.words, "--fork", "cutlass", *words])
+        main.run(["patch", "bisect", *made.mini.words, "--fork", "cutlass", *words])

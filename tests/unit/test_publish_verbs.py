@@ -55,22 +55,22 @@ def test_a_life_of_an_index(run: Run, place: Place, tmp_path: Path) -> None:
     code, told = run("publish", *made, "--url", publishing.URL, "--channel", "candidate", "--reason", "for those who test")
     assert (code, told["published"]["release"], len(told["published"]["sent"])) == (0, "2026.11.1", 10)
     assert set(told["published"]["missing"]) == {path.name for path in made}
-    assert refused(run("promote", "2026.11.1", "--verdicts", tmp_path / "dist")) == (1, "verified-refused")
+    assert refused(run("release", "promote", "2026.11.1", "--verdicts", tmp_path / "dist")) == (1, "verified-refused")
     for path in made:
         wheels.judge(path, companions=[one for one in made if one != path] if path == made[-1] else ())
-    assert run("promote", "2026.11.1", "--verdicts", tmp_path / "dist")[1]["changed"]["releases"] == ["2026.11.1"]
+    assert run("release", "promote", "2026.11.1", "--verdicts", tmp_path / "dist")[1]["changed"]["releases"] == ["2026.11.1"]
 
     later = wheels.release(tmp_path / "later", label=f"{wheels.LABEL}.1")
     code, told = run("publish", *later, "--dry-run")
     assert (code, told["published"]["release"], told["dry_run"]) == (0, "2026.11.2", True)
     assert run("publish", *later)[1]["published"]["channel"] == "verified"
-    assert refused(run("rollback")) == (2, "usage")
-    assert run("rollback", "--reason", "it is slow")[1]["changed"]["releases"] == ["2026.11.2"]
-    assert refused(run("yank", "2026.11.1")) == (2, "usage")
-    assert run("yank", "2026.11.1", "--reason", "wrong")[0] == 0
-    assert refused(run("yank", "2026.11.7", "--reason", "wrong")) == (1, "release-unknown")
-    assert run("retain", "--keep", "1")[1]["changed"]["action"] == "retain"
-    code, told = run("refresh")
+    assert refused(run("release", "rollback")) == (2, "usage")
+    assert run("release", "rollback", "--reason", "it is slow")[1]["changed"]["releases"] == ["2026.11.2"]
+    assert refused(run("release", "yank", "2026.11.1")) == (2, "usage")
+    assert run("release", "yank", "2026.11.1", "--reason", "wrong")[0] == 0
+    assert refused(run("release", "yank", "2026.11.7", "--reason", "wrong")) == (1, "release-unknown")
+    assert run("release", "prune", "--keep", "1")[1]["changed"]["action"] == "retain"
+    code, told = run("release", "refresh")
     assert (code, told["changed"]["serial"]) == (0, 7)
     assert [one.action for one in place.manifest().log] == ["publish", "promote", "publish", "rollback", "yank", "retain", "refresh"]
 
@@ -82,8 +82,8 @@ def test_a_life_of_an_index(run: Run, place: Place, tmp_path: Path) -> None:
         (["publish", "WHEEL", "--files", "ftp:there"], (2, "usage")),
         (["publish", "WHEEL", "--channel", "candidate"], (2, "usage")),
         (["publish", "WHEEL", "--url", publishing.URL, "--identity"], (2, "usage")),
-        (["refresh"], (1, "index-missing")),
-        (["retain", "--keep", "-1"], (2, "usage")),
+        (["release", "refresh"], (1, "index-missing")),
+        (["release", "prune", "--keep", "-1"], (2, "usage")),
     ],
     ids=["no-wheel", "no-such-host", "no-address", "two-signers", "no-index", "keep-less-than-none"],
 )
@@ -99,17 +99,17 @@ def test_a_key_that_others_may_read_does_not_sign(run: Run, place: Place) -> Non
     """The private key belongs to its owner alone, and a missing one is named."""
     place.key.chmod(0o644)
 
-    assert refused(run("refresh")) == (1, "key-invalid")
-    assert refused(run("refresh", key=None)) == (2, "usage")
+    assert refused(run("release", "refresh")) == (1, "key-invalid")
+    assert refused(run("release", "refresh", key=None)) == (2, "usage")
 
 
 def test_a_passphrase_comes_from_the_environment(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked of nobody, stands on no command line, and is in no message."""
     keys.make(tmp_path / "locked", SECRET)
-    assert refused(run("refresh", key=tmp_path / "locked")) == (1, "key-invalid")
+    assert refused(run("release", "refresh", key=tmp_path / "locked")) == (1, "key-invalid")
     monkeypatch.setenv(keys.PASSPHRASE, SECRET)
 
-    assert refused(run("refresh", key=tmp_path / "locked")) == (1, "index-missing")
+    assert refused(run("release", "refresh", key=tmp_path / "locked")) == (1, "index-missing")
 
 
 def test_people_see_what_was_done(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def _made(host: Host) -> Host:
 
 def do(host: Host, verb: str, *words: str) -> int:
     """Run the command line on the host's project."""
-    return main.run([verb, *host.words, *words])
+    return main.run(["patch", verb, *host.words, *words])
 
 
 def folder(host: Host) -> dict[str, bytes]:
@@ -470,7 +470,7 @@ def test_a_killed_export_is_refused_by_readers_and_finished_by_the_next(made: Ho
     for after in range(1, 40):
         shutil.rmtree(made.root)
         shutil.copytree(backup, made.root, symlinks=True)
-        came = made.killed(str(made.series), after, "export", *drop)
+        came = made.killed(str(made.series), after, "patch export", *drop)
         if rebase.UNFINISHED in (made.series / "series").read_text():
             seen.add("refused")
             with refusal("patch-invalid"):
@@ -490,7 +490,7 @@ def test_a_killed_export_is_refused_by_readers_and_finished_by_the_next(made: Ho
 def test_a_killed_rebase_leaves_no_half_worktree(made: Host, maintainer: Maintainer) -> None:
     """Wherever a rebase or an abort dies: there is a whole worktree, or none; and the next run makes or removes one."""
     for after in range(1, 20):
-        if not made.killed(".rebase", after, "rebase"):
+        if not made.killed(".rebase", after, "patch rebase"):
             break
         if maintainer.folder.exists():
             assert maintainer.subjects() == ["Do the first", "Größe: the second", "[Misc] The third"]
@@ -498,6 +498,6 @@ def test_a_killed_rebase_leaves_no_half_worktree(made: Host, maintainer: Maintai
         do(made, "rebase")
         do(made, "rebase", "--abort")
     assert after > 3
-    assert made.killed(".half", 1, "rebase", "--abort")
+    assert made.killed(".half", 1, "patch rebase", "--abort")
     assert do(made, "rebase", "--abort") == 0
     assert not list((made.root / ".rebase" / made.stack).iterdir())

@@ -219,7 +219,7 @@ def test_rebuild_finds_the_same_wheel_or_names_the_member_that_differs(
 ) -> None:
     """Fetched, patched and packed anew in another store, the wheel is identical; nothing is left behind."""
     path = built(mini)
-    done = cli("rebuild", *mini.words, "--check", "--json", path)
+    done = cli("build", "--again", *mini.words, "--json", path)
 
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["rebuilds"]
@@ -231,7 +231,7 @@ def test_rebuild_finds_the_same_wheel_or_names_the_member_that_differs(
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w") as target:
         for name in source.namelist():
             target.writestr(name, source.read(name) + b"//\n" * name.endswith("version.h"))
-    done = cli("rebuild", *mini.words, "--check", "--json", changed)
+    done = cli("build", "--again", *mini.words, "--json", changed)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["reference"]) == (1, "rebuild-differs")
     (member,) = error["details"]
@@ -246,4 +246,4 @@ def test_a_wheel_that_is_not_there_is_said_to_be_missing(mini: Mini) -> None:
         ([], "no wheel to build again"),
     ):
         with refusal("not-provided", match=says):
-            main.run(["rebuild", *mini.words, *words])
+            main.run(["build", "--again", *mini.words, *words])

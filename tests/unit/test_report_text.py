@@ -37,7 +37,7 @@ def test_the_verb_writes_what_was_asked_for(cli: Cli, file: Path, tmp_path: Path
     """Page and Markdown are written, the page the same in every process, and the document names them with the states."""
     html, text = tmp_path / "out" / "page.html", tmp_path / "out" / "page.md"
     done = cli(
-        "report", str(file), "--html", str(html), "--markdown", str(text), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path)
+        "lab", "report", str(file), "--html", str(html), "--markdown", str(text), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path)
     )
     document = json.loads(done.stdout)
 
@@ -51,7 +51,7 @@ def test_the_verb_writes_what_was_asked_for(cli: Cli, file: Path, tmp_path: Path
 def test_the_verb_never_writes_over_a_result(cli: Cli, file: Path, tmp_path: Path) -> None:
     """A result named as output is a usage error, and stays as it was."""
     before = file.read_bytes()
-    done = cli("report", str(file), "--html", str(file), "--root", str(ROOT), "--cache-dir", str(tmp_path))
+    done = cli("lab", "report", str(file), "--html", str(file), "--root", str(ROOT), "--cache-dir", str(tmp_path))
 
     assert done.returncode == 2
     assert "would be written over" in done.stderr
@@ -60,7 +60,7 @@ def test_the_verb_never_writes_over_a_result(cli: Cli, file: Path, tmp_path: Pat
 
 def test_the_verb_refuses_what_is_no_result(cli: Cli, tmp_path: Path) -> None:
     """A file that is not there is an expected failure with a reference."""
-    done = cli("report", str(tmp_path / "none.json"), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path))
+    done = cli("lab", "report", str(tmp_path / "none.json"), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path))
 
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["reference"] == "file-invalid"

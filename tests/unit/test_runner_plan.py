@@ -174,7 +174,7 @@ def test_units_and_hook_need_no_home(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "runner-refused" in refused.stderr
     for action in ("once", "clean", "egress", "lease"):
-        words = [sys.executable, "-m", "sparkwright", "runner", action, "--config", str(tmp_path / "none"), "--leader", "a"]
+        words = [sys.executable, "-m", "sparkwright", "lab", "runner", action, "--config", str(tmp_path / "none"), "--leader", "a"]
         done = subprocess.run(words, env=cage, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert re.search("error: (file-invalid|runner-setup)", done.stderr), done.stderr
@@ -294,7 +294,7 @@ def test_a_step_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
 
 def test_plan_says_everything_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """plan needs no rights and no network; with --json it gives the steps as they would be done."""
-    command = ["runner", "plan", "--repository", "acme/lab", "--name", "spark-a", "--sysroot", str(tmp_path / "bare"), "--root", str(ROOT)]
+    command = ["lab", "runner", "plan", "--repository", "acme/lab", "--name", "spark-a", "--sysroot", str(tmp_path / "bare"), "--root", str(ROOT)]
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [step["name"] for step in document["steps"]][:2] == ["user", "folders"]
@@ -320,7 +320,7 @@ def test_what_cannot_be_meant_is_wrong_usage(words: list[str]) -> None:
     """A name that is none, a label that is not true here, a partner that comes first: usage, before anything is done."""
     if not labels.true_of(policy.load(ROOT / "ci" / "runner.yaml"), Machine.here()):
         with refusal("usage"):
-            run(["runner", "plan", "--root", str(ROOT), *words])
+            run(["lab", "runner", "plan", "--root", str(ROOT), *words])
 
 
 def test_setup_of_an_exposed_checkout_is_refused(tmp_path: Path) -> None:
@@ -332,28 +332,28 @@ def test_setup_of_an_exposed_checkout_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".github" / "workflows" / "x.yml").write_text("on: pull_request\njobs:\n  a:\n    runs-on: [self-hosted, gb10]\n")
 
     with refusal("runner-exposed") as caught:
-        run(["runner", "plan", "--root", str(tmp_path), "--repository", "a/b", "--name", "a"])
+        run(["lab", "runner", "plan", "--root", str(tmp_path), "--repository", "a/b", "--name", "a"])
     assert "x.yml a: pull_request" in caught.value.details[0]
 
 
 def test_setup_says_yes_first(tmp_path: Path) -> None:
     """Without --yes nothing is changed; without root neither."""
     with refusal("usage" if os.geteuid() == 0 else "runner-setup"):
-        run(["runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path / "bare")])
+        run(["lab", "runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path / "bare")])
     assert not (tmp_path / "bare").exists()
 
 
 def test_a_machine_that_was_not_set_up_is_said(tmp_path: Path) -> None:
     """check, once and the rest name what is missing."""
     with refusal("file-invalid"):
-        run(["runner", "check", "--config", str(tmp_path)])
+        run(["lab", "runner", "check", "--config", str(tmp_path)])
     ground = runnerhub.ground(tmp_path)
     (tmp_path / "etc").mkdir()
     with refusal("runner-setup", match="no user"):
-        run(["runner", "check", "--config", "/config", "--sysroot", str(tmp_path)])
+        run(["lab", "runner", "check", "--config", "/config", "--sysroot", str(tmp_path)])
     (tmp_path / "etc" / "passwd").write_text(f"{ground.policy.user}:x:0:0::/:/bin/sh\n")
     with refusal("runner-setup", match="is root"):
-        run(["runner", "check", "--config", "/config", "--sysroot", str(tmp_path)])
+        run(["lab", "runner", "check", "--config", "/config", "--sysroot", str(tmp_path)])
 
 
 def test_what_a_user_can_write_is_found_by_trying(tmp_path: Path) -> None:
@@ -374,9 +374,9 @@ def test_what_a_user_can_write_is_found_by_trying(tmp_path: Path) -> None:
 
 
 def test_the_verb_is_there(tmp_path: Path) -> None:
-    """`sparkwright runner --help` names every action."""
-    done = subprocess.run([sys.executable, "-m", "sparkwright", "runner", "--help"], capture_output=True, text=True, check=True)
+    """`sparkwright lab runner --help` names every action."""
+    done = subprocess.run([sys.executable, "-m", "sparkwright", "lab", "runner", "--help"], capture_output=True, text=True, check=True)
 
-    from sparkwright.cli.runneroptions import ACTIONS
+    from sparkwright.cli.runner import ACTIONS
 
     assert all(f"{name}:" in " ".join(done.stdout.split()) for name in ACTIONS)

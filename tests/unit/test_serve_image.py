@@ -332,7 +332,7 @@ def _run(shop: Callable[..., Shop], capsys: pytest.CaptureFixture[str], monkeypa
 
     def run(*words: str | Path) -> tuple[int, Any]:
         known = ["--index", offered.place.root, "--key", keys.public_path(offered.place.key), "--root", wheels.ROOT, "--json"]
-        code = main([*map(str, ("image", *known, "--cache-dir", offered.session.store.root, "--offline", *words))])
+        code = main([*map(str, ("lab", "image", *known, "--cache-dir", offered.session.store.root, "--offline", *words))])
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -370,7 +370,7 @@ def test_what_cannot_be_is_refused_first(run: Callable[..., tuple[int, Any]], wo
 def test_the_index_that_is_signed_for_is_the_one_that_is_read(shop: Callable[..., Shop], capsys: pytest.CaptureFixture[str]) -> None:
     """With --at and its key, neither --index nor --key has to be said."""
     offered = shop()
-    words = ["image", "--at", offered.place.root, "--signing-key", offered.place.key, "--push", "spark/vllm", "--base", BASE, "--dry-run"]
+    words = ["lab", "image", "--at", offered.place.root, "--signing-key", offered.place.key, "--push", "spark/vllm", "--base", BASE, "--dry-run"]
     code = main([*map(str, words), "--root", str(wheels.ROOT), "--cache-dir", str(offered.session.store.root), "--json"])
 
     assert (code, json.loads(capsys.readouterr().out)["release"]["name"]) == (0, "2026.11.1")

@@ -65,7 +65,7 @@ SERVE = [*PYTHON, "serve", "--environment"]
         (["ray-head", "a-recipe"], [*SERVE, "--ray-head", "a-recipe"]),
         (["ray-worker", "10.0.0.1:6379"], [*SERVE, "--ray-worker", "10.0.0.1:6379"]),
         (["ray-worker"], [*SERVE, "--ray-worker"]),
-        (["health", "--json"], [*PYTHON, "health", "--json"]),
+        (["health", "--json"], [*PYTHON, "serve", "--health", "--json"]),
     ],
     ids=lambda words: " ".join(words[:3]),
 )

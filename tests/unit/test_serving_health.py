@@ -146,17 +146,17 @@ def test_without_a_record_nothing_serves_here() -> None:
 
 def test_the_verb_says_it_by_its_exit_code(machine: Machine, listen: Callable[[Answers], Listener]) -> None:
     """0 for what serves or will, 1 with a reference for the rest; one document for programs."""
-    done = machine.verb("health", "--json")
+    done = machine.verb("serve", "--health", "--json")
     assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "server-dead")
     stuck = listen({"/v1/completions": None, "/metrics": metrics(5)}).url
-    done = machine.verb("health", "--json", "--patience", "1", "--server", stuck)
+    done = machine.verb("serve", "--health", stuck, "--json", "--patience", "1")
     found = json.loads(done.stdout)
     assert (done.returncode, found["error"]["reference"], found["health"]["state"]) == (1, "server-stuck", "stuck")
     one = machine.start(load=600)
     machine.until("loading")
-    done = machine.verb("health", "--json")
+    done = machine.verb("serve", "--health", "--json")
     assert (done.returncode, json.loads(done.stdout)["health"]["state"]) == (0, "loading")
     one.kill()
     one.wait()
-    done = machine.verb("health", "--json")
+    done = machine.verb("serve", "--health", "--json")
     assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "server-dead")

@@ -269,7 +269,7 @@ def test_while_it_loads_it_says_what_it_does_and_how_long_that_took_before(machi
         one = machine.start("toy-cpu", "-v")
         machine.until("serving")
         if not number:
-            assert machine.verb("health").stdout.startswith("serving: ")
+            assert machine.verb("serve", "--health").stdout.startswith("serving: ")
         one.send_signal(signal.SIGINT)
         _, err = one.communicate(timeout=60)
         assert one.returncode == 0, err

@@ -82,7 +82,7 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
     done = bare(machine, unpacked, *words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recipe"] == "toy-cpu"
-    assert bare(machine, unpacked, "health").returncode == 1
+    assert bare(machine, unpacked, "serve", "--health").returncode == 1
     again = (
         "import sys; from pathlib import Path; from sparkwright.core import project_data; "
         "print(project_data.__file__); print(len(project_data.carried()), project_data.root())"

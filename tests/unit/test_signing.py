@@ -361,14 +361,14 @@ def test_the_verb_makes_a_key_and_says_its_fingerprint(
     monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv(keys.PASSPHRASE, "of the test")
     path = tmp_path / "key"
-    assert main.main(["key", str(path), "--json"]) == 0
+    assert main.main(["release", "key", str(path), "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert KeySigner.load(path, "of the test").public.fingerprint == made["fingerprint"]
     (tmp_path / "key.pub").unlink()
     for half in (path, tmp_path / "key.pub"):
-        assert main.main(["key", str(half), "--show", "--json"]) == 0
+        assert main.main(["release", "key", str(half), "--show", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["fingerprint"] == made["fingerprint"]
-    assert main.main(["key", str(path), "--json"]) == 1
+    assert main.main(["release", "key", str(path), "--json"]) == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["error"]["reference"] == "key-invalid"
     assert "of the test" not in said.out + said.err

@@ -290,8 +290,8 @@ def test_a_damaged_release_says_nothing_else(made: Made) -> None:
 def test_strictly_a_damaged_record_is_a_failure(made: Made, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The verb ends with 0 and warns; with --strict it ends with site-partial, and the site is there all the same."""
     (made.nights / "x.json").write_text("")
-    words = ["site", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--index", str(made.root), "--key", str(made.key)]
-    words += ["--signed-for", sitedata.URL, "--nights", str(made.nights), "--status", str(made.folder / "status.json"), "--offline"]
+    words = ["lab", "status", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--index", str(made.root), "--key", str(made.key)]
+    words += ["--signed-for", sitedata.URL, "--nights", str(made.nights), "--patches", str(made.folder / "status.json"), "--offline"]
     words += [word for path in made.documents for word in ("--drift", str(path))]
     assert main.main([*words, "--output", str(tmp_path / "out"), "--json"]) == 0
     told = json.loads(capfd.readouterr().out)

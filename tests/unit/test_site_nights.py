@@ -40,7 +40,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _record(folder: Path, *words: str) -> Night:
-    assert main.run(["night", "--at", str(folder), *RUN, *words]) == 0
+    assert main.run(["lab", "record", "--at", str(folder), *RUN, *words]) == 0
     (path,) = folder.glob("*.json")
     return msgspec.json.decode(path.read_bytes(), type=Night)
 
@@ -59,7 +59,7 @@ def test_a_record_is_never_written_over(tmp_path: Path) -> None:
     first = _record(folder, "--stage", "gate=failure")
     assert _record(folder, "--stage", "gate=failure") == first
     with refusal("night-taken") as refused:
-        main.run(["night", "--at", str(folder), *RUN, "--stage", "gate=success"])
+        main.run(["lab", "record", "--at", str(folder), *RUN, "--stage", "gate=success"])
     assert refused.value.reference == "night-taken"
     assert _record(folder, "--stage", "gate=failure") == first
     assert [path.name for path in folder.iterdir()] == [first.filename], "nothing half-written stays"
@@ -92,7 +92,7 @@ def test_what_github_says_of_a_run_is_taken_from_it(tmp_path: Path, monkeypatch:
     }  # fmt: skip
     for name, text in told.items():
         monkeypatch.setenv(f"GITHUB_{name}", text)
-    assert main.run(["night", "--at", str(tmp_path), "--stack", "2026.05", "--stage", "drift=cancelled"]) == 0
+    assert main.run(["lab", "record", "--at", str(tmp_path), "--stack", "2026.05", "--stage", "drift=cancelled"]) == 0
     (path,) = tmp_path.glob("*-2026.05-777.2.json")
     made = msgspec.json.decode(path.read_bytes(), type=Night)
     assert made.url == "https://github.example/owner/spark-wright/actions/runs/777"
@@ -209,13 +209,13 @@ def test_nothing_measured_is_no_figure(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     """A stage of another form, an address that is none, a path for a number, or an end before the beginning write nothing."""
     with refusal("usage"):
-        main.run(["night", "--at", str(tmp_path / "nights"), *RUN, *words])
+        main.run(["lab", "record", "--at", str(tmp_path / "nights"), *RUN, *words])
     assert not (tmp_path / "nights").exists()
 
 
 def test_the_program_says_what_it_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """With --json the record comes as one document, with its file."""
-    assert main.main(["night", "--json", "--at", str(tmp_path), *RUN, "--stage", "plan=success"]) == 0
+    assert main.main(["lab", "record", "--json", "--at", str(tmp_path), *RUN, "--stage", "plan=success"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert Path(told["file"]).is_file()
     assert told["state"] == "pass"

@@ -62,7 +62,7 @@ def status(host: Host, capsys: pytest.CaptureFixture[str], *words: str, every: b
     given = host.words[2:] if every else host.words
     host.mirrors = alive
     capsys.readouterr()
-    assert main.main(["status", *given, "--json", *words]) == 0
+    assert main.main(["patch", "status", *given, "--json", *words]) == 0
     return msgspec.json.decode(capsys.readouterr().out)["stacks"]
 
 
@@ -110,7 +110,7 @@ def test_needed_and_superseded_are_what_the_last_drift_saw(made: Host, capsys: p
     made.work.git("tag", "v2")
     made.work.commit({"a.txt": b"new\n" + edited((50, "theirs\n"))}, "Break the third")
     made.push("main", "v2")
-    main.run(["drift", *made.words, "--to", "v2", "--to", "main"])
+    main.run(["patch", "drift", *made.words, "--to", "v2", "--to", "main"])
     found = lines(made, capsys)
 
     assert {name: one["needed"] for name, one in found.items()} == {

@@ -215,10 +215,10 @@ def test_drift_json_becomes_the_issue(world: World, host: conftest.Host, capsys:
     host.ours("first.patch", {"a.txt": b"one\nours\nthree\n"})
     host.work.commit({"a.txt": b"one\ntheirs\nthree\n"}, "Go on")
     host.push()
-    assert main.main(["drift", *host.words, "--to", "main", "--json"]) == 0
+    assert main.main(["patch", "drift", *host.words, "--to", "main", "--json"]) == 0
     (report := tmp_path / "drift.json").write_text(capsys.readouterr().out)
     words = ["--stack", host.stack, "--root", str(host.root), "--cache-dir", str(tmp_path / "empty"), "--mirror", f"{ADDRESS}={world.url}"]
-    assert main.main(["drift", *words, "--given", str(report), "--issue", REPOSITORY, "--json"]) == 0
+    assert main.main(["patch", "drift", *words, "--given", str(report), "--issue", REPOSITORY, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
 
     assert document["issue"] == {"done": "filed", "number": 1, "url": f"{world.url}/{REPOSITORY}/issues/1"}
@@ -236,7 +236,7 @@ def test_a_dirty_checkout_is_not_offered(world: World, host: conftest.Host) -> N
     (host.root / "forks" / "stray").write_text("x")
 
     with refusal("usage", match="changes of its own"):
-        main.run(["bump", *host.words, "--to", "2.0", "--pull", REPOSITORY])
+        main.run(["patch", "bump", *host.words, "--to", "2.0", "--pull", REPOSITORY])
     assert not world.asked
 
 
@@ -244,7 +244,7 @@ def test_the_page_of_a_job_has_the_tables(mini: conftest.Mini, cli: conftest.Cli
     """Under GitHub Actions a verb's tables, lines and failures stand on the job's page, as plain text."""
     page = tmp_path / "page.md"
     env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(page)}
-    assert cli("status", *mini.words, env=env).returncode == 0
+    assert cli("patch", "status", *mini.words, env=env).returncode == 0
     assert cli("fetch", *mini.words, "--fork", "nothing", env=env).returncode == 1
     text = page.read_text()
 

@@ -15,7 +15,7 @@ from tests.support import workflows
 from tests.support.workflows import Expression, World
 from tests.unit.conftest import Repository
 
-from sparkwright.cli.main import parser
+from sparkwright.cli.main import parse
 from sparkwright.operate.runner import exposure, policy
 
 ROOT = Path(__file__).parents[2]
@@ -168,7 +168,7 @@ def test_a_job_calls_verbs_that_exist(name: str, job: str, step: str, text: str)
         plain = re.sub(r'\$\{KEY:\+"(--[a-z]+)=\$KEY"\}', r"\1=key", plain)
         found = re.match(r"\s*(?:user/bin/)?sparkwright (.*)", plain)
         if found:
-            parser().parse_args(_words(found[1]))
+            parse(_words(found[1]))
 
 
 def _words(line: str) -> list[str]:

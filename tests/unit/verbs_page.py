@@ -16,11 +16,11 @@ from sparkwright.operate.serving import variables
 PAGE = Path(__file__).parents[2] / "docs" / "verbs.md"
 
 HEAD = """\
-# Verbs
+# Commands
 
 <!-- Made by tests/unit/verbs_page.py; change the parser, then run it again. -->
 
-`sparkwright VERB`, or `nox -s VERB -- …` in a checkout. Exit codes: 0 done, 1 failed ([errors.md](errors.md)), 2 wrong usage,
+`sparkwright COMMAND`; some are Nox sessions of a checkout, too (`nox -s build -- …`). Exit codes: 0 done, 1 failed ([errors.md](errors.md)), 2 wrong usage,
 3 a fault of ours, with a log, 4 inconclusive or not-run, 5 network or upstream unreachable, 130 interrupted.
 Results go to standard output, progress and messages to standard error.
 """
@@ -32,9 +32,9 @@ With `--environment`, as in the serving images, these variables say the same; an
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each verb, in the order of ``--help``."""
-    actions = main.parser()._actions
-    return dict(next(one for one in actions if isinstance(one, argparse._SubParsersAction)).choices)
+    """Return the parser of each command, in the order of ``--help``."""
+    made = [main.parsers(module) for module in sorted({command.module for command in main.COMMANDS.values()})]
+    return {name: parser for name in main.COMMANDS for group in made for known, parser in group.items() if known == name}
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -65,11 +65,10 @@ def sections() -> Iterator[str]:
     """Yield the page, piece by piece."""
     found = {verb: options(parser) for verb, parser in verbs().items()}
     shared = set.intersection(*(set(one) for one in found.values()))
-    yield f"{HEAD}\n## Every verb\n\n{_table({name: one for name, one in found['doctor'].items() if name in shared})}\n"
-    for verb, text in main.VERBS.items():
+    yield f"{HEAD}\n## Every command\n\n{_table({name: one for name, one in found['doctor'].items() if name in shared})}\n"
+    for verb, command in main.COMMANDS.items():
         own = {name: one for name, one in found[verb].items() if name not in shared}
-        parts = [f"\n## `{verb}`\n", f"{text[0].upper()}{text[1:]}.\n"]
-        parts += ["Needs no checkout.\n"] if verb in main.OUTSIDE else []
+        parts = [f"\n## `{verb}`\n", f"{command.summary[0].upper()}{command.summary[1:]}.\n"]
         parts += [_table(own) + "\n"] if own else []
         parts += [VARIABLES + variables.table()] if verb == "serve" else []
         yield "\n".join(parts)

@@ -180,7 +180,9 @@ def _stack_text(project: Project, fork: str, before: ForkSpec, after: ForkSpec) 
     expected = msgspec.structs.replace(project.spec, forks={**project.spec.forks, fork: after})
     if strict_yaml.parse(text, StackSpec, str(project.stack_file)) != expected:
         details = [f"expected: {fork} at {new} instead of {old}"]
-        todo = "Change the versions by hand, run `sparkwright lock`, then `sparkwright rebase`."
+        todo = (
+            "Change the versions by hand, run `sparkwright lock`, then `sparkwright patch rebase`."
+        )
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",

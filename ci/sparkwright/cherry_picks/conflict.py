@@ -213,11 +213,11 @@ def explainer(upstream: Upstream, base: Base) -> Explain:
         tree: str, patch: Patch, earlier: Sequence[Patch], says: Sequence[str]
     ) -> PatchError:
         why = "leave a file out, and carry it as a patch of ours"
-        exclude = f"sparkwright pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
+        exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
         commands = (
             exclude if patch.pick else "",
-            f"sparkwright rebase {verb}",
-            "" if patch.pick else f"sparkwright export {verb}",
+            f"sparkwright patch rebase {verb}",
+            "" if patch.pick else f"sparkwright patch export {verb}",
         )
         return explain(
             upstream, base, tree, patch, earlier, says=says, commands=[*filter(None, commands)]
@@ -281,7 +281,7 @@ def _with_upstream(
     """
     objects, replace = upstream.session.objects, msgspec.structs.replace
     if upstream.mirror is None or not upstream.tip:
-        note = "upstream's history is not in the store; `sparkwright drift` brings it"
+        note = "upstream's history is not in the store; `sparkwright patch drift` brings it"
         return replace(conflict, note=note)
     states = history.states(objects, conflict.path, upstream.tip)
     numbers = [

@@ -131,7 +131,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if record := self.known(number):
             return record
-        todo = f"Write one with `sparkwright pick {number}`."
+        todo = f"Write one with `sparkwright patch pick {number}`."
         raise SourceError(
             "not-provided", f"The ledger of {self.url} has no record #{number}.", todo=todo
         )
@@ -207,7 +207,7 @@ def render(ledger: Ledger) -> str:
         if data["records"]
         else "records: []\n"
     )
-    head_line = "# Pointers and pins of upstream pull requests; `sparkwright pick` writes them, "
+    head_line = "# Pins of upstream pull requests; `sparkwright patch pick` writes them, "
     return f"{head_line}people write reasons.\n{strict_yaml.dump(head)}{body}"
 
 

@@ -82,7 +82,7 @@ class PatchError(SparkwrightError):
         "export-mismatch": Advice(
             "The files of the series are not what its commits give: edited by hand, or made by "
             "another tool.",
-            "Run `sparkwright export`, read the difference that it makes, and commit it.",
+            "Run `sparkwright patch export`, read the difference that it makes, and commit it.",
         ),
         "patch-already-upstream": Advice(
             "The base has this change already, so the patch has nothing left to do: upstream "
@@ -93,8 +93,8 @@ class PatchError(SparkwrightError):
         "patch-conflict": Advice(
             "The pinned source differs from the one that the patch was made for; no fuzz and no "
             "3-way merge are used here.",
-            "Read the report above; then make the patch anew: `sparkwright rebase`, and "
-            "`sparkwright export` when it applies.",
+            "Read the report above; then make the patch anew: `sparkwright patch rebase`, and "
+            "`sparkwright patch export` when it applies.",
         ),
         "patch-invalid": Advice(
             "A patch file cannot be read as one, or its header lacks a trailer that says why it "
@@ -114,13 +114,13 @@ class PatchError(SparkwrightError):
         "pick-mismatch": Advice(
             "The ledger's record and the pull request disagree: edited by hand, a replaced "
             "repository, or a record that was never pinned.",
-            "Do not build from it. Compare with the pull request, then run `sparkwright pick` "
-            "for it.",
+            "Do not build from it. Compare with the pull request, then run "
+            "`sparkwright patch pick` for it.",
         ),
         "pick-moved": Advice(
             "The author pushed to the pull request, perhaps with force. What stacks carry is "
             "still the pinned state.",
-            "Read the difference above. Take the new state with `sparkwright pick NUMBER "
+            "Read the difference above. Take the new state with `sparkwright patch pick NUMBER "
             "--accept`, or leave everything as it is.",
         ),
         "predicate-failed": Advice(
@@ -133,7 +133,7 @@ class PatchError(SparkwrightError):
             "A rebase is under way in the worktree: a patch conflicts and waits for you, or "
             "changes are not committed.",
             "Finish it with git in the worktree (git am --continue), then `sparkwright "
-            "export`; or give it up: `sparkwright rebase --abort`.",
+            "export`; or give it up: `sparkwright patch rebase --abort`.",
         ),
     }
 

@@ -285,7 +285,9 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
     """
     if not record.pinned:
         what = f"The ledger does not pin {record.name} of {ledger.url}."
-        raise PatchError("pick-mismatch", what, todo=f"Run `sparkwright pick {record.number}`.")
+        raise PatchError(
+            "pick-mismatch", what, todo=f"Run `sparkwright patch pick {record.number}`."
+        )
     if data := stored_diff(session, record):
         return data
     data = _rendered(session, ledger, record.base, record.tip)

@@ -140,7 +140,7 @@ def start(
                 "patch-conflict",
                 f"{pick.name} does not apply to {base.name}.",
                 details=outcome.says,
-                todo=f"Leave out files, or all of it: `sparkwright pick {fork}{pick.name} "
+                todo=f"Leave out files, or all of it: `sparkwright patch pick {fork}{pick.name} "
                 f"--exclude PATH=REASON` or `--drop`.",
             )
         if outcome.status == "applied":
@@ -220,7 +220,7 @@ def load_state(folder: Path) -> State:
     try:
         return msgspec.json.decode((folder / ".git" / "sparkwright.json").read_bytes(), type=State)
     except (OSError, msgspec.DecodeError):
-        todo = "Make one with `sparkwright rebase`."
+        todo = "Make one with `sparkwright patch rebase`."
         raise SourceError("not-provided", f"There is no worktree at {folder}.", todo=todo) from None
 
 
@@ -426,7 +426,7 @@ def _account(
         if value not in (before.get(name), fresh.get(name)) and name not in drop
     ]:
         what = f"{', '.join(changed)} of {fork} changed since the worktree was made."
-        give_up = "or give the worktree up: `sparkwright rebase --abort`."
+        give_up = "or give the worktree up: `sparkwright patch rebase --abort`."
         raise PatchError(
             "export-mismatch", what, todo=f"Take those changes back and export again, {give_up}"
         )

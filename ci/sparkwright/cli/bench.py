@@ -1,16 +1,15 @@
-"""
-``sparkwright bench``: the machinery of the throughput gate for people who want numbers, or who
-calibrate a machine for the gate.
-"""
+"""``sparkwright bench`` and ``lab report``: measurements of a served model, and their pages."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from sparkwright.cli import measuring
+from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
@@ -19,39 +18,268 @@ from sparkwright.gates.load import benchy, vllmrs
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Generator
 from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.gates.recipes.recipe import Recipe
+from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer
-from sparkwright.gates.throughput.records import Kind
-from sparkwright.release.report import terminal
+from sparkwright.gates.throughput.question import Environment, Question
+from sparkwright.gates.throughput.records import Kind, Result
+from sparkwright.release.report import markdown, page, read, terminal, words
 
-#: The generators by name, each with what obtains it.
+#: Load generator → the function that obtains it.
 GENERATORS: Mapping[str, Callable[[RunContext], Generator]] = {
     "vllm-rs": vllmrs.obtain,
     "llama-benchy": benchy.obtain,
     "own": lambda _: Own(),
 }
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
-def run(session: RunContext, arguments: argparse.Namespace) -> int:
-    """Measure, print tables and plots, and keep the result."""
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``bench`` and ``lab report``."""
+    _add_bench(parsers["bench"])
+    parser = parsers["lab report"]
+    parser.set_defaults(run=report)
+    argtypes.add_pages(parser)
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a result of a measurement; the first is held against the others",
+    )
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=bench)
+    add_measuring(parser)
+    argtypes.add_server_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--recipe",
+        default="",
+        metavar="NAME",
+        help="how the model is served, and what with (ci/recipes)",
+    )
+    add(
+        "--published",
+        action="store_true",
+        help="measure what others published of the recipe, and fail if it does not hold here",
+    )
+    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder")
+    add(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="interpreter of the environment that vLLM is installed in",
+    )
+    add("--wheel", type=Path, metavar="WHEEL", help="the wheel that it was installed from")
+    add(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="the name under which the model is served (default: its own)",
+    )
+    add(
+        "--server",
+        default="",
+        metavar="URL",
+        help="a server that runs already, in place of --serve",
+    )
+    add(
+        "--launches",
+        type=argtypes.whole(1, 1000),
+        default=0,
+        metavar="N",
+        help="of the server; each is one sample (default: 5)",
+    )
+    add(
+        "--generator",
+        choices=tuple(GENERATORS),
+        default="vllm-rs",
+        help="what makes the load (default: vllm-rs)",
+    )
+    add(
+        "--calibrate",
+        type=argtypes.whole(1, 1000),
+        default=0,
+        metavar="N",
+        help="measure it N times against itself, for the gate here",
+    )
+    add("--output", type=Path, metavar="DIR", help="where the result is kept (default: dist)")
+
+
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every measurement of throughput."""
+    add = parser.add_argument
+    add(
+        "--workload",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of workloads.yaml, or a cell; may be repeated",
+    )
+    add("--texts", type=Path, metavar="FILE", help="real prompts, for the workloads that want them")
+    add(
+        "--at-once", action="store_true", help="both servers are up at the same time (small models)"
+    )
+    add(
+        "--fresh",
+        action="store_true",
+        help="begin anew, even where an interrupted measurement could be continued",
+    )
+    add(
+        "--preheat",
+        type=float,
+        metavar="SECONDS",
+        help="of the machine, before (default: see ci/gates/machine.yaml)",
+    )
+
+
+def question(arguments: argparse.Namespace, recipe: Recipe | None) -> Question:
+    """
+    Return the question about one environment or server.
+
+    Raises:
+        UsageError: The arguments do not go together.
+    """
+    if bool(arguments.serve) != bool(arguments.python):
+        raise UsageError(
+            "usage",
+            "A model is served from an environment.",
+            todo="Give both --serve DIR and --python FILE.",
+        )
+    kind: Kind = "verify" if arguments.published else "bench"
+    candidate = Environment(arguments.python, arguments.wheel) if arguments.python else None
+    return Question(
+        "calibration" if arguments.calibrate else kind,
+        candidate,
+        candidate if arguments.calibrate else None,
+        arguments.server,
+        arguments.serve,
+        arguments.model,
+        recipe,
+        tuple(arguments.flag),
+        dict(arguments.variable),
+        tuple(arguments.workload),
+        arguments.texts,
+        "both" if arguments.at_once else "turns",
+        arguments.calibrate or arguments.launches or (1 if arguments.server else 0),
+        arguments.fresh,
+        arguments.preheat,
+    )
+
+
+def keep(session: RunContext, result: Result) -> Path:
+    """Write *result* to the output folder, and return the file."""
+    name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
+    kind = "throughput" if result.kind == "gate" else result.kind
+    path = session.output / f"{_UNSAFE.sub('-', name).strip('-.') or 'result'}.{kind}.json"
+    session.output.mkdir(parents=True, exist_ok=True)
+    with session.store.replacing(path) as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    return path
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measure, show tables and plots, and keep the result; with ``--published``, compare."""
+    session = context.checkout(arguments)
     if arguments.calibrate and arguments.server:
         raise UsageError(
             "usage",
             "A calibration starts servers again and again.",
             todo="Name an environment with --serve and --python.",
         )
+    if arguments.published and (arguments.calibrate or arguments.server or not arguments.recipe):
+        raise UsageError("usage", "--published needs --recipe, and an environment to serve it.")
     recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
-    kind: Kind = "calibration" if arguments.calibrate else "bench"
-    blocks = arguments.calibrate or arguments.launches or (1 if arguments.server else 0)
-    asked = measuring.question(kind, arguments, recipe, url=arguments.server, blocks=blocks)
-    result = Answer(session, asked, GENERATORS[arguments.generator](session)).result()
+    asked = question(arguments, recipe)
+    if arguments.published:
+        assert recipe is not None
+        asked = claims.only(asked, recipe)
+    answer = Answer(session, asked, GENERATORS[arguments.generator](session))
+    result = answer.result()
     terminal.show(result)
-    path = measuring.keep(session, result)
+    path = keep(session, result)
     console.note(f"result: {path}")
-    console.document({"result": msgspec.to_builtins(result), "file": str(path)})
+    document = {"result": msgspec.to_builtins(result), "file": str(path)}
+    console.document(document)
     if result.state == "invalid":
         raise GateError(
             "measurement-invalid",
             f"{result.model} was not measured to the end.",
             details=[result.says],
         )
+    if arguments.published:
+        assert recipe is not None
+        held = claims.held(recipe, result, answer.policy.claim)
+        console.document({**document, "claims": msgspec.to_builtins(held)})
+        _compare(recipe.name, held)
+    return 0
+
+
+def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
+    """
+    Show the published figures beside the measured ones.
+
+    Raises:
+        gate-not-run: There is none. gate-failed, gate-inconclusive: One is not reached, or cannot
+            be decided.
+    """
+    rows = [
+        [one.cell, one.metric, one.published, one.measured, one.agreement, one.source]
+        for one in held
+    ]
+    columns = ["cell", "metric", "published", "here", "", "source"]
+    console.table(f"{recipe}: published by others", columns, rows, result=True)
+    if not held:
+        raise GateError("gate-not-run", f"No figure of {recipe} was published to compare with.")
+    for agreement, state, reference in (
+        ("slower", "not reached here", "gate-failed"),
+        ("open", "undecided here", "gate-inconclusive"),
+    ):
+        if worse := [f"{one.cell}: {one.says}" for one in held if one.agreement == agreement]:
+            what = f"{len(worse)} of {len(held)} published figures are {state}."
+            raise GateError(reference, what, details=worse)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write results to the named files; without one, show each result here."""
+    session = context.checkout(arguments)
+    results = [read.read(path) for path in arguments.files]
+    pages = {"html": arguments.html, "markdown": arguments.markdown}
+    files: dict[str, Path] = {kind: path for kind, path in pages.items() if path}
+    targets = [path.resolve() for path in files.values()]
+    for path in arguments.files:
+        if path.resolve() in targets:
+            raise UsageError("usage", f"{path} is one of the results, and would be written over.")
+    if len(set(targets)) < len(targets):
+        raise UsageError("usage", "--html and --markdown name the same file.")
+    texts = {}
+    if "html" in files:
+        with console.progress("drawing the page, %", 100) as progress:
+            texts["html"] = page.render(results, lambda share: progress.update(round(100 * share)))
+    if "markdown" in files:
+        texts["markdown"] = markdown.render(results)
+    for kind, text in texts.items():
+        with session.store.replacing(files[kind]) as unfinished:
+            unfinished.write_text(text, "utf-8")
+    for path, result in zip(arguments.files, results, strict=True):
+        if files:
+            console.note(f"{path}: {words.verdict(result)[1]}: {words.clean(result.says)}")
+        else:
+            terminal.show(result)
+    for path in files.values():
+        console.result(str(path))
+    shown = [
+        {
+            "file": str(path),
+            "kind": result.kind,
+            "state": result.state,
+            "says": result.says,
+            "culprits": result.culprits,
+        }
+        for path, result in zip(arguments.files, results, strict=True)
+    ]
+    written = {kind: str(path) if path else None for kind, path in pages.items()}
+    console.document({"results": shown, **written})
     return 0

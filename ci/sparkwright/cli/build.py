@@ -1,74 +1,137 @@
-"""
-``sparkwright build``: the main job. Says what it will do and how long that takes, does it, audits
-the result.
-"""
+"""``sparkwright build``: announce the work and its time, build the wheels, and audit them."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from sparkwright.audit import report
+from sparkwright.audit import policy, report, reproduce
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder import container, pipeline
 from sparkwright.builder.compile import costs, single_unit
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot
-from sparkwright.cli import audit
+from sparkwright.cli import argtypes, context, stages
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.errors import SourceError
 
-_HOW = {
+_WORK = {
     "headers": "pack its headers",
     "backend": "run its build backend",
     "graft": "compile libraries, graft them onto the official wheel",
 }
 
 
-def run(session: RunContext, arguments: argparse.Namespace) -> int:
-    """Build and audit every fork; a wheel that fails its audit is shown, and fails the verb."""
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``build``."""
+    parser = parsers["build"]
+    parser.set_defaults(run=build)
+    stages.add_planning(parser)
+    argtypes.add_compiling(parser)
+    add = parser.add_argument
+    add(
+        "--only",
+        default="",
+        metavar="UNIT",
+        help="compile this one source, whatever its state, and make no wheel",
+    )
+    add(
+        "--unit-timeout",
+        type=argtypes.whole(1, 10**6),
+        default=0,
+        metavar="MINUTES",
+        help="when a compiler that uses no CPU hangs (default: 30)",
+    )
+    add(
+        "--aot",
+        action="store_true",
+        help="make the wheel of FlashInfer's modules, compiled ahead of time, too",
+    )
+    add(
+        "--again",
+        action="store_true",
+        help="build finished wheels again elsewhere, from the record inside them, and fail if "
+        "one differs for no known reason",
+    )
+    add(
+        "wheels",
+        nargs="*",
+        metavar="WHEEL|FORK",
+        help="with --again: wheels to build again (default: each fork's last build)",
+    )
+    add(
+        "--cached",
+        action="store_true",
+        help="with --again: take units from the compiler cache: quick, and no proof",
+    )
+    add(
+        "--elsewhere",
+        type=Path,
+        metavar="DIR",
+        help="with --again: build in this new folder, and keep it (default: a temporary one)",
+    )
+    add(
+        "--container",
+        action="store_true",
+        help="build in a container without a network, rights or root",
+    )
+    add(
+        "--platform",
+        choices=("linux/arm64", "linux/amd64"),
+        default="",
+        help="with --container: what it is for (default: the engine's own)",
+    )
+    add(
+        "--base",
+        default="",
+        metavar="IMAGE@sha256:HEX",
+        help="with --container: base of its image (default: `image` in environment.yaml)",
+    )
+
+
+def build(arguments: argparse.Namespace) -> int:
+    """Build and audit every fork; show a wheel that fails its audit, and fail."""
+    if (arguments.base or arguments.platform) and not arguments.container:
+        raise UsageError("usage", "--base and --platform belong to --container.")
+    if (arguments.wheels or arguments.cached or arguments.elsewhere) and not arguments.again:
+        raise UsageError("usage", "Wheels, --cached and --elsewhere belong to --again.")
+    session = context.checkout(arguments)
     if arguments.container:
         status, document = container.build(
             session, arguments.words, base=arguments.base, platform=arguments.platform
         )
         console.document(document)
         return status
-    if arguments.base or arguments.platform:
-        raise UsageError(
-            "usage",
-            "--base and --platform say what the container is made of; without --container there "
-            "is none.",
-        )
+    if arguments.again:
+        return _again(session, arguments)
     if arguments.only:
         return _only(session, arguments.only)
     announce(session, ahead=arguments.aot)
     pairs = []
     for fork in session.forks:
-        for built in _built(session, fork, ahead=arguments.aot):
-            made = audit.audited(session, pipeline.wheel_path(session, built))
+        for built in _wheels(session, fork, ahead=arguments.aot):
+            made = stages.audited(session, pipeline.wheel_path(session, built))
             pairs.append((built, made))
             if not made.passed:
                 report.show(made, result=True)
     _show(session, pairs)
-    console.document(
-        {
-            "wheels": [
-                {"wheel": built, "path": str(pipeline.wheel_path(session, built)), "audit": made}
-                for built, made in pairs
-            ]
-        }
-    )
+    wheels = [
+        {"wheel": built, "path": str(pipeline.wheel_path(session, built)), "audit": made}
+        for built, made in pairs
+    ]
+    console.document({"wheels": wheels})
     for _, made in pairs:
         report.raise_for_findings(made)
     return 0
 
 
 def _only(session: RunContext, unit: str) -> int:
-    """Compile one unit; say what it cost and where its object is."""
+    """Compile one unit; show its cost and the path of its object."""
     forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     if len(forks) != 1:
         raise UsageError(
@@ -85,8 +148,8 @@ def _only(session: RunContext, unit: str) -> int:
     return 0
 
 
-def _built(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
-    """Yield the wheel of *fork*, and that of its modules which are compiled ahead of time."""
+def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
+    """Yield the wheel of *fork*, and that of its modules that are compiled ahead of time."""
     built = pipeline.build(session, fork)
     yield built
     if ahead and (spec := flashinfer_aot.load(session.project, fork)):
@@ -94,40 +157,33 @@ def _built(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWhee
 
 
 def announce(session: RunContext, *, ahead: bool = False) -> None:
-    """Say what will be done for each fork, and how long it should take here."""
+    """Show what will be done for each fork, and how long it should take here."""
     console.note(
         f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
         f"cache: {session.store.root}"
     )
     for fork in session.forks:
         if pipeline.current(session, fork) is None:
-            expected = estimate(session, fork)
-            about = (
-                f"about {duration(expected)}"
-                if expected
-                else "for which this machine has no estimate yet"
-            )
-            console.note(f"  {fork}: {_HOW[session.project.fork(fork).build]}, {about}")
-        if (
-            ahead
-            and (spec := flashinfer_aot.load(session.project, fork))
-            and not flashinfer_aot.stored(session, spec)
-        ):
-            last = session.store.get(
-                "duration", pipeline.record_name(session, spec.distribution), float
-            )
-            about = (
-                f"about {duration(last)}" if last else "for which this machine has no estimate yet"
-            )
-            console.note(f"  {spec.distribution}: compile {fork}'s modules, {about}")
+            work = _WORK[session.project.fork(fork).build]
+            console.note(f"  {fork}: {work}, {_about(estimate(session, fork))}")
+        spec = flashinfer_aot.load(session.project, fork) if ahead else None
+        if spec and not flashinfer_aot.stored(session, spec):
+            name = spec.distribution
+            last = session.store.get("duration", pipeline.record_name(session, name), float)
+            console.note(f"  {name}: compile {fork}'s modules, {_about(last)}")
+
+
+def _about(seconds: float | None) -> str:
+    no_estimate = "for which this machine has no estimate yet"
+    return f"about {duration(seconds)}" if seconds else no_estimate
 
 
 def estimate(session: RunContext, fork: str) -> float:
     """
-    Return the seconds that building *fork* should take here.
+    Return the seconds that building *fork* should take here; 0 if nothing like it was measured.
 
-    This machine's last build counts; without one, the work that was measured elsewhere, shared
-    among the cores. Builds of targets beyond the core were not measured: 0.
+    They are those of this machine's last build, else the work that was measured elsewhere, shared
+    among the cores. Targets beyond the core were not measured.
     """
     last = session.store.get("duration", pipeline.record_name(session, fork), float)
     if not last and toolchain.settings(session, fork).needs_vendored:
@@ -138,30 +194,61 @@ def estimate(session: RunContext, fork: str) -> float:
 def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:
     rows = []
     for built, made in pairs:
-        units = (
-            ", ".join(f"{count} {verdict}" for verdict, count in built.counts.items() if count)
-            or "–"
-        )
+        units = ", ".join(f"{count} {state}" for state, count in built.counts.items() if count)
         verdict = "pass" if made.passed else f"{len(made.findings)} findings"
-        rows.append(
-            [
-                built.filename,
-                size(built.size),
-                units,
-                verdict,
-                built.sha256[:16],
-                made.device_code[:16] or "–",
-            ]
-        )
-    console.table(
-        "wheels",
-        ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"],
-        rows,
-        result=True,
-    )
+        hashes = [built.sha256[:16], made.device_code[:16] or "–"]
+        rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
+    columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
+    console.table("wheels", columns, rows, result=True)
     names = " ".join(str(pipeline.wheel_path(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
-    if not any(tag in platform.machine() for tag in ("aarch64", "arm64")):
-        console.note(
-            "no GB10 here: that the kernels run, and how fast, is not shown (gates: not-run)"
-        )
+
+
+def _again(session: RunContext, arguments: argparse.Namespace) -> int:
+    """Build each wheel again from its record, compare the two, and fail if one differs."""
+    if arguments.wheels:
+        wheels = [_wheel(session, name) for name in arguments.wheels]
+    else:
+        wheels = [path for fork in session.forks if (path := _last_wheel(session, fork))]
+    if not wheels:
+        todo = "Run `sparkwright build`, or name a wheel."
+        raise SourceError("not-provided", "There is no wheel to build again.", todo=todo)
+    if arguments.elsewhere and len(wheels) > 1:
+        raise UsageError("usage", "--elsewhere holds one build; name one wheel or fork.")
+    # Refuse what cannot be built again before an hour goes into the rest.
+    records = [reproduce.read_record(path) for path in wheels]
+    contexts = [
+        reproduce.rebuild_session(session, path, record)
+        for path, record in zip(wheels, records, strict=True)
+    ]
+    rebuilds = []
+    for own, path, record in zip(contexts, wheels, records, strict=True):
+        rules = policy.load(own.project.audit_file, own.project.spec.arch)
+        separate = reproduce.separate_store(own, arguments.elsewhere, cached=arguments.cached)
+        with console.step(f"build {path.name} again, elsewhere"), separate as other:
+            rebuilds.append(reproduce.reproduce(other, path, record, rules))
+    for rebuild in rebuilds:
+        reproduce.show(rebuild)
+    console.document({"rebuilds": rebuilds})
+    for rebuild in rebuilds:
+        reproduce.raise_for_difference(rebuild)
+    return 0
+
+
+def _wheel(session: RunContext, name: str) -> Path:
+    """Return the wheel file *name*, or the last build of the fork *name*."""
+    if name.endswith(".whl"):
+        if not Path(name).is_file():
+            raise SourceError("not-provided", f"There is no wheel {name}.")
+        return Path(name)
+    session.project.fork(name)
+    if path := _last_wheel(session, name):
+        return path
+    what = f"The wheel of {name} that this checkout makes is not in {session.output}."
+    raise SourceError("not-provided", what, todo="Run `sparkwright build` first.")
+
+
+def _last_wheel(session: RunContext, fork: str) -> Path | None:
+    built = pipeline.current(session, fork)
+    path = pipeline.wheel_path(session, built) if built else None
+    return path if path and path.exists() else None

@@ -2,9 +2,9 @@
 ``sparkwright demo``: three miniature upstreams through every stage, with the real git, CMake and
 nvcc.
 
-Nothing is taken from an earlier demo but the downloaded tools. Three stages are meant to fail, and
-the demo fails if they do not: the plan without the rule for 12.1, the audit of the official wheel,
-and publishing as verified what no GB10 has gated.
+Only the downloaded tools are taken from earlier runs. Three stages are meant to fail, and the demo
+fails if they do not: the plan without the rule for 12.1, the audit of the official wheel, and
+publishing as verified without a GB10.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from sparkwright import demo
+from sparkwright import demo as package
 from sparkwright.audit import report
 from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.environment import cross, pylock, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.cli import audit
-from sparkwright.cli.main import find_root
+from sparkwright.cli import argtypes, context, stages
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
@@ -37,8 +36,7 @@ from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
-#: Parts of the store that hold only what the package index gave; a demo shares them, so that it
-#: needs no second download.
+#: Parts of the store that hold only files of the package index; a demo shares them.
 SHARED = ("downloads", "environments", "cache")
 
 
@@ -50,35 +48,38 @@ class Stage(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def run(session: RunContext, arguments: argparse.Namespace) -> int:
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``demo``."""
+    parsers["demo"].set_defaults(run=demo)
+    argtypes.add_compiling(parsers["demo"])
+
+
+def demo(arguments: argparse.Namespace) -> int:
     """Run every stage and print a line for each."""
+    session = context.checkout(arguments)
     with session.store.lock("demo"):
-        stages = list(_stages(prepare(session, arguments.output)))
-    rows = [[stage.name, stage.says, f"{stage.seconds:.1f}"] for stage in stages]
+        done = list(_run(prepare(session, arguments.output)))
+    rows = [[stage.name, stage.says, f"{stage.seconds:.1f}"] for stage in done]
     console.table("demo", ["stage", "what it showed", ">seconds"], rows, result=True)
-    console.document({"stages": stages})
+    console.document({"stages": done})
     return 0
 
 
 def prepare(session: RunContext, output: Path | None) -> RunContext:
-    """Return a run on a fresh demo project, in a fresh store that shares the downloaded tools."""
+    """Return a context with a fresh demo project, and a store that shares the downloaded tools."""
     folder = session.store.root / "demo"
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(Path(demo.__file__).parent / "project", folder / "project")
-    # Release policy and verdicts are judged by the gates' own policies; the demo has none of its
-    # own.
-    gates = next(
-        place
-        for root in (session.project.root, find_root())
-        if (place := root / "ci" / "gates").is_dir()
-    )
+    shutil.copytree(Path(package.__file__).parent / "project", folder / "project")
+    # The demo has no gate policies of its own.
+    roots = (session.project.root, context.find_root())
+    gates = next(root / "ci" / "gates" for root in roots if (root / "ci" / "gates").is_dir())
     shutil.copytree(gates, folder / "project" / "ci" / "gates")
     store = folder / "store"
     store.mkdir()
     for name in SHARED:
         (store / name).symlink_to(session.store.folder(name), target_is_directory=True)
     project = Project(folder / "project", "demo")
-    made_for = dataclasses.replace(
+    prepared = dataclasses.replace(
         session,
         project=project,
         store=Store(store),
@@ -88,74 +89,77 @@ def prepare(session: RunContext, output: Path | None) -> RunContext:
         output=output.absolute() if output else folder / "dist",
         without=(),
     )
-    release.write_policy(made_for)
-    return made_for
+    release.write_policy(prepared)
+    return prepared
 
 
-def _stages(session: RunContext) -> Iterator[Stage]:
+def _run(session: RunContext) -> Iterator[Stage]:
     began = time.monotonic()
     tools = toolchain.obtain(session)
-    yield Stage(
-        "tools",
-        f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them",
-        time.monotonic() - began,
-    )
+    says = f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them"
+    yield Stage("tools", says, time.monotonic() - began)
     with official(session, tools) as wheel_path:
-        stages: dict[str, Callable[[], str]] = {
-            "lock": lambda: _lock(session),
+        work: dict[str, Callable[[], str]] = {
+            "lock": lambda: f"{len(lock_all(session).forks)} commits and a base wheel, by hash",
             "fetch": lambda: _fetch(session),
             "apply": lambda: _apply(session),
-            "plan, rule left out": lambda: _plan_without(session),
+            "plan, rule left out": lambda: _must_fail(
+                "arch-mismatch",
+                lambda: _plan(dataclasses.replace(session, without=("supported-12.1",))),
+            ),
             "plan": lambda: _plan(session),
             "build": lambda: _build(session),
-            "audit of the official wheel": lambda: _audit_official(session, wheel_path),
+            "audit of the official wheel": lambda: _must_fail(
+                "audit-failed",
+                lambda: report.raise_for_findings(stages.audited(session, wheel_path)),
+            ),
             "audit": lambda: _audit(session),
             "build again": lambda: _build(session),
-            "libraries load": lambda: _install(session, tools),
+            "libraries load": lambda: _load(session, tools),
             "gate": lambda: release.run_gates(session),
-            "publish as verified": lambda: _publish_verified(session),
+            "publish as verified": lambda: _must_fail(
+                "verified-refused", lambda: release.publish(session, None)
+            ),
             "publish": lambda: release.publish_candidate(session),
             "install": lambda: release.install_release(session, tools),
             "serve": lambda: release.serve_model(session),
             "uninstall": lambda: release.uninstall_release(session),
         }
-        for name, work in stages.items():
+        for name, function in work.items():
             began = time.monotonic()
-            says = work()
+            says = function()
             yield Stage(name, says, time.monotonic() - began)
 
 
 @contextlib.contextmanager
 def official(session: RunContext, tools: Toolchain) -> Iterator[Path]:
-    """
-    Make the official wheel of the mini vLLM and offer it on a loopback index while the block runs.
-    """
+    """Make the official wheel of the mini vLLM, and serve it on a loopback index in the block."""
     folder = session.project.root.parent / "index"
     with console.step("the mini upstream releases its official wheel"):
         trees = {fork: folder.parent / "released" / fork for fork in ("vllm", "cutlass")}
         for fork, tree in trees.items():
             mirror = session.mirror(f"{upstreams.HOST}{fork}.git")
-            released = mirror.history(upstreams.TAGS[fork])
+            commit = mirror.history(upstreams.TAGS[fork])
             session.objects.archive(
-                mirror.tree(session.objects.resolve(f"{released}^{{tree}}")), tree
+                mirror.tree(session.objects.resolve(f"{commit}^{{tree}}")), tree
             )
-        against = cross.of(session, tools)
-        made = base.write_base_wheel(
+        target = cross.of(session, tools)
+        wheel_path = base.write_base_wheel(
             folder / "files",
             trees["vllm"],
             trees["cutlass"],
-            nvcc=against.cuda / "bin" / "nvcc",
-            env=tools.environment(**against.environment(tools)),
+            nvcc=target.cuda / "bin" / "nvcc",
+            env=tools.environment(**target.environment(tools)),
             scratch=folder.parent / "scratch",
             machine=session.machine,
-            compiler=f"{against.triple}-g++" if against.cross else "",
+            compiler=f"{target.triple}-g++" if target.cross else "",
         )
-        base.write_index(folder, made)
+        base.write_index(folder, wheel_path)
     before = os.environ.get("SPARKWRIGHT_INDEX_URL")
     with base.serve(folder) as address:
         os.environ["SPARKWRIGHT_INDEX_URL"] = f"{address}/simple/"
         try:
-            yield made
+            yield wheel_path
         finally:
             os.environ.pop("SPARKWRIGHT_INDEX_URL")
             if before is not None:
@@ -163,17 +167,10 @@ def official(session: RunContext, tools: Toolchain) -> Iterator[Path]:
 
 
 def lock_all(session: RunContext) -> lock.Lock:
-    """
-    Lock the demo's stack against its repositories and the index that offers its official wheel.
-    """
-    made = resolve.resolve(session)
-    session.project.lock_file.write_text(lock.render(made), "utf-8")
-    return made
-
-
-def _lock(session: RunContext) -> str:
-    made = lock_all(session)
-    return f"{len(made.forks)} commits and a base wheel, by hash"
+    """Lock the demo's stack against its repositories and its index."""
+    locked = resolve.resolve(session)
+    session.project.lock_file.write_text(lock.render(locked), "utf-8")
+    return locked
 
 
 def _fetch(session: RunContext) -> str:
@@ -182,49 +179,29 @@ def _fetch(session: RunContext) -> str:
 
 def _apply(session: RunContext) -> str:
     trees = [source_tree.make(session, fork) for fork in session.forks]
-    return (
-        f"{sum(len(tree.steps) for tree in trees)} patches, "
-        f"{sum(len(tree.sites) for tree in trees)} rule sites"
-    )
-
-
-def _plan_without(session: RunContext) -> str:
-    bare = dataclasses.replace(session, without=("supported-12.1",))
-    return _must_fail(
-        "arch-mismatch",
-        lambda: plan.check(
-            plan.obtain(bare, toolchain.obtain(bare), source_tree.make(bare, "vllm")).after
-        ),
-    )
+    patches, sites = sum(len(tree.steps) for tree in trees), sum(len(tree.sites) for tree in trees)
+    return f"{patches} patches, {sites} rule sites"
 
 
 def _plan(session: RunContext) -> str:
-    made = plan.obtain(session, toolchain.obtain(session), source_tree.make(session, "vllm"))
-    plan.show(made.after, made.before)
-    plan.check(made.after, made.before)
-    return ", ".join(f"{count} {verdict}" for verdict, count in made.after.counts.items() if count)
+    tree = source_tree.make(session, "vllm")
+    planned = plan.obtain(session, toolchain.obtain(session), tree)
+    plan.show(planned.after, planned.before)
+    plan.check(planned.after, planned.before)
+    counts = planned.after.counts.items()
+    return ", ".join(f"{count} {state}" for state, count in counts if count)
 
 
 def _build(session: RunContext) -> str:
     return ", ".join(pipeline.build(session, fork).filename.split("-")[0] for fork in session.forks)
 
 
-def _audit_official(session: RunContext, path: Path) -> str:
-    return _must_fail(
-        "audit-failed", lambda: report.raise_for_findings(audit.audited(session, path))
-    )
-
-
 def _audit(session: RunContext) -> str:
-    for fork in session.forks:
-        made = audit.audited(session, pipeline.wheel_path(session, pipeline.build(session, fork)))
-        report.show(made)
-        report.raise_for_findings(made)
+    for path in release.wheels(session):
+        audited = stages.audited(session, path)
+        report.show(audited)
+        report.raise_for_findings(audited)
     return f"{len(session.forks)} wheels hold what was asked for"
-
-
-def _publish_verified(session: RunContext) -> str:
-    return _must_fail("verified-refused", lambda: release.publish(session, None))
 
 
 def _must_fail(reference: str, work: Callable[[], object]) -> str:
@@ -253,42 +230,21 @@ assert importlib.metadata.version("mini-vllm") == package.__version__
 """
 
 
-def _install(session: RunContext, tools: Toolchain) -> str:
-    """Install the wheels into an empty environment and load what is in them."""
-    from uv import find_uv_bin
-
-    folder, log = (
-        session.project.root.parent / "environment",
-        session.store.folder("logs") / "install.log",
+def _load(session: RunContext, tools: Toolchain) -> str:
+    """Install the wheels into an empty environment and load their libraries."""
+    folder = session.project.root.parent / "environment"
+    release.make_environment(session, tools, folder)
+    release.uv(
+        session,
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--python",
+        folder / "bin" / "python",
+        *release.wheels(session),
     )
-    env = process.clean_environment(
-        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(session.project.root.parent / "uv")
-    )
-    wheels = [
-        str(pipeline.wheel_path(session, pipeline.build(session, fork))) for fork in session.forks
-    ]
-    process.run(
-        [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder],
-        log=log,
-        env=env,
-    )
-    process.run(
-        [
-            find_uv_bin(),
-            "pip",
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-            "--python",
-            folder / "bin" / "python",
-            *wheels,
-        ],
-        log=log,
-        env=env,
-    )
-    loaded = process.output([folder / "bin" / "python", "-c", _LOAD], env=env).split("\n")
-    return (
-        f"{sum(line.startswith('loaded') for line in loaded)} libraries load; version "
-        f"{loaded[-2].split()[0]}"
-    )
+    loaded = process.output([folder / "bin" / "python", "-c", _LOAD]).splitlines()
+    count = sum(line.startswith("loaded") for line in loaded)
+    return f"{count} libraries load; version {loaded[-1].split()[0]}"

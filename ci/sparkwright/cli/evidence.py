@@ -1,38 +1,38 @@
-"""
-``sparkwright evidence``: what is claimed of a wheel at hand, by whom, and whether it holds, from an
-index or a folder.
-"""
+"""The commands of ``release`` that need no checkout: ``verify``, ``notes`` and ``key``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.gates.ladder import RUNGS
+from sparkwright.release.client import install
+from sparkwright.release.client.install import Wish
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import check, inside
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.gathered import Folder
 from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel
-from sparkwright.release.signing import trust
+from sparkwright.release.notes import published, rendered, whole
+from sparkwright.release.signing import keys, trust
 
 
-class Told(msgspec.Struct, frozen=True):
+class WheelEvidence(msgspec.Struct, frozen=True):
     """
-    What holds of a wheel.
+    The evidence of a wheel.
 
     Attributes:
-        release, channel, yanked: As the index lists it; empty where a folder was asked.
-        signers: Statement → who signed it.
-        rungs: State of each, computed from the checks behind it. *missing*: what it lacks for
-            ``verified``.
+        release, channel, yanked: As the index lists it; empty for a folder.
+        signers: Statement → its signer.
+        rungs: Verdict of each gate, computed from the checks behind it.
+        missing: What it lacks for ``verified``.
     """
 
     file: str
@@ -46,47 +46,90 @@ class Told(msgspec.Struct, frozen=True):
     yanked: str = ""
 
 
-def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
-    """Check each wheel, show what holds, and fail with the first that does not."""
-    if arguments.folder and (arguments.at or arguments.signed_for):
-        raise UsageError(
-            "usage",
-            "--from looks at a folder of files, --at and --signed-for at an index; give one of "
-            "them.",
-        )
-    look = _from_folder(arguments) if arguments.folder else _from_index(session, arguments)
-    told: list[Told] = []
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``verify``, ``notes`` and ``key``."""
+    _add_verify(parsers["release verify"])
+    _add_notes(parsers["release notes"])
+    parser = parsers["release key"]
+    parser.set_defaults(run=key)
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="the private key; its public half lies beside it in FILE.pub",
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="make nothing; show the fingerprint of the key in FILE"
+    )
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=verify)
+    argtypes.add_index(parser)
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="the wheel file")
+    parser.add_argument(
+        "--from",
+        dest="folder",
+        type=Path,
+        metavar="FOLDER",
+        help="a folder with files of evidence, in place of an index",
+    )
+
+
+def _add_notes(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=notes)
+    argtypes.add_index(parser)
+    argtypes.add_pages(parser)
+    parser.add_argument(
+        "release",
+        nargs="?",
+        default="",
+        metavar="RELEASE",
+        help="name, address or release.json (default: the newest)",
+    )
+    parser.add_argument("--need", action="store_true", help="only: do you still need this fork?")
+    parser.add_argument(
+        "--stock",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="WHEEL",
+        help="the official wheel, to compare its libraries with ours (needs a checkout)",
+    )
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Check each wheel, show the evidence that holds, and fail with the first that does not."""
+    if arguments.folder and (arguments.index or arguments.signed_for):
+        raise UsageError("usage", "--from excludes --index and --signed-for.")
+    find = _from_folder(arguments) if arguments.folder else _from_index(arguments)
+    verified: list[WheelEvidence] = []
     failures: list[SparkwrightError] = []
     for path in arguments.wheels:
         try:
             with console.step(f"check {path.name}"):
-                found = list(look(path))
+                found = list(find(path))
         except SparkwrightError as error:
             failures.append(error)
             console.result(f"{path.name}: {error.reference}")
         else:
-            told += found
-            for one in found:
-                _show(one)
-    console.document(
-        {"wheels": told, "failed": {error.what: error.reference for error in failures}}
-    )
+            verified += found
+            for evidence in found:
+                _show(evidence)
+    failed = {error.what: error.reference for error in failures}
+    console.document({"wheels": verified, "failed": failed})
     if failures:
         raise failures[0]
     return 0
 
 
-def _from_index(session: StandaloneContext, arguments: argparse.Namespace) -> Any:
-    from sparkwright.release.client import install
+def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[WheelEvidence]]:
+    wish = Wish(arguments.index, tuple(arguments.key), arguments.signed_for)
+    index = install.opened(context.standalone(arguments), wish)
 
-    index = install.opened(
-        session, install.Wish(arguments.at, tuple(arguments.key), arguments.signed_for)
-    )
-
-    def look(path: Path) -> Iterator[Told]:
+    def find(path: Path) -> Iterator[WheelEvidence]:
         at_hand = inside.wheel_at(path)
-        # The newest first: what is asked about is mostly what was published last, and promoting
-        # gives a release another proof.
+        # Promoting gives a release another proof; the newest counts.
         for entry in reversed(index.manifest.entries):
             release = index.release(entry)
             wheel = next((one for one in release.wheels if one.sha256 == at_hand.sha256), None)
@@ -98,17 +141,17 @@ def _from_index(session: StandaloneContext, arguments: argparse.Namespace) -> An
                     f"{path.name} is published under another name.",
                     details=[wheel.filename],
                 )
-            about = [one for one in index.proof(entry).wheels if one.wheel == wheel.sha256]
-            if len(about) != 1:
+            proofs = [one for one in index.proof(entry).wheels if one.wheel == wheel.sha256]
+            if len(proofs) != 1:
                 raise TrustError(
                     "evidence-invalid",
-                    f"The proof of {entry.name} says nothing of {path.name}, or twice.",
+                    f"The proof of {entry.name} names {path.name} {len(proofs)} times.",
                 )
             fork = next((one for one in release.forks if one.name == wheel.fork), None)
-            found = check.checked(wheel, fork, about[0], index.evidence, index.trust)
-            inside.check(path, found)
+            checked = check.checked(wheel, fork, proofs[0], index.evidence, index.trust)
+            inside.check(path, checked)
             yield msgspec.structs.replace(
-                _told(wheel, about[0], found),
+                _evidence(wheel, proofs[0], checked),
                 release=entry.name,
                 channel=entry.channel,
                 yanked=entry.yanked,
@@ -116,59 +159,125 @@ def _from_index(session: StandaloneContext, arguments: argparse.Namespace) -> An
             return
         raise TrustError(
             "evidence-invalid",
-            f"The index {index.manifest.url} holds nothing of {path.name}.",
+            f"The index {index.manifest.url} does not hold {path.name}.",
             details=[f"sha256 {at_hand.sha256}"],
-            todo="Ask the index that it came from, or take it for what it is: a file that nobody "
-            "vouches for.",
+            todo="Ask the index that it came from, or treat it as a file without evidence.",
         )
 
-    return look
+    return find
 
 
-def _from_folder(arguments: argparse.Namespace) -> Any:
+def _from_folder(arguments: argparse.Namespace) -> Callable[[Path], Iterator[WheelEvidence]]:
     carried = trust.carried()
-    believed = trust.find(
-        carried.index if carried else arguments.folder.absolute().as_uri(), arguments.key
-    )
-    folder = Folder(arguments.folder, believed)
+    address = carried.index if carried else arguments.folder.absolute().as_uri()
+    trusted = trust.find(address, arguments.key)
+    folder = Folder(arguments.folder, trusted)
 
-    def look(path: Path) -> Iterator[Told]:
+    def find(path: Path) -> Iterator[WheelEvidence]:
         for wheel, proved in folder.proofs(inside.wheel_at(path)):
-            found = check.checked(wheel, None, proved, folder.read, believed)
-            inside.check(path, found)
-            yield _told(wheel, proved, found)
+            checked = check.checked(wheel, None, proved, folder.read, trusted)
+            inside.check(path, checked)
+            yield _evidence(wheel, proved, checked)
 
-    return look
+    return find
 
 
-def _told(wheel: Wheel, proved: Proved, found: Checked) -> Told:
-    return Told(
+def _evidence(wheel: Wheel, proved: Proved, checked: Checked) -> WheelEvidence:
+    return WheelEvidence(
         wheel.filename,
         wheel.sha256,
-        found.signers,
-        dict(found.rungs),
+        checked.signers,
+        dict(checked.rungs),
         proved.missing,
         proved.speeds,
     )
 
 
-def _show(one: Told) -> None:
-    rows = [[kind, "holds", signer] for kind, signer in one.signers.items()]
-    rows += [[name, state, RUNGS.get(name, "")] for name, state in one.rungs.items()]
+def _show(evidence: WheelEvidence) -> None:
+    rows = [[kind, "holds", signer] for kind, signer in evidence.signers.items()]
+    rows += [[name, state, RUNGS.get(name, "")] for name, state in evidence.rungs.items()]
     rows += [
-        [f"missing: {lack.rung}", f"{lack.state} ({lack.reference})", lack.says]
-        for lack in one.missing
+        [f"missing: {one.rung}", f"{one.state} ({one.reference})", one.says]
+        for one in evidence.missing
     ]
-    console.table(
-        f"{one.file}  sha256 {one.sha256}",
-        ["what", "state", "by whom, or what it is"],
-        rows,
-        result=True,
+    title = f"{evidence.file}  sha256 {evidence.sha256}"
+    console.table(title, ["what", "state", "by whom, or what it is"], rows, result=True)
+    listed = f"{evidence.release}, {evidence.channel}" if evidence.release else "not listed"
+    yanked = f", yanked: {evidence.yanked}" if evidence.yanked else ""
+    count = len(evidence.missing) or "none"
+    console.result(f"{listed}{yanked}: {count} of the proofs for verified missing")
+
+
+def notes(arguments: argparse.Namespace) -> int:
+    """Write the notes of a release to the named files; without one, print Markdown."""
+    pages = {"html": arguments.html, "markdown": arguments.markdown}
+    files: dict[str, Path] = {kind: path for kind, path in pages.items() if path}
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise UsageError("usage", "--html and --markdown name the same file.")
+    own: StandaloneContext = context.standalone(arguments)
+    if arguments.release.endswith(".json"):
+        found = published.of_file(Path(arguments.release))
+    else:
+        wish = Wish(
+            arguments.index,
+            tuple(arguments.key),
+            arguments.signed_for,
+            "candidate",
+            arguments.stack or "",
+            arguments.release,
+        )
+        found = published.of_index(own, wish)
+    if found.yanked:
+        console.warn(f"{found.release.name} was yanked: {found.yanked}")
+    stock = {}
+    if arguments.stock:
+        from sparkwright.release.notes import official
+
+        stock = official.of(context.checkout(arguments), found.release.forks, arguments.stock)
+    if arguments.need:
+        blocks = whole.need(found.release, found.proof, stock)
+    else:
+        blocks = whole.blocks(found.release, found.proof, found.before, stock)
+    texts = {"markdown": rendered.as_markdown(blocks)}
+    if "html" in files:
+        texts["html"] = rendered.page(found.release.name, blocks)
+    for kind, path in files.items():
+        with own.store.replacing(path) as unfinished:
+            unfinished.write_text(texts[kind], "utf-8")
+        console.result(str(path))
+    if not files:
+        console.result(texts["markdown"])
+    console.document(
+        {
+            "name": found.release.name,
+            "release": whole.address(found.release),
+            "channel": found.channel,
+            "yanked": found.yanked,
+            "signature checked": found.checked,
+            "written": {kind: str(path) for kind, path in files.items()},
+            "markdown": texts["markdown"],
+        }
     )
-    where = (
-        f"{one.release}, {one.channel}{f', yanked: {one.yanked}' if one.yanked else ''}: "
-        if one.release
-        else ""
+    return 0
+
+
+def key(arguments: argparse.Namespace) -> int:
+    """Make the key, or with ``--show`` read one, and show its fingerprint."""
+    path, passphrase = arguments.file, keys.passphrase()
+    if arguments.show:
+        public = keys.shown(path, passphrase)
+    else:
+        keys.make(path, passphrase)
+        public = keys.PublicKey.load(keys.public_path(path))
+        if not passphrase:
+            console.note(f"{path} has no passphrase; set {keys.PASSPHRASE} to make one that has")
+        console.note(
+            f"keep {path} to yourself; give {keys.public_path(path)} away, and its fingerprint "
+            f"by another way than the index"
+        )
+    console.result(
+        f"fingerprint {public.fingerprint}\nsigns as    {public.by}\npublic key  {public.text}"
     )
-    lacks = f"{len(one.missing)} thing(s)" if one.missing else "nothing"
-    console.result(f"{where}lacks {lacks} for verified")
+    document = {"fingerprint": public.fingerprint, "by": public.by, "public": public.text}
+    console.document({"file": str(path), **document})
+    return 0

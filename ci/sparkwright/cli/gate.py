@@ -1,18 +1,16 @@
-"""
-``sparkwright gate``: climb the ladder with a wheel, and with the server that runs it; a verdict per
-rung, bound to the wheel's bytes.
-"""
+"""``sparkwright gate``: verdicts about a wheel and the server that runs it, bound to its bytes."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.audit import wheel_reader
-from sparkwright.builder import pipeline as building
-from sparkwright.cli import audit, measuring
+from sparkwright.builder import pipeline
+from sparkwright.cli import argtypes, bench, context, stages
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import host, ladder, recording, show
@@ -24,40 +22,134 @@ from sparkwright.release import content
 from sparkwright.release.errors import TrustError
 
 
-def run(session: RunContext, arguments: argparse.Namespace) -> int:
-    """
-    Run the rungs that were asked for, print their verdicts and add them to the wheel's; fail unless
-    all of them pass.
-    """
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``gate``."""
+    parser = parsers["gate"]
+    parser.set_defaults(run=gate)
+    bench.add_measuring(parser)
+    argtypes.add_server_arguments(parser)
+    add = parser.add_argument
+    add(
+        "wheel", nargs="?", type=Path, metavar="WHEEL", help="the wheel (default: the last build's)"
+    )
+    add(
+        "--rung",
+        action="append",
+        default=[],
+        choices=tuple(RUNGS),
+        help="only this gate; may be repeated (default: all)",
+    )
+    add("--keep-going", action="store_true", help="go on after a failure")
+    add(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="interpreter of the environment that the wheel is installed in",
+    )
+    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder from there")
+    add(
+        "--server",
+        default="",
+        metavar="URL",
+        help="a server that runs already, in place of --serve",
+    )
+    add("--server-log", type=Path, metavar="FILE", help="what that server printed")
+    add(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="the name under which the model is served (default: its own)",
+    )
+    add("--model-folder", type=Path, metavar="DIR", help="files of the model that --server serves")
+    add(
+        "--recipe",
+        default="",
+        metavar="NAME",
+        help="of ci/recipes, or what G3 expects of the log (contract.yaml)",
+    )
+    add(
+        "--profile",
+        default="default",
+        metavar="NAME",
+        help="kind of model for G4 (ci/gates/words.yaml)",
+    )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a profile of the server (of torch's profiler, or nsys)",
+    )
+    add(
+        "--against",
+        default="",
+        metavar="URL|DIR",
+        help="reference of G5 and G6: its server, or a folder of --record",
+    )
+    add("--task", default="gsm8k", metavar="NAME", help="task of G6 (default: gsm8k)")
+    add(
+        "--minutes",
+        type=float,
+        default=0,
+        metavar="N",
+        help="length of G7 (default: see ci/gates/soak.yaml)",
+    )
+    add("--baseline", type=Path, metavar="WHEEL", help="the wheel that G8 compares with")
+    add(
+        "--baseline-python",
+        type=Path,
+        metavar="FILE",
+        help="interpreter of the environment that it is installed in",
+    )
+    add(
+        "--reserve",
+        type=int,
+        default=0,
+        metavar="MB",
+        help="end our server where less memory than this is left",
+    )
+    add(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="judge nothing; write what this server says as a reference for --against",
+    )
+    add("--output", type=Path, metavar="DIR", help="where the verdicts are kept (default: dist)")
+
+
+def gate(arguments: argparse.Namespace) -> int:
+    """Run the gates, show their verdicts, add them to the wheel's; fail unless all pass."""
+    session = context.checkout(arguments)
     facts = host.facts()
     inputs = _inputs(session, arguments)
     if inputs.wheel and not arguments.record:
         # A file that cannot be added to is refused before hours are spent on measuring.
-        _before(_file(session, inputs.wheel.name))
+        _stored(verdicts_path(session, inputs.wheel.name))
     with Ready(
         session,
         inputs,
-        lambda path: audit.audited(session, path, audit.judged_as(path, "auto")),
+        lambda path: stages.audited(session, path, stages.policy_kind(path)),
         facts,
     ) as ready:
         if arguments.record:
-            made = recording.record(session, ready, inputs, arguments.record)
-            console.document({"recorded": [str(path) for path in made]})
+            recorded = recording.record(session, ready, inputs, arguments.record)
+            console.document({"recorded": [str(path) for path in recorded]})
             return 0
-        asked = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
+        names = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
+        # The companions that the wheel is served with are part of what the verdicts are about.
+        companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
         result = ladder.climb(
-            [ready.rung(name) for name in asked],
+            [ready.rung(name) for name in names],
             stack=session.project.stack,
             wheel=wheel_reader.subject(inputs.wheel) if inputs.wheel else None,
-            device_code=ready.device_code if "G0" in asked else str,
-            host={**facts, **_companions(arguments.python)},
+            device_code=ready.device_code if "G0" in names else str,
+            host={**facts, **companions},
             keep_going=arguments.keep_going,
             keep=lambda so_far: keep(session, so_far),
         )
         measured = ready.throughput
     show.show(result)
     if measured:
-        console.note(f"throughput: {measuring.keep(session, measured)}")
+        console.note(f"throughput: {bench.keep(session, measured)}")
     if path := keep(session, result):
         console.note(f"verdicts: {path}")
     console.document({"ladder": ladder.document(result)})
@@ -65,85 +157,13 @@ def run(session: RunContext, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def keep(session: RunContext, result: Ladder) -> Path | None:
-    """
-    Add the verdicts to the file of the wheel, beside where wheels go, and return the file; None if
-    no wheel was judged.
-
-    Rungs that the file already holds of the same bytes stay, unless they were measured again.
-    Verdicts of other bytes are replaced.
-
-    Raises:
-        evidence-invalid: The file holds something else than verdicts, or verdicts of this wheel for
-            another stack.
-    """
-    if result.wheel is None:
-        return None
-    path = _file(session, result.wheel.file)
-    with session.store.lock("verdicts"):
-        if before := _before(path):
-            about = before.wheel.sha256 if before.wheel else ""
-            if about == result.wheel.sha256:
-                _same_stack(before, result.stack, path)
-                result = ladder.merged(before, result)
-            else:
-                console.warn(
-                    f"{path.name} held verdicts of another wheel (sha256 {about[:16]}); they are "
-                    f"replaced."
-                )
-        with session.store.replacing(path) as unfinished:
-            unfinished.write_bytes(
-                msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n"
-            )
-    return path
-
-
-def _same_stack(before: Ladder, stack: str, path: Path) -> None:
-    """
-    Raise evidence-invalid if the verdicts *before* at *path* are for another stack than *stack*.
-    """
-    if before.stack != stack:
-        what = (
-            f"{path.name} holds verdicts of this wheel for the stack {before.stack}, and this "
-            f"run is for {stack}."
-        )
-        raise TrustError(
-            "evidence-invalid",
-            what,
-            todo=f"Move the file away, or run the gate with --stack {before.stack}.",
-        )
-
-
-def _file(session: RunContext, wheel: str) -> Path:
-    """Return the file that the verdicts about *wheel* are kept in."""
-    return session.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
-
-
-def _before(path: Path) -> Ladder | None:
-    """
-    Return the verdicts at *path*; None without a file; raise `evidence-invalid` if it holds
-    something else.
-    """
-    try:
-        return ladder.read(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
-        says = (
-            f"{path.name} is not what `sparkwright gate` writes, and no verdicts can be added "
-            f"to it."
-        )
-        todo = "Move it away, or bring back the file that was there."
-        raise TrustError("evidence-invalid", says, details=[str(error)], todo=todo) from error
-
-
 def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
     return Inputs(
-        wheel=arguments.wheel or _last(session),
+        wheel=arguments.wheel or _last_wheel(session),
         python=arguments.python,
         serve=arguments.serve,
         flags=tuple(arguments.flag),
-        variables=dict(map(measuring.pair, arguments.variable)),
+        variables=dict(arguments.variable),
         server=arguments.server,
         log=arguments.server_log,
         model=arguments.model,
@@ -165,21 +185,69 @@ def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
     )
 
 
-def _companions(python: Path | None) -> dict[str, str]:
-    """
-    Return which builds of ours are installed beside the wheel, so that the rungs that were climbed
-    with them speak of them, too.
-    """
-    return content.facts(installed.places(python)[1]) if python else {}
-
-
-def _last(session: RunContext) -> Path | None:
-    """
-    Return the wheel that the last build made of the fork that is compiled, if it is still there.
-    """
+def _last_wheel(session: RunContext) -> Path | None:
+    """Return the wheel that the last build compiled, if it is still there."""
     for fork in session.forks:
-        built = building.current(session, fork)
-        if built and session.project.fork(fork).build == "graft":
-            path = building.wheel_path(session, built)
+        built = pipeline.current(session, fork)
+        if session.project.fork(fork).build == "graft" and built:
+            path = pipeline.wheel_path(session, built)
             return path if path.exists() else None
     return None
+
+
+def verdicts_path(session: RunContext, wheel: str) -> Path:
+    """Return the file of the verdicts about *wheel*."""
+    return session.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
+
+
+def keep(session: RunContext, result: Ladder) -> Path | None:
+    """
+    Add the verdicts to the file of the wheel, and return the file; None if no wheel was judged.
+
+    Verdicts that the file holds about the same bytes stay, unless they were made again. Those of
+    other bytes are replaced.
+
+    Raises:
+        evidence-invalid: The file holds something else, or verdicts for another stack.
+    """
+    if result.wheel is None:
+        return None
+    path = verdicts_path(session, result.wheel.file)
+    with session.store.lock("verdicts"):
+        stored = _stored(path)
+        if stored and stored.wheel and stored.wheel.sha256 == result.wheel.sha256:
+            if stored.stack != result.stack:
+                raise TrustError(
+                    "evidence-invalid",
+                    f"{path.name} holds verdicts of this wheel for the stack {stored.stack}, and "
+                    f"this run is for {result.stack}.",
+                    todo=f"Move the file away, or run the gate with --stack {stored.stack}.",
+                )
+            result = ladder.merged(stored, result)
+        elif stored:
+            console.warn(f"{path.name} held verdicts of another wheel; they are replaced.")
+        with session.store.replacing(path) as unfinished:
+            unfinished.write_bytes(
+                msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n"
+            )
+    return path
+
+
+def _stored(path: Path) -> Ladder | None:
+    """
+    Return the verdicts at *path*; None without a file.
+
+    Raises:
+        evidence-invalid: It holds something else.
+    """
+    try:
+        return ladder.read(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
+        raise TrustError(
+            "evidence-invalid",
+            f"{path.name} is not what `sparkwright gate` writes, and no verdicts can be added.",
+            details=[str(error)],
+            todo="Move it away, or bring back the file that was there.",
+        ) from error

@@ -1,36 +1,112 @@
-"""
-``sparkwright install``: a release into an environment; with ``--onsite``, only what a checkout
-installs and edits on the machine.
-"""
+"""The commands on an environment: ``install``, ``list``, ``rollback`` and ``uninstall``."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from sparkwright.cli import environments
+import msgspec
+
+from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import StandaloneContext
-from sparkwright.release.client import install, listing
-from sparkwright.release.client.install import Wish
+from sparkwright.release import environment
+from sparkwright.release.client import back, caches, health, listing, state
+from sparkwright.release.client import install as installation
+from sparkwright.release.client.install import Done, Wish
+from sparkwright.release.errors import InstallError
 
-if TYPE_CHECKING:
-    from sparkwright.forks.context import RunContext
-
-#: The rest of an installation is a matter of uv or pip.
-SCOPE = (
-    "this covers only what may not be shipped as a wheel; install the wheels themselves from "
-    "dist/ with uv or pip"
-)
+#: What pipx and uv leave in the environments that they make for one program.
+TOOLS = ("pipx_metadata.json", "uv-receipt.toml")
+#: Names of packages in one cell of a table.
+SHOWN = 12
 
 
-def run(session: Any, arguments: argparse.Namespace) -> int:
-    """Install, list, or do the on-site part alone."""
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the commands on an environment."""
+    functions = {"install": install, "list": show_releases, "rollback": rollback}
+    for name, run in {**functions, "uninstall": uninstall}.items():
+        argtypes.add_environment(parsers[name])
+        parsers[name].set_defaults(run=run)
+    for name in ("install", "list"):
+        argtypes.add_index(parsers[name])
+        argtypes.add_channel(parsers[name])
+    add = parsers["install"].add_argument
+    add(
+        "--version",
+        dest="release",
+        default="",
+        metavar="NAME",
+        help="this release, by its full name; also a yanked one",
+    )
+    add(
+        "--replace",
+        action="store_true",
+        help="replace packages of the set that something else installed",
+    )
+    add(
+        "--repair",
+        action="store_true",
+        help="put back what something else changed in the installed set",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="check everything, show what would be done, and change nothing",
+    )
+    add(
+        "--built",
+        type=Path,
+        metavar="DIR",
+        help="the matched set around unpublished wheels in this folder, to gate in",
+    )
+    add(
+        "--stock",
+        action="store_true",
+        help="the official wheel that the stack is grafted onto, to measure against",
+    )
+    add(
+        "--onsite",
+        action="store_true",
+        help="only what a checkout's onsite.yaml installs and edits; needs no index",
+    )
+    add(
+        "--restore",
+        action="store_true",
+        help="with --onsite: put the unedited files of the pinned wheels back",
+    )
+
+
+def chosen(into: Path | None) -> Path:
+    """
+    Return the environment *into*, else the active one, else the one that this program runs in.
+
+    Raises:
+        UsageError: There is none, or the program's own was made for it alone.
+    """
+    if into is not None:
+        return into
+    if active := os.environ.get("VIRTUAL_ENV"):
+        return Path(active)
+    own = Path(sys.prefix)
+    if sys.prefix == sys.base_prefix or any((own / name).exists() for name in TOOLS):
+        raise UsageError(
+            "usage",
+            "No environment is active.",
+            todo="Name one with --into, or make one with `python3 -m venv` and activate it.",
+        )
+    return own
+
+
+def install(arguments: argparse.Namespace) -> int:
+    """Install a release, wheels to gate, the stock wheel, or the on-site part alone."""
     if arguments.onsite:
-        return _onsite(session, arguments)
+        return _onsite(arguments)
     if arguments.stock or arguments.built:
-        return _trial(session, arguments)
+        return _unpublished(arguments)
     if arguments.restore:
         raise UsageError("usage", "--restore belongs to --onsite.")
     wish = Wish(
@@ -44,53 +120,99 @@ def run(session: Any, arguments: argparse.Namespace) -> int:
         arguments.repair,
         arguments.dry_run,
     )
-    if arguments.list:
-        return _list(session, arguments, wish)
-    done = install.install(session, environments.chosen(arguments.into), wish)
-    environments.show(done)
+    done = installation.install(context.standalone(arguments), chosen(arguments.into), wish)
+    return _show(done)
+
+
+def _show(done: Done) -> int:
+    titles = {
+        "installed": f"{done.name} is installed in {done.into}",
+        "back": f"{done.name} is back in {done.into}",
+        "there already": f"{done.name} is in {done.into} already, untouched",
+        "would install": f"{done.name} would be installed in {done.into}; nothing was changed",
+    }
+    changes = (("new", done.came), ("removed", done.went))
+    rows = [[what, str(len(names)), _shortened(names)] for what, names in changes if names]
+    rows += [["unchanged", str(len(done.stayed)), ""]] if done.stayed else []
+    rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
+    if done.missing:
+        rows.append(["not proved", "", ", ".join(dict.fromkeys(one.rung for one in done.missing))])
+    if done.state == "there already" or not rows:
+        console.result(titles[done.state])
+    else:
+        console.table(titles[done.state], ["", ">packages", ""], rows, result=True)
     console.document({"installed": done})
     return 0
 
 
-def _trial(session: RunContext, arguments: argparse.Namespace) -> int:
-    """
-    Make an environment to gate in: around wheels that nobody published, or with the stock wheel.
-    """
+def _shortened(names: Sequence[str]) -> str:
+    """Return the first of *names*, and how many more there are; ``--json`` has them all."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _unpublished(arguments: argparse.Namespace) -> int:
+    """Make an environment around unpublished wheels, or with the stock wheel."""
     from sparkwright.operate import trial
 
     if arguments.into is None or (arguments.stock and arguments.built):
-        raise UsageError(
-            "usage",
-            "An environment to gate in is named by --into, and holds either wheels of yours or "
-            "the stock one.",
-        )
-    if arguments.stock:
-        kept = trial.stock(session, arguments.into.absolute())
-        console.result(str(kept))
-        console.document({"stock": str(kept)})
+        raise UsageError("usage", "Either --built or --stock makes an environment at --into.")
+    session = context.checkout(arguments)
+    if arguments.built:
+        return _show(trial.built(session, arguments.built, arguments.into))
+    prefix = str(trial.stock(session, arguments.into.absolute()))
+    console.result(prefix)
+    console.document({"stock": prefix})
+    return 0
+
+
+def _onsite(arguments: argparse.Namespace) -> int:
+    """Do what the stack's ``onsite.yaml`` asks for, or with ``--restore`` undo it."""
+    from sparkwright.release import onsite, spec
+
+    if arguments.into is None:
+        raise UsageError("usage", "--onsite needs --into.")
+    session = context.checkout(arguments)
+    wanted = spec.load(session.project)
+    if wanted is None:
+        console.result(f"Stack {session.project.stack} has nothing to do on site.")
+        console.document({"installed": None})
         return 0
-    done = trial.built(session, arguments.built, arguments.into)
-    environments.show(done)
+    console.note(f"why on site: {wanted.reason}; the wheels themselves are not installed")
+    done = onsite.install(
+        session.store, wanted, arguments.into, offline=session.offline, restore=arguments.restore
+    )
+    rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
+    rows += [
+        ["shared", f"{one.upper} over {one.lower}", "", f"{one.files} files, {one.differ} differ"]
+        for one in done.shared
+    ]
+    rows += [["edit", f"{one.name}: {one.file}", one.sha256[:12], one.state] for one in done.edits]
+    title = f"{done.written} of {done.files} files written"
+    console.table(title, ["", "what", "sha256", ""], rows, result=True)
     console.document({"installed": done})
     return 0
 
 
-def _list(session: StandaloneContext, arguments: argparse.Namespace, wish: Wish) -> int:
-    index = install.opened(session, wish)
+def show_releases(arguments: argparse.Namespace) -> int:
+    """Show the releases of the index, and which one is installed."""
+    wish = Wish(
+        arguments.index,
+        tuple(arguments.key),
+        arguments.signed_for,
+        arguments.channel,
+        arguments.stack or "",
+    )
+    index = installation.opened(context.standalone(arguments), wish)
     rows = listing.rows(index, wish, listing.present(arguments.into))
-    table = [_cells(row) for row in rows]
     manifest = index.manifest
-    signed = (
+    title = (
+        f"{manifest.url}, serial {manifest.serial}\n"
         f"signed by {index.by} (known from {index.trust.said}) on {manifest.made[:10]}, "
         f"good until {manifest.expires[:10]}"
     )
-    title = f"{manifest.url}, serial {manifest.serial}\n{signed}"
-    console.table(
-        title,
-        ["  release", "channel", "made", "versions", ">size", "not proved", ""],
-        table,
-        result=True,
-    )
+    columns = ["  release", "channel", "made", "versions", ">size", "not proved", ""]
+    console.table(title, columns, [_cells(row) for row in rows], result=True)
     if not rows and manifest.entries:
         console.note(
             "Nothing of this kind is verified; `--channel candidate` shows what is not, and what "
@@ -103,60 +225,92 @@ def _list(session: StandaloneContext, arguments: argparse.Namespace, wish: Wish)
 
 
 def _cells(row: listing.Row) -> list[str]:
-    versions = "\n".join(f"{name} {version}" for name, version in row.versions.items())
-    fits = "" if row.fits else "not for this machine"
-    last = f"yanked: {row.yanked}" if row.yanked else fits
-    mark = "* " if row.installed else "  "
+    lacks: dict[str, list[str]] = {}
+    for missing in row.missing:
+        rung, _, verdict = missing.partition(": ")
+        lacks.setdefault(verdict, []).append(rung)
     return [
-        mark + row.name,
+        ("* " if row.installed else "  ") + row.name,
         row.channel,
         row.made[:10],
-        versions,
+        "\n".join(f"{name} {version}" for name, version in row.versions.items()),
         size(row.size),
-        _lacking(row),
-        last,
+        "\n".join(f"{verdict}: {', '.join(rungs)}" for verdict, rungs in lacks.items()),
+        f"yanked: {row.yanked}" if row.yanked else "" if row.fits else "not for this machine",
     ]
 
 
-def _lacking(row: listing.Row) -> str:
-    """Return what is missing of a release, one line for each state."""
-    states: dict[str, list[str]] = {}
-    for one in row.missing:
-        rung, _, state = one.partition(": ")
-        states.setdefault(state, []).append(rung)
-    return "\n".join(f"{state}: {', '.join(rungs)}" for state, rungs in states.items())
+def rollback(arguments: argparse.Namespace) -> int:
+    """Bring back the set before the present one."""
+    return _show(back.rollback(context.standalone(arguments), chosen(arguments.into)))
 
 
-def _onsite(session: RunContext, arguments: argparse.Namespace) -> int:
+def uninstall(arguments: argparse.Namespace) -> int:
+    """Remove the set of the environment, its caches and its records."""
+    gone = back.uninstall(context.standalone(arguments), chosen(arguments.into))
+    changes = (("removed", gone.removed), ("kept", gone.kept))
+    rows = [[what, _shortened(names)] for what, names in changes if names]
+    console.table(f"{gone.name} is uninstalled", ["", "packages"], rows, result=True)
+    console.document({"uninstalled": gone})
+    return 0
+
+
+def check(into: Path, *, deep: bool) -> int:
     """
-    Bring the environment to what the stack's ``onsite.yaml`` asks for, or with ``--restore`` to the
-    unedited wheels.
-    """
-    from sparkwright.release import onsite, spec
+    Show which set is installed in *into*, and whether something changed it.
 
-    if arguments.into is None:
-        raise UsageError("usage", "--onsite needs --into.")
-    wanted = spec.load(session.project)
-    console.note(SCOPE)
-    if wanted is None:
-        console.result(f"Stack {session.project.stack} has nothing to do on site.")
-        console.document({"installed": None})
-        return 0
-    console.note(f"why on site: {wanted.reason}")
-    done = onsite.install(
-        session.store, wanted, arguments.into, offline=session.offline, restore=arguments.restore
-    )
-    rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
-    rows += [
-        ["shared", f"{one.upper} over {one.lower}", "", f"{one.files} files, {one.differ} differ"]
-        for one in done.shared
+    Raises:
+        nothing-installed: None is. environment-broken: Something did, or an installation was cut
+            off.
+    """
+    place = environment.probe(into)
+    if unfinished := state.installing(place):
+        name = unfinished.chosen.name if unfinished.chosen else "the removal of everything"
+        before = unfinished.before.chosen.name if unfinished.before else "nothing"
+        raise InstallError(
+            "environment-broken",
+            f"{place.prefix} is half installed: {name} was cut off.",
+            details=[f"there was before: {before}"],
+            data={"state": "half installed"},
+            todo="Run the same `sparkwright install` (or `uninstall`) again to finish, or "
+            "`sparkwright rollback` to undo it.",
+        )
+    record = state.required(place)
+    release = record.chosen
+    with console.step("reading every byte" if deep else "looking at sizes and times"):
+        faults = health.look(place, record, deep=deep)
+    rows = [
+        ["set", release.name],
+        ["channel", release.channel],
+        ["release", release.release],
+        ["index", release.index],
+        ["packages", str(len(record.placed))],
+        ["earlier sets", ", ".join(old.name for old in reversed(record.history)) or "none"],
+        [
+            "compiled kernels",
+            str(state.folder(place) / "caches" / record.caches.get(release.release, "")),
+        ],
     ]
-    rows += [["edit", f"{one.name}: {one.file}", one.sha256[:12], one.state] for one in done.edits]
-    console.table(
-        f"{done.written} of {done.files} files written",
-        ["", "what", "sha256", ""],
-        rows,
-        result=True,
+    console.table(str(place.prefix), ["", ""], rows, result=True)
+    if faults:
+        raise InstallError(
+            "environment-broken",
+            f"{release.name} in {place.prefix} was changed.",
+            details=[str(fault) for fault in faults],
+            data={"state": "broken", "faults": msgspec.to_builtins(faults)},
+        )
+    console.document(
+        {
+            "state": "intact",
+            "set": release.name,
+            "release": release.release,
+            "read": "every byte" if deep else "sizes and times",
+            "caches": caches.present(place),
+        }
     )
-    console.document({"installed": done})
+    console.result(
+        "intact: every byte is as it was installed"
+        if deep
+        else "intact: no size, time or RECORD differs (--deep reads every byte)"
+    )
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,9 +13,11 @@ from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.workspace import Workspace
 from sparkwright.cherry_picks.patch import PatchError
+from sparkwright.cli import context
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.forks import lock, resolve
+from sparkwright.forks import lock as locks
+from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
@@ -23,41 +25,44 @@ from sparkwright.gates.load import benchy
 from sparkwright.gates.tasks import harness
 
 
-def run(session: RunContext, arguments: argparse.Namespace) -> int:
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``lock``."""
+    parsers["lock"].set_defaults(run=lock)
+
+
+def lock(arguments: argparse.Namespace) -> int:
     """
-    Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; what stays
-    unresolved is reported.
+    Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; report what stays
+    unresolved.
     """
+    session = context.checkout(arguments)
     if session.offline:
         raise SourceError(
             "offline", "lock asks the index and the upstream hosts, which --offline forbids."
         )
-    earlier = lock.read(session.project) if session.project.lock_file.exists() else None
-    made = resolve.resolve(session, earlier)
+    earlier = locks.read(session.project) if session.project.lock_file.exists() else None
+    resolved = resolve.resolve(session, earlier)
     with console.step("lock the tools"):
         tools = pylock.resolve(session, session.project.build_folder / "requirements.in")
-    for what, program in (
-        ("the harness of the tasks", harness),
-        ("the second load generator", benchy),
-    ):
-        wanted = program.folder(session)
-        # Checkouts that hold stacks alone (the demo's) have nothing to gate.
-        if (wanted / "requirements.in").exists():
-            with console.step(f"lock {what}"):
-                made_of = program.lock(session)
-            (wanted / "pylock.toml").write_text(made_of, "utf-8")
-    session.project.lock_file.write_text(lock.render(made), "utf-8")
-    # What the run has read of an earlier lock file counts no longer.
-    session = dataclasses.replace(session)
+    for program in (harness, benchy):
+        folder = program.folder(session)
+        # A checkout that holds stacks alone has nothing to gate.
+        if (folder / "requirements.in").exists():
+            with console.step(f"lock {folder.name}"):
+                text = program.lock(session)
+            (folder / "pylock.toml").write_text(text, "utf-8")
+    session.project.lock_file.write_text(locks.render(resolved), "utf-8")
     (session.project.build_folder / "pylock.toml").write_text(tools, "utf-8")
+    # The context caches the lock that it has read.
+    session = dataclasses.replace(session)
     for fork, spec in session.project.spec.forks.items():
         if spec.build == "graft":
             _vendored(session, fork)
-    made = lock.read(session.project)
-    unresolved = resolve.unresolved(session, made)
+    written = locks.read(session.project)
+    unresolved = resolve.unresolved(session, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
-    console.document({"lock": made, "unresolved": unresolved})
+    console.document({"lock": written, "unresolved": unresolved})
     return 0
 
 
@@ -109,7 +114,7 @@ def lock_vendored(session: RunContext, fork: str) -> None:
                 if locked == session.lock.forks[fork]:
                     raise
                 forks = {**session.lock.forks, fork: locked}
-                text = lock.render(msgspec.structs.replace(session.lock, forks=forks))
+                text = locks.render(msgspec.structs.replace(session.lock, forks=forks))
                 session.project.lock_file.write_text(text, "utf-8")
 
 

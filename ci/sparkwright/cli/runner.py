@@ -1,6 +1,4 @@
-"""
-``sparkwright runner``: a Spark that takes jobs of a repository, set up, checked, one job at a time.
-"""
+"""``sparkwright lab runner``: set up a Spark that runs jobs of a repository, and run one job."""
 
 from __future__ import annotations
 
@@ -9,17 +7,16 @@ import os
 import platform
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from sparkwright.cli.runneroptions import REVIEWED
+from sparkwright.cli import context
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub
-from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import (
     admit,
@@ -41,42 +38,135 @@ from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import Stand, Step, printed
 
+#: Action → what it does.
+ACTIONS = {
+    "plan": "print everything that setup would do here, as commands and files",
+    "setup": "do it; what is done already is not done again",
+    "check": "say what is not as set-up leaves it, tried as the jobs' user",
+    "drain": "take no job any more, and wait for the one that runs; --end takes jobs again",
+    "remove": "drain, and undo set-up; models stay",
+    "once": "do one job (the unit runs this)",
+    "clean": "end what a job left, and empty what it wrote to (the unit runs this)",
+    "admit": "say whether a job may run here (GitHub's runner runs this, before its first step)",
+    "egress": "renew the addresses that jobs may connect to (a timer runs this)",
+    "lease": "be leased by the leader of a pair until it lets go (its ssh runs this)",
+}
 
-def run(session: RunContext | None, arguments: argparse.Namespace) -> int:
-    """Do what the action asks for."""
-    if arguments.action in REVIEWED:
-        assert isinstance(session, RunContext)
-        return _setup(session, arguments)
-    return _ACTIONS[arguments.action](arguments)
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``runner``."""
+    parser = parsers["lab runner"]
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add(
+        "action",
+        choices=tuple(ACTIONS),
+        help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()),
+    )
+    add("--repository", default="", metavar="OWNER/NAME", help="plan, setup: whose jobs run here")
+    add(
+        "--name",
+        default="",
+        metavar="NAME",
+        help="plan, setup: of this machine (default: its host name)",
+    )
+    add(
+        "--labels",
+        default="",
+        metavar="LABEL,…",
+        help="plan, setup: of ci/runner.yaml (default: all that are true of this machine)",
+    )
+    add(
+        "--partner",
+        default="",
+        metavar="NAME=ADDRESS",
+        help="plan, setup: the Spark that this one leases for two nodes",
+    )
+    add(
+        "--leader",
+        default="",
+        metavar="NAME",
+        help="plan, setup, lease: the Spark that may lease this one",
+    )
+    add("--leader-key", type=Path, metavar="FILE", help="plan, setup: its public ssh key")
+    add(
+        "--sysroot",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="the root of the machine (default: of this one)",
+    )
+    add(
+        "--config",
+        default="/etc/sparkwright",
+        metavar="DIR",
+        help="where set-up wrote its settings",
+    )
+    add("--workflows", type=Path, metavar="DIR", help="check: look at these workflows, too")
+    add(
+        "--patience",
+        type=float,
+        default=2,
+        metavar="MINUTES",
+        help="drain, remove: wait for a job (default: 2)",
+    )
+    add("--end", action="store_true", help="drain: take jobs again")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="setup, remove: print what would be done, and change nothing",
+    )
+    add("--yes", action="store_true", help="setup, remove: change this machine")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the action."""
+    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+        "plan": _setup,
+        "setup": _setup,
+        "check": _check,
+        "drain": _drain,
+        "remove": _remove,
+        "once": _once,
+        "clean": _clean,
+        "admit": _admit,
+        "egress": _egress,
+        "lease": _lease,
+    }
+    return actions[arguments.action](arguments)
 
 
 def _place(arguments: argparse.Namespace) -> Place:
     return Place(arguments.sysroot.absolute())
 
 
-def _setup(session: RunContext, arguments: argparse.Namespace) -> int:
-    place, root = _place(arguments), session.project.root
+def _ground(arguments: argparse.Namespace) -> Ground:
+    """Return the machine that set-up has prepared."""
+    return Ground.of(arguments.config, _place(arguments))
+
+
+def _setup(arguments: argparse.Namespace) -> int:
+    place, root = _place(arguments), context.checkout(arguments).project.root
     policy = policies.load(root / "ci" / POLICY)
     settings = _settings(policy, arguments)
     if ways := exposed(root / ".github" / "workflows", policy.all_labels()):
-        lines = [
-            f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}" for one in ways
-        ]
         raise LabError(
             "runner-exposed",
             "A workflow of this checkout lets strangers onto this machine.",
-            details=lines,
+            details=[
+                f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}"
+                for one in ways
+            ],
         )
     steps = plan.steps(policy, settings)
-    dry = arguments.action == "plan" or arguments.dry_run
-    stands = (
-        tuple(perform.stand(step, place) for step in steps)
-        if dry
-        else _set_up(steps, place, arguments)
-    )
-    if dry:
+    if arguments.action == "plan" or arguments.dry_run:
+        stands = tuple(perform.stand(step, place) for step in steps)
         _print(steps, stands)
     else:
+        _require_root()
+        _require_yes(arguments, "lab runner plan")
+        with console.step("set up"):
+            stands = perform.set_up(steps, place)
         _table(stands)
     console.document({"steps": steps, "stands": stands, "settings": settings})
     return 0
@@ -124,26 +214,21 @@ def _key(path: Path | None) -> str | None:
         raise UsageError("usage", f"{path} is no public ssh key.", details=[str(error)]) from error
 
 
-def _set_up(
-    steps: Sequence[Step], place: Place, arguments: argparse.Namespace
-) -> tuple[Stand, ...]:
-    _root()
-    if not arguments.yes:
-        raise UsageError(
-            "usage",
-            "setup changes this machine. Read what `sparkwright runner plan` prints, and say "
-            "--yes.",
-        )
-    with console.step("set up"):
-        return perform.set_up(steps, place)
-
-
-def _root() -> None:
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise LabError(
             "runner-setup",
             "Only root can do this.",
             todo="Run it with sudo; `plan` needs no rights.",
+        )
+
+
+def _require_yes(arguments: argparse.Namespace, preview: str) -> None:
+    if not arguments.yes:
+        raise UsageError(
+            "usage",
+            f"{arguments.action} changes this machine. Read what `sparkwright {preview}` prints, "
+            f"and give --yes.",
         )
 
 
@@ -173,8 +258,7 @@ def _table(stands: Sequence[Stand]) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    place = _place(arguments)
-    ground = Ground.of(arguments.config, place)
+    place, ground = _place(arguments), _ground(arguments)
     steps = plan.steps(ground.policy, ground.settings)
     with console.step("check"):
         found = (
@@ -198,9 +282,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _once(arguments: argparse.Namespace) -> int:
-    _root()
+    _require_root()
     signal.signal(signal.SIGTERM, _interrupted)
-    ground = Ground.of(arguments.config, _place(arguments))
+    ground = _ground(arguments)
     address = ground.settings.api
     if not address.startswith("https://") and not re.match(
         r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"
@@ -217,8 +301,8 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 
 
 def _clean(arguments: argparse.Namespace) -> int:
-    _root()
-    ground = Ground.of(arguments.config, _place(arguments))
+    _require_root()
+    ground = _ground(arguments)
     with holding.machine(ground, 10):
         condition.recover(ground)
     return 0
@@ -256,8 +340,8 @@ def _egress(arguments: argparse.Namespace) -> int:
 
 
 def _lease(arguments: argparse.Namespace) -> int:
-    _root()
-    ground = Ground.of(arguments.config, _place(arguments))
+    _require_root()
+    ground = _ground(arguments)
     if not arguments.leader:
         raise UsageError("usage", "lease needs --leader NAME.")
     console.note(lease.hold(ground, arguments.leader, lambda: condition.recover(ground)))
@@ -265,8 +349,8 @@ def _lease(arguments: argparse.Namespace) -> int:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    _root()
-    ground = Ground.of(arguments.config, _place(arguments))
+    _require_root()
+    ground = _ground(arguments)
     if arguments.end:
         ground.draining.unlink(missing_ok=True)
         console.note("this machine takes jobs again")
@@ -277,21 +361,15 @@ def _drain(arguments: argparse.Namespace) -> int:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    place = _place(arguments)
-    ground = Ground.of(arguments.config, place)
+    place, ground = _place(arguments), _ground(arguments)
     steps = plan.steps(ground.policy, ground.settings)
     if arguments.dry_run:
         for step in reversed(steps):
             for act in step.undo:
                 console.result("\n".join(printed(act)))
         return 0
-    _root()
-    if not arguments.yes:
-        raise UsageError(
-            "usage",
-            "remove changes this machine. See what `sparkwright runner remove --dry-run` prints, "
-            "and say --yes.",
-        )
+    _require_root()
+    _require_yes(arguments, "lab runner remove --dry-run")
     condition.stop_taking(ground, 60 * arguments.patience)
     condition.clean(ground)
     stands = perform.take_back(steps, place)
@@ -300,15 +378,3 @@ def _remove(arguments: argparse.Namespace) -> int:
     console.document({"stands": stands})
     console.note(f"the journal stays in {ground.state}, and models in {ground.models}")
     return 0
-
-
-_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "check": _check,
-    "once": _once,
-    "clean": _clean,
-    "admit": _admit,
-    "egress": _egress,
-    "lease": _lease,
-    "drain": _drain,
-    "remove": _remove,
-}

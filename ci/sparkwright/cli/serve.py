@@ -1,26 +1,25 @@
-"""
-``sparkwright serve``: a model served by an installed set, exactly as its recipe says, watched from
-the first line of the log on.
-"""
+"""``sparkwright serve``: a model served from an installed release, by its recipe."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
-from sparkwright.cli import environments
-from sparkwright.cli.measuring import pair
+from sparkwright.cli import argtypes, context, install
 from sparkwright.core import project_data
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import StandaloneContext
+from sparkwright.core.store import Store
 from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import (
     cluster,
+    health,
     held,
     ports,
     resolve,
@@ -35,34 +34,171 @@ from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.wish import Where, Wish
 
 
-def run(session: StandaloneContext, arguments: argparse.Namespace) -> int:
-    """
-    Serve until somebody asks to stop; with ``--dry-run`` say what would run, with ``--table`` what
-    a container may be told.
-    """
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``serve``."""
+    parser = parsers["serve"]
+    parser.set_defaults(run=serve)
+    argtypes.add_environment(parser)
+    argtypes.add_server_arguments(parser)
+    add = parser.add_argument
+    add(
+        "recipe",
+        nargs="?",
+        default="",
+        metavar="RECIPE",
+        help="a recipe of ci/recipes; a model needs none",
+    )
+    add(
+        "--model",
+        default="",
+        metavar="DIR|NAME",
+        help="folder of the model, or its name in the cache of models (default: the recipe's)",
+    )
+    add(
+        "--revision", default="", metavar="COMMIT", help="commit or branch of a model that is named"
+    )
+    add(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="the Python of the environment, where it is no virtual one",
+    )
+    add(
+        "--host",
+        metavar="ADDRESS",
+        help="the address to listen on (default: 127.0.0.1, this machine alone)",
+    )
+    add("--port", type=argtypes.whole(1, 65535), metavar="N", help="the port (default: 8000)")
+    add(
+        "--name",
+        default="",
+        metavar="NAME",
+        help="the name that clients ask for (default: the recipe's, or the folder's)",
+    )
+    add(
+        "--environment",
+        action="store_true",
+        help="take what is not given here from the variables of the environment",
+    )
+    add(
+        "--table",
+        action="store_true",
+        help="show these variables, in Markdown, and do nothing else",
+    )
+    add(
+        "--floor",
+        type=argtypes.amount(0, 4096, "GiB"),
+        metavar="GIB",
+        help="memory that stays free (default: the recipe's, or a tenth)",
+    )
+    add("--download", action="store_true", help="let vLLM fetch a model that is not here")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="check everything, show what would run, and start nothing",
+    )
+    add(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="where vLLM's own lines go (default: a file in the cache directory)",
+    )
+    add(
+        "--patience",
+        type=argtypes.whole(1, 86400),
+        metavar="SECONDS",
+        help="until it must be ready (default: the recipe's, or 1800), or answer --health (10)",
+    )
+    add(
+        "--health",
+        nargs="?",
+        const="",
+        metavar="URL",
+        help="serve nothing; show whether this server, or the one that serves here, answers",
+    )
+    role = parser.add_mutually_exclusive_group()
+    role.add_argument(
+        "--ray-head",
+        action="store_true",
+        help="serve with other machines: start Ray here and wait for them",
+    )
+    role.add_argument(
+        "--ray-worker",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="be one of them: HOST:PORT of the head",
+    )
+    add(
+        "--nodes",
+        type=argtypes.whole(1, 64),
+        metavar="N",
+        help="machines that serve together (default: the recipe's)",
+    )
+    add(
+        "--node-address",
+        default="",
+        metavar="ADDRESS",
+        help="this machine's address on the network that they share",
+    )
+    add(
+        "--ray-port",
+        type=argtypes.whole(1, 65535),
+        metavar="N",
+        help="port of Ray on the head (default: 6379)",
+    )
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve until the user stops it, or do what ``--health``, ``--table`` or ``--dry-run`` asks."""
+    if arguments.health is not None:
+        return _health(arguments.health, arguments.patience or 10)
     if arguments.table:
         console.result(variables.table().rstrip("\n"))
         console.document({"variables": variables.TABLE})
         return 0
     with Asked() as asked:
-        wish = wished(arguments)
-        where = Where(python(arguments), project_data.root(arguments.root), arguments.log)
-        if wish.role == "worker":
-            return _follow(session, wish, where, asked, dry=arguments.dry_run)
-        return _serve(session, wish, where, asked, dry=arguments.dry_run)
+        store, wish = context.standalone(arguments).store, _wish(arguments)
+        where = Where(_python(arguments), project_data.root(arguments.root), arguments.log)
+        run = _follow if wish.role == "worker" else _serve
+        return run(store, wish, where, asked, dry=arguments.dry_run)
 
 
-def wished(arguments: argparse.Namespace) -> Wish:
+def _health(url: str, patience: int) -> int:
     """
-    Return what the command line asks for, above what the environment does where that is to be
-    asked.
+    Show whether the server answers.
 
     Raises:
-        UsageError: The command line contradicts itself. variable-refused: See `variables.told`.
+        server-dead, server-stuck, node-lost: It does not serve.
+    """
+    key = os.environ.get("VLLM_API_KEY", "")
+    if url:
+        state = health.of_server(url, patience, key)
+    else:
+        state = health.of_machine(held.read(), patience, key)
+    where = f" at {state.url}" if state.url else ""
+    console.document({"health": state})
+    if failure := health.FAILURES.get(state.state):
+        raise ServeError(
+            failure,
+            f"The server{where} does not serve: {state.state}.",
+            details=[state.says],
+            data=msgspec.to_builtins(state),
+        )
+    console.result(f"{state.state}: {state.says}{where}")
+    return 0
+
+
+def _wish(arguments: argparse.Namespace) -> Wish:
+    """
+    Return what the command line asks for, above what the environment does with ``--environment``.
+
+    Raises:
+        UsageError: A worker has no head. variable-refused: See `variables.told`.
     """
     below = variables.told(os.environ) if arguments.environment else Wish()
     role = "worker" if arguments.ray_worker is not None else "head" if arguments.ray_head else ""
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "recipe": arguments.recipe,
         "model": arguments.model,
         "revision": arguments.revision,
@@ -78,10 +214,11 @@ def wished(arguments: argparse.Namespace) -> Wish:
         "ray_port": arguments.ray_port,
         "patience": arguments.patience,
     }
-    above = {name: value for name, value in said.items() if value is not None and value != ""}
-    wish = replace(below, **above)
-    wish = replace(
-        wish, flags=(*below.flags, *arguments.flag), variables=dict(map(pair, arguments.variable))
+    wish = msgspec.structs.replace(
+        below,
+        **{name: value for name, value in given.items() if value not in (None, "")},
+        flags=(*below.flags, *arguments.flag),
+        variables=dict(arguments.variable),
     )
     if role == "worker" and not wish.head:
         raise UsageError(
@@ -89,38 +226,28 @@ def wished(arguments: argparse.Namespace) -> Wish:
             "A worker needs the address of the head.",
             todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment.",
         )
-    if not arguments.environment:
-        _unheard(wish)
+    lost = [name for name in os.environ if name.startswith("VLLM_") and name not in wish.variables]
+    if lost and not arguments.environment:
+        console.warn(
+            f"{', '.join(sorted(lost))} of this shell does not reach the server; use --variable "
+            f"NAME=VALUE, or --environment for all"
+        )
     return wish
 
 
-def _unheard(wish: Wish) -> None:
-    """
-    Say which variables of the caller look as if they were for the server, and do not reach it.
-    """
-    lost = sorted(
-        name for name in os.environ if name.startswith("VLLM_") and name not in wish.variables
-    )
-    if lost:
-        console.warn(
-            f"{', '.join(lost)} of this shell does not reach the server; say --variable "
-            f"NAME=VALUE, or --environment for all"
-        )
-
-
-def python(arguments: argparse.Namespace) -> Path:
-    """Return the Python of the environment that is meant."""
+def _python(arguments: argparse.Namespace) -> Path:
+    """Return the Python of the environment that serves."""
     if arguments.python is not None and arguments.into is not None:
         raise UsageError(
             "usage", "--python and --into name two environments.", todo="Give one of them."
         )
-    found: Path = arguments.python or environments.chosen(arguments.into) / "bin" / "python"
-    return found
+    python: Path = arguments.python or install.chosen(arguments.into) / "bin" / "python"
+    return python
 
 
-def _serve(session: StandaloneContext, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
+def _serve(store: Store, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
     ready = resolve.resolved(wish, where)
-    log = (where.log or running.log_path(session.store, ready.name)).absolute()
+    log = (where.log or running.log_path(store, ready.name)).absolute()
     shown.show(ready, str(log))
     console.document(shown.document(ready, str(log)))
     if dry:
@@ -133,23 +260,17 @@ def _serve(session: StandaloneContext, wish: Wish, where: Where, asked: Asked, *
         return 0
     with held.held() as lock:
         start = together.lead if wish.role == "head" else running.serve
-        return start(ready, lock, asked, session.store, log)
+        return start(ready, lock, asked, store, log)
 
 
-def _follow(
-    session: StandaloneContext, wish: Wish, where: Where, asked: Asked, *, dry: bool
-) -> int:
+def _follow(store: Store, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
     place = places.ask(where.python)
-    recipe = recipes.load(where.root, wish.recipe) if wish.recipe else None
-    free = (
-        wish.floor
-        if wish.floor is not None
-        else recipe.plan.floor
-        if recipe
-        else resolve.floor(wish)
-    )
-    floor = round(free * resolve.GIB)
-    log = (where.log or running.log_path(session.store, "ray-worker")).absolute()
+    floor = wish.floor
+    if floor is None and wish.recipe:
+        floor = recipes.load(where.root, wish.recipe).plan.floor
+    if floor is None:
+        floor = resolve.floor(wish)
+    log = (where.log or running.log_path(store, "ray-worker")).absolute()
     console.document(
         {
             "head": wish.head,
@@ -164,6 +285,5 @@ def _follow(
         cluster.parts(wish.head)
         return 0
     with held.held() as lock:
-        return together.follow(
-            place, wish, floor, lock, asked, log, wish.patience or resolve.PATIENCE
-        )
+        memory, patience = round(floor * resolve.GIB), wish.patience or resolve.PATIENCE
+        return together.follow(place, wish, memory, lock, asked, log, patience)

@@ -132,6 +132,11 @@ class CommandError(SparkwrightError):
             "A program that was started by sparkwright ended with an error of its own.",
             "Read its last lines above; the full log is named there.",
         ),
+        "part-missing": Advice(
+            "The command needs packages of the part `full`, and only what installs and serves"
+            " releases is installed.",
+            "Install the part `full` with the command named above.",
+        ),
         "tool-missing": Advice(
             "A program that the step runs is not installed on this machine.",
             "Install it as `sparkwright doctor` says.",

@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkwright.audit import wheel_reader
 from sparkwright.builder import pipeline
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.cli import audit, gate
+from sparkwright.cli import gate, stages
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.demo import base, toy
@@ -64,7 +64,7 @@ def run_gates(session: RunContext) -> str:
     facts, states = host.facts(), []
     for path in wheels(session):
         inputs = Inputs(wheel=path)
-        with Ready(session, inputs, lambda path: audit.audited(session, path), facts) as ready:
+        with Ready(session, inputs, lambda path: stages.audited(session, path), facts) as ready:
             verdicts = ladder.climb(
                 [ready.rung(name) for name in ("G0", "G2")],
                 stack=session.project.stack,
@@ -106,19 +106,27 @@ def publish_candidate(session: RunContext) -> str:
     return f"{release.release} with {len(release.sent)} files, labelled: {', '.join(missing)}"
 
 
-def install_release(session: RunContext, tools: Toolchain) -> str:
-    """Install from the served index into an empty environment, twice."""
+def uv(session: RunContext, *arguments: str | Path) -> None:
+    """Run uv offline, with a cache of the demo's own."""
     from uv import find_uv_bin
 
-    folder, log = demo_folder(session) / "user", session.store.folder("logs") / "install.log"
-    env = process.clean_environment(
-        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=str(demo_folder(session) / "uv")
-    )
+    cache = str(demo_folder(session) / "uv")
     process.run(
-        [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, folder],
-        log=log,
-        env=env,
+        [find_uv_bin(), *arguments],
+        log=session.store.folder("logs") / "install.log",
+        env=process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=cache),
     )
+
+
+def make_environment(session: RunContext, tools: Toolchain, folder: Path) -> None:
+    """Make an empty virtual environment at *folder*."""
+    uv(session, "venv", "--quiet", "--clear", "--python", tools.python, folder)
+
+
+def install_release(session: RunContext, tools: Toolchain) -> str:
+    """Install from the served index into an empty environment, twice."""
+    folder = demo_folder(session) / "user"
+    make_environment(session, tools, folder)
     with base.serve(demo_folder(session) / "releases") as address:
         wish = Wish(
             index=f"{address}/",

@@ -113,14 +113,14 @@ class LabError(SparkwrightError):
         ),
         "lease-refused": Advice(
             "The other Spark of the pair could not be reached, or was not free in time, so the job does not run on one alone.",
-            "Look at the partner with `sparkwright runner check`, and start the job again.",
+            "Look at the partner with `sparkwright lab runner check`, and start the job again.",
         ),
         "night-taken": Advice(
             "A record of that day, stack and run is there already, and says something else: two jobs of one run record the same stack.",
             "Record each stack of a run once; the record that is there stays as it is.",
         ),
         "runner-busy": Advice(
-            "Another run of `runner once`, or the leader of a pair, has this machine now.",
+            "Another run of `lab runner once`, or the leader of a pair, has this machine now.",
             "Wait for it to end; a machine has one GPU and does one job at a time.",
         ),
         "runner-died": Advice(
@@ -157,7 +157,7 @@ class LabError(SparkwrightError):
         ),
         "runner-unfit": Advice(
             "The machine is not, or no longer, as set-up leaves it; what a job could do there was not reviewed.",
-            "Run `sparkwright runner setup` again; what only a person can mend is said above.",
+            "Run `sparkwright lab runner setup` again; what only a person can mend is said above.",
         ),
         "runner-unready": Advice(
             "The machine is not in the state that a job begins in: too little disk or memory, or something else uses the GPU.",

@@ -51,7 +51,7 @@ class ReleaseError(SparkwrightError):
         ),
         "manifest-invalid": Advice(
             "What the index serves as its manifest is no manifest: a login page, an error page, a cut-off or hand-edited file.",
-            "Open the address above in a browser. If the index itself is damaged, its publisher makes it again: `sparkwright refresh`.",
+            "Open the address above in a browser. If the index itself is damaged, its publisher makes it again: `sparkwright release refresh`.",
         ),
         "manifest-replayed": Advice(
             "This machine has seen a newer manifest of the same index: a mirror lags behind, or somebody serves you an old one.",
@@ -68,11 +68,11 @@ class ReleaseError(SparkwrightError):
         ),
         "release-name-taken": Advice(
             "The index holds this very release already, or once held another under its name; both stay as they are.",
-            "Publish under the next number; see `sparkwright install --list` for what there is.",
+            "Publish under the next number; see `sparkwright list` for what there is.",
         ),
         "release-unknown": Advice(
             "The index has no release of that name, stack, channel or machine.",
-            "See `sparkwright install --list` for what there is.",
+            "See `sparkwright list` for what there is.",
         ),
         "release-unproved": Advice(
             "The release is a candidate: not everything that `verified` asks for was shown. The lines above say what is missing.",
@@ -119,7 +119,7 @@ class TrustError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "evidence-invalid": Advice(
             "A statement about a wheel is missing, of another kind, about other bytes, or does not agree with the statements beside it.",
-            "Do not install the wheel. Tell the publisher which statement it was; `sparkwright evidence` shows them one by one.",
+            "Do not install the wheel. Tell the publisher which statement it was; `sparkwright release verify` shows them one by one.",
         ),
         "identity-unusable": Advice(
             "There is no identity token to sign with, it has run out, or the services that vouch for it and log it did not answer.",
@@ -127,7 +127,7 @@ class TrustError(SparkwrightError):
         ),
         "key-invalid": Advice(
             "The file is no Ed25519 key of the kind needed here, others may read it, or its passphrase is wrong.",
-            "Make one with `sparkwright key FILE`; a private key belongs to its owner alone (chmod 600).",
+            "Make one with `sparkwright release key FILE`; a private key belongs to its owner alone (chmod 600).",
         ),
         "signature-invalid": Advice(
             "The bytes are not the ones that were signed: changed, mixed up or cut off on the way.",
@@ -162,7 +162,7 @@ class InstallError(SparkwrightError):
         ),
         "nothing-installed": Advice(
             "The environment holds no set that sparkwright installed, or none before the present one.",
-            "See `sparkwright install --list`, and name an environment with --into.",
+            "See `sparkwright list`, and name an environment with --into.",
         ),
         "onsite-mismatch": Advice(
             "A file was changed by hand or by another tool, so an edit made for the pinned wheel would be a guess. Nothing was changed.",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
 #: What an installer has that can serve; older ones lack it.
-NEEDED = frozenset(("sparkwright/operate/image/settled.py", "sparkwright/cli/serve.py", "sparkwright/cli/health.py"))
+NEEDED = frozenset(("sparkwright/operate/image/settled.py", "sparkwright/cli/serve.py", "sparkwright/cli/argtypes.py"))
 
 
 class Inside(Environment, frozen=True):

@@ -189,7 +189,7 @@ def _idle(ground: Ground) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("room", "unfit", str(error))
     if ground.draining.exists():
-        yield Finding("takes jobs", "look", "it is drained: `sparkwright runner drain --end` lets it take jobs again")
+        yield Finding("takes jobs", "look", "it is drained: `sparkwright lab runner drain --end` lets it take jobs again")
 
 
 def _labels(ground: Ground) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
         policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
         uid = place.number(policy.user)
         if uid is None:
-            raise LabError("runner-setup", f"There is no user {policy.user}.", todo="Run `sparkwright runner setup` first.")
+            raise LabError("runner-setup", f"There is no user {policy.user}.", todo="Run `sparkwright lab runner setup` first.")
         if uid == 0:
             raise LabError("runner-setup", f"The user {policy.user} is root.", todo="Name another user in ci/runner.yaml, and set up anew.")
         # Its only group is its own, made with it; nobody is in another by the number of a user that is none.

@@ -161,7 +161,7 @@ def _asking(policy: Policy) -> str:
     """Return the hook's text: it takes from its environment what GitHub says of the job, and nothing that a workflow may have put there."""
     python = f"{policy.folders.program}/bin/python"
     told = " ".join(f'{name}="${name}"' for name in admit.TOLD)
-    command = shlex.join(("-I", "-m", "sparkwright", "runner", "admit", "--config", policy.folders.config))
+    command = shlex.join(("-I", "-m", "sparkwright", "lab", "runner", "admit", "--config", policy.folders.config))
     return f"#!/bin/sh\n# GitHub's runner asks this before the first step of a job.\nexec /usr/bin/env -i {told} {python} {command}\n"
 
 

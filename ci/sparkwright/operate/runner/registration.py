@@ -174,7 +174,7 @@ def _decoded(reply: Reply, kind: type[T], github: GitHub, where: str) -> T:
     if reply.status == 409:
         raise GitHubError("github-unreachable", f"GitHub knows a runner of {where} by that name already.", details=says)
     if reply.status not in (200, 201):
-        todo = "The token needs Administration: write on this repository; labels and name are those of `sparkwright runner check`."
+        todo = "The token needs Administration: write on this repository; labels and name are those of `sparkwright lab runner check`."
         raise GitHubError("github-refused", f"GitHub refuses a runner of {where}.", details=[f"answered {reply.status}", *says], todo=todo)
     try:
         return msgspec.json.decode(reply.body, type=kind)

@@ -76,8 +76,8 @@ def service(policy: Policy) -> str:
 
         [Service]
         Type=exec
-        ExecStart={program} runner once --config {folders.config}
-        ExecStopPost={program} runner clean --config {folders.config}
+        ExecStart={program} lab runner once --config {folders.config}
+        ExecStopPost={program} lab runner clean --config {folders.config}
         SuccessExitStatus=130
         Restart=always
         RestartSec=10
@@ -157,7 +157,7 @@ def refresh_service(policy: Policy) -> str:
 
         [Service]
         Type=oneshot
-        ExecStart={folders.program}/bin/sparkwright runner egress --config {folders.config}
+        ExecStart={folders.program}/bin/sparkwright lab runner egress --config {folders.config}
         CapabilityBoundingSet=CAP_NET_ADMIN
         NoNewPrivileges=yes
         ProtectSystem=strict

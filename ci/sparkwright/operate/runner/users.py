@@ -27,7 +27,7 @@ def user(name: str, why: str) -> Step:
 def leased(policy: Policy, settings: Settings) -> tuple[Step, ...]:
     """Return what lets a leader lease this machine: a user whose key runs one command."""
     folder, keys = f"{policy.folders.config}/lease", f"{policy.folders.config}/lease/authorized_keys"
-    command = f"sudo {policy.folders.program}/bin/sparkwright runner lease --leader {settings.leader} --config {policy.folders.config}"
+    command = f"sudo {policy.folders.program}/bin/sparkwright lab runner lease --leader {settings.leader} --config {policy.folders.config}"
     line = f'restrict,command="{command}" {settings.leader_key}\n'
     sshd = f"Match User {LEASE_USER}\n    AuthorizedKeysFile {keys}\n    AuthenticationMethods publickey\n    DisableForwarding yes\n"
     sudo = f"{LEASE_USER} ALL=(root) NOPASSWD: {command.removeprefix('sudo ')}\n"

@@ -185,7 +185,7 @@ def _announce(ready: Ready, now: Running) -> None:
     key = ' -H "Authorization: Bearer $VLLM_API_KEY"' if secret else ""
     console.note(f"serving {ready.name} at {now.url} (listening on {ready.wish.host} port {ready.wish.port})")
     console.note(f"  ask:  curl {now.url}/v1/completions -H 'Content-Type: application/json'{key} -d {question}")
-    console.note(f"  look: sparkwright health        stop: Ctrl-C, or kill {now.pid}")
+    console.note(f"  look: sparkwright serve --health        stop: Ctrl-C, or kill {now.pid}")
 
 
 def stop(kept: Kept, asked: Asked) -> None:

@@ -144,4 +144,4 @@ class Night(msgspec.Struct, frozen=True):
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a `Night`."""
     made = msgspec.json.schema(Night)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparkwright night", **made}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparkwright lab record", **made}

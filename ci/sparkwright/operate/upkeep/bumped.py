@@ -63,7 +63,7 @@ def body(stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | No
     rows = [[one.patch, _MEANS[one.state], made.gone.get(one.patch, "")] for one in made.trials]
     predicted = foreseen.lines(units) if units else ["nothing of this fork is compiled"]
     parts = [
-        f"Made by `sparkwright bump`: {plain(made.fork)} of {plain(stack)} to {plain(made.base.name)}. Nothing was built yet.", "",
+        f"Made by `sparkwright patch bump`: {plain(made.fork)} of {plain(stack)} to {plain(made.base.name)}. Nothing was built yet.", "",
         "### Patches", "", table("", ["patch", "on the new base it", "because"], rows),
         "### Lock", "", block(made.difference),
         "### Range-diff of both series", "", block(range_diff or ["no patches"]),

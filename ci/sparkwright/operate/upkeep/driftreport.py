@@ -27,7 +27,7 @@ _MEANS = {
 
 def read(path: Path) -> tuple[Drift, ...]:
     """
-    Return the drifts in the file at *path*, the JSON document of ``sparkwright drift``.
+    Return the drifts in the file at *path*, the JSON document of ``sparkwright patch drift``.
 
     Raises:
         file-invalid: It is not one, or tells of a drift that failed.
@@ -81,7 +81,7 @@ def _patch(one: Drift, trial: Trial) -> Iterator[str]:
     yield ""
     if trial.state == "conflict":
         yield block(trial.says or ("git does not say where",))
-        yield f"To mend it: `sparkwright rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `export`."
+        yield f"To mend it: `sparkwright patch rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `export`."
     else:
         yield f"Because: {plain(trial.proof)}. The next bump drops it, or `export --drop` does."
     yield ""

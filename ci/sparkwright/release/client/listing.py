@@ -1,4 +1,4 @@
-"""What `install --list` shows of an index: each release, what it holds, what is missing of its proof, and which one is installed."""
+"""What `list` shows of an index: each release, what it holds, what is missing of its proof, and which one is installed."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
         raise PythonError(
             "environment-unusable",
             f"{entry.name} is not for the Python of {place.prefix} ({place.full or place.abi}).", details=[error.what, *error.details],
-            todo="Make an environment with a Python that the release is for (see its page or `install --list`).",
+            todo="Make an environment with a Python that the release is for (see its page or `sparkwright list`).",
         ) from error  # fmt: skip
     pinned = {packages.canonical(one.name): _pinned(catalogue, one) for one in selected}
     _check(entry, release, lock, pinned, place.machine)

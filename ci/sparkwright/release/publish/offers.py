@@ -117,5 +117,5 @@ def check_candidate(entry: Entry, channel: Channel) -> None:
         release-name-taken: It is so.
     """
     if channel == "verified" and entry.channel == "candidate":
-        todo = f"Move it there: `sparkwright promote {entry.name}`."
+        todo = f"Move it there: `sparkwright release promote {entry.name}`."
         raise ReleaseError("release-name-taken", f"These wheels are published, as the candidate {entry.name}.", todo=todo)

@@ -1,0 +1,194 @@
+"""Types of command line arguments, and the arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+#: The two channels of a release index.
+CHANNELS = ("verified", "candidate")
+
+
+def whole(least: int, most: int = 1 << 40) -> Callable[[str], int]:
+    """Return the type of whole numbers from *least* to *most*."""
+
+    def convert(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,13}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r:.80} is not a whole number from {least} to {most}"
+            )
+        return int(text)
+
+    return convert
+
+
+def amount(least: float, most: float, unit: str) -> Callable[[str], float]:
+    """Return the type of numbers of *unit* from *least* to *most*."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r:.80} is not a number of {unit} from {least:g} to {most:g}"
+            )
+        return value
+
+    return convert
+
+
+def day(text: str) -> str:
+    """Return *text*, a date in ISO format."""
+    try:
+        # argparse converts the empty default, too.
+        return datetime.date.fromisoformat(text).isoformat() if text else ""
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day like 2026-11-22") from None
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """Return name and value of ``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def common() -> argparse.ArgumentParser:
+    """Return the parent parser with the options of every command."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add = parser.add_argument
+    add("--stack", help="which stack (default: 2026.11)")
+    add(
+        "--fork",
+        action="append",
+        default=[],
+        metavar="FORK",
+        help="only this fork; may be repeated",
+    )
+    add(
+        "--source",
+        choices=("auto", "git", "sdist", "wheel"),
+        default="auto",
+        help="which kind of source (default: auto)",
+    )
+    add(
+        "--mirror",
+        action="append",
+        default=[],
+        metavar="URL=REPLACEMENT",
+        help="reach URLs that begin so elsewhere",
+    )
+    add("--offline", action="store_true", help="use what is in the store, never the network")
+    add(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the store is (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)",
+    )
+    add(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="the checkout to work on (default: found from here upwards)",
+    )
+    add("--json", action="store_true", help="print one JSON document on standard output")
+    add("-v", "--verbose", action="store_true", help="say more")
+    return parser
+
+
+def add_environment(parser: argparse.ArgumentParser) -> None:
+    """Add ``--into``, which names a Python environment."""
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="VENV",
+        help="the Python environment (default: the active one, or the one this program runs in)",
+    )
+
+
+def add_index(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a release index and its publisher."""
+    parser.add_argument(
+        "--index",
+        default="",
+        metavar="URL|FOLDER",
+        help="the index (default: SPARKWRIGHT_RELEASES, `releases` in the user's configuration, "
+        "or the one this program came from)",
+    )
+    parser.add_argument(
+        "--key",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="public key of its publisher; may be repeated",
+    )
+    parser.add_argument(
+        "--signed-for",
+        default="",
+        metavar="URL",
+        help="the address that the manifest was signed for, where --index is a copy",
+    )
+
+
+def add_channel(parser: argparse.ArgumentParser) -> None:
+    """Add ``--channel``, which is ``verified`` unless it is given."""
+    parser.add_argument(
+        "--channel",
+        choices=CHANNELS,
+        default="verified",
+        help="which releases (default: those whose every gate passed)",
+    )
+
+
+def add_pages(parser: argparse.ArgumentParser) -> None:
+    """Add the files that a report is written to."""
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page that needs nothing else"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown")
+
+
+def add_compiling(parser: argparse.ArgumentParser) -> None:
+    """Add the limits of commands that compile, and the folder of their wheels."""
+    parser.add_argument(
+        "--jobs",
+        type=whole(1, 4096),
+        default=0,
+        help="units compiled at once (default: one per core)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=amount(0.5, 1e6, "gigabytes"),
+        default=0,
+        metavar="GB",
+        help="what compilers that run together may hold (default: 85 %% of what is available)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)"
+    )
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--flag`` and ``--variable``: what a served model is started with."""
+    parser.add_argument(
+        "--flag",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="argument of `vllm serve` (--flag=--x); may be repeated",
+    )
+    parser.add_argument(
+        "--variable",
+        action="append",
+        type=assignment,
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable of the server; may be repeated",
+    )

@@ -1,0 +1,395 @@
+"""The commands of ``lab`` but ``runner``: ``image``, ``record`` and ``status``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sparkwright.builder import container
+from sparkwright.cli import argtypes, context
+from sparkwright.cli import release as releases
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import RunContext
+from sparkwright.operate.errors import LabError
+from sparkwright.operate.image import made, picked, recorded, registry
+from sparkwright.operate.image.picked import PLATFORMS
+from sparkwright.operate.site import making, night
+from sparkwright.operate.site.records import Night
+from sparkwright.release.client.install import Wish
+from sparkwright.release.manifest import times
+from sparkwright.release.publish.prepare import Publisher
+from sparkwright.release.signing.keys import public_path
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``image``, ``record`` and ``status``."""
+    _add_image(parsers["lab image"])
+    _add_record(parsers["lab record"])
+    _add_status(parsers["lab status"])
+
+
+def _add_image(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=image)
+    argtypes.add_index(parser)
+    argtypes.add_channel(parser)
+    add = parser.add_argument
+    add(
+        "release",
+        nargs="?",
+        default="",
+        metavar="RELEASE",
+        help="full name of a release (default: the newest of its channel)",
+    )
+    add(
+        "--platform",
+        choices=tuple(PLATFORMS),
+        default="linux/arm64",
+        help="what the image is for (default: linux/arm64)",
+    )
+    add(
+        "--base",
+        default="",
+        metavar="IMAGE",
+        help="the base, as NAME@sha256:… or an image's id (default: `image` in environment.yaml)",
+    )
+    add(
+        "--tag",
+        default="",
+        metavar="NAME[:TAG]",
+        help="a further name for the image in this machine's engine",
+    )
+    add(
+        "--push",
+        default="",
+        metavar="REPOSITORY",
+        help="push it there as RELEASE-PLATFORM, and record its digest",
+    )
+    add(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="with --push: where the record of the digest goes (default: dist)",
+    )
+    add(
+        "--at",
+        type=Path,
+        metavar="FOLDER",
+        help="with --push: sign the record, too, and put it into this index",
+    )
+    add("--signing-key", type=Path, metavar="FILE", help="with --at: the private key that signs")
+    add(
+        "--identity",
+        action="store_true",
+        help="with --at: sign by Sigstore, as the identity that this machine has",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="check the release, show what would be built, and ask no engine",
+    )
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=record)
+    add = parser.add_argument
+    add(
+        "--at",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="where the records are kept",
+    )
+    add(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="NAME=OUTCOME[:REFERENCE]",
+        help="outcome of a stage: a state, or success, failure, cancelled, skipped; may be "
+        "repeated",
+    )
+    add(
+        "--document",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="the same, from what the command printed with --json; outweighs a --stage of that "
+        "name",
+    )
+    add(
+        "--file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="verdicts or a measurement; may be repeated",
+    )
+    add(
+        "--workflow",
+        default="",
+        metavar="NAME",
+        help="which workflow ran (default: GITHUB_WORKFLOW)",
+    )
+    add(
+        "--run",
+        dest="number",
+        default="",
+        metavar="ID",
+        help="number of the run (default: GITHUB_RUN_ID and its attempt)",
+    )
+    add(
+        "--url",
+        default="",
+        metavar="URL",
+        help="where people see the run (default: its page on GitHub)",
+    )
+    add("--commit", default="", metavar="COMMIT", help="of this repository (default: GITHUB_SHA)")
+    add("--began", default="", metavar="TIME", help="when it began, as `date -u +%%FT%%TZ` says it")
+    add("--ended", default="", metavar="TIME", help="when it ended (default: now)")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=status)
+    argtypes.add_index(parser)
+    add = parser.add_argument
+    add("--nights", type=Path, metavar="FOLDER", help="records that `lab record` wrote")
+    add(
+        "--drift",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what `patch drift --json` printed; may be repeated",
+    )
+    add(
+        "--patches",
+        type=Path,
+        metavar="FILE",
+        help="what `patch status --json` printed (default: asked here)",
+    )
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the pages go; those that did not change stay",
+    )
+    add(
+        "--link",
+        default="",
+        metavar="URL",
+        help="where readers find the index (default: as its manifest says)",
+    )
+    add(
+        "--day",
+        type=argtypes.day,
+        default="",
+        metavar="YYYY-MM-DD",
+        help="the day that the pages are about (default: today, UTC)",
+    )
+    add(
+        "--strict",
+        action="store_true",
+        help="fail where a record is damaged or missing; the pages are made all the same",
+    )
+
+
+def image(arguments: argparse.Namespace) -> int:
+    """Check a release, and build, tag and push its image."""
+    session = context.checkout(arguments)
+    publisher = _publisher(session, arguments)
+    asked = made.Asked(_wish(arguments), arguments.platform, arguments.base)
+    repository = registry.checked(arguments.push) if arguments.push else ""
+    tag = registry.split(arguments.tag) if arguments.tag else None
+    base = container.pinned_base(session, asked.base)
+    found = picked.pick(session, asked.wish, PLATFORMS[asked.platform])
+    if publisher:
+        recorded.check(publisher, found.entry.release)
+    if found.entry.yanked:
+        console.warn(f"{found.entry.name} was yanked: {found.entry.yanked}")
+    for missing in found.missing:
+        console.warn(f"not proved: {missing.rung}: {missing.state}: {missing.says}")
+    rows = [
+        ["release", f"{found.entry.name} ({found.entry.channel}), {found.entry.release}"],
+        ["base", base],
+        ["platform", asked.platform],
+    ]
+    rows += [
+        [wheel.project, f"{wheel.version}, {size(wheel.size)}, {wheel.sha256}"]
+        for wheel in found.wheels
+    ]
+    if found.missing:
+        rows.append(["not proved", ", ".join(dict.fromkeys(one.rung for one in found.missing))])
+    state, done, pushed = "would be built", None, None
+    target = registry.tag_of(found.entry.name, asked.platform)
+    if not arguments.dry_run:
+        if repository:
+            recorded.ready(session.output)
+        done = made.make(session, asked, found, base)
+        state = "was there already" if done.already else "built"
+        rows.append(["image", f"{done.name}, {done.id}"])
+        if tag:
+            registry.tagged(done, *tag)
+    if done and repository:
+        digest = registry.push(done, repository, target)
+        pushed = recorded.record(done, found, repository, target, digest)
+        console.note(f"recorded as {recorded.written(session.output, pushed)}")
+        if publisher:
+            console.note(f"signed as {publisher.root / recorded.published(publisher, pushed)}")
+        rows.append(["pushed", f"{pushed.repository}:{pushed.tag}@sha256:{pushed.digest}"])
+    elif repository:
+        rows.append(["push to", f"{repository}:{target}"])
+    console.table(f"serving image of {found.entry.name}: {state}", ["", ""], rows, result=True)
+    console.document(
+        {
+            "image": done,
+            "state": state,
+            "release": found.entry,
+            "missing": found.missing,
+            "base": base,
+            "pushed": pushed,
+        }
+    )
+    return 0
+
+
+def _wish(arguments: argparse.Namespace) -> Wish:
+    """Return the wanted release; without ``--index``, of the index that the record goes into."""
+    index, keys = arguments.index, tuple(arguments.key)
+    if arguments.at and not index:
+        index = str(arguments.at)
+        if not keys and arguments.signing_key:
+            keys = (public_path(arguments.signing_key),)
+    return Wish(
+        index,
+        keys,
+        arguments.signed_for,
+        arguments.channel,
+        stack=arguments.stack or "",
+        release=arguments.release,
+    )
+
+
+def _publisher(session: RunContext, arguments: argparse.Namespace) -> Publisher | None:
+    if arguments.at is None:
+        if arguments.signing_key or arguments.identity:
+            raise UsageError("usage", "--signing-key and --identity belong to --at.")
+        return None
+    if not arguments.push:
+        raise UsageError("usage", "--at keeps the record of what --push pushed; give both.")
+    key, identity = arguments.signing_key, arguments.identity
+    return releases.publisher(session, arguments.at, key, identity=identity)
+
+
+def record(arguments: argparse.Namespace) -> int:
+    """Write the record of a run, and show it."""
+    made_record = _record(arguments)
+    path = night.write(arguments.at, made_record)
+    rows = [[one.name, one.state, one.reference, one.says[:80]] for one in made_record.stages]
+    title = f"{made_record.workflow} of {made_record.day}: {made_record.state}"
+    console.table(title, ["stage", "state", "reference", ""], rows, result=True)
+    for file in made_record.files:
+        if not file.sha256:
+            console.warn(f"{file.name}: {file.says}")
+    console.result(str(path))
+    document = {"file": str(path), "state": made_record.state}
+    console.document({**document, "night": msgspec.to_builtins(made_record)})
+    return 0
+
+
+def _record(arguments: argparse.Namespace) -> Night:
+    named = [night.stage(text) for text in arguments.stage]
+    documents = {one.name: one for one in map(night.documented, arguments.document)}
+    if len({one.name for one in named}) < len(named) or len(documents) < len(arguments.document):
+        raise UsageError("usage", "A stage is named twice.")
+    stages = [night.together(one, documents.pop(one.name, None)) for one in named]
+    files, measured = night.files(arguments.file)
+    github = {name[7:]: text for name, text in os.environ.items() if name.startswith("GITHUB_")}
+    number, attempt = github.get("RUN_ID", ""), github.get("RUN_ATTEMPT", "1")
+    if number and attempt not in ("", "1"):
+        number = f"{number}.{attempt}"
+    fields = {
+        "workflow": arguments.workflow or github.get("WORKFLOW", ""),
+        "run": arguments.number or number,
+        "stack": arguments.stack or "",
+        "ended": arguments.ended or times.now(),
+        "stages": msgspec.to_builtins([*stages, *documents.values()]),
+        "url": arguments.url or _run_url(github),
+        "commit": arguments.commit or github.get("SHA", ""),
+        "began": arguments.began,
+        "files": msgspec.to_builtins(files),
+        "measured": msgspec.to_builtins(measured),
+    }
+    for name in ("workflow", "run", "stack"):
+        if not fields[name]:
+            raise UsageError("usage", f"The {name} is not known.", todo=f"Name it with --{name}.")
+    try:
+        return msgspec.convert(fields, Night)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError("usage", "This is no record of a run.", details=[str(error)]) from error
+
+
+def _run_url(github: Mapping[str, str]) -> str:
+    server, repository, run = (
+        github.get(name, "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
+    )
+    known = re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and server and run
+    return f"{server}/{repository}/actions/runs/{run}" if known else ""
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Make static pages from all records, and show those that could not be read."""
+    session = context.checkout(arguments)
+    if urlsplit(arguments.link).scheme not in ("", "http", "https"):
+        raise UsageError("usage", f"{arguments.link!r} is no address of an index.")
+    asked = making.Asked(
+        Wish(arguments.index, tuple(arguments.key), arguments.signed_for),
+        bool(arguments.index),
+        arguments.day or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        arguments.nights,
+        tuple(arguments.drift),
+        arguments.patches,
+        arguments.link,
+    )
+    site = making.read(session, asked)
+    written = making.make(session, site, arguments.output)
+    for problem in site.problems:
+        console.warn(f"{problem.name}: {problem.reference}: {problem.says}")
+    if site.books is None:
+        console.note("no index was given, so the pages show no releases")
+    counts = {
+        "releases": len(site.releases),
+        "nights": len(site.nights.nights),
+        "histories": len(site.histories),
+        "figures": sum(len(history.spots) for history in site.histories),
+        "changes": sum(len(history.found.changes) for history in site.histories),
+        "drift": len(site.drifted.reports),
+    }
+    console.note(", ".join(f"{count} {name}" for name, count in counts.items()))
+    console.note(
+        f"{written.files} files, {size(written.size)}; {written.written} written, "
+        f"{written.removed} removed"
+    )
+    console.result(str(arguments.output / "index.html"))
+    console.document(
+        {
+            "output": str(arguments.output),
+            "day": asked.day,
+            "signature checked": site.books.checked if site.books else None,
+            "problems": msgspec.to_builtins(site.problems),
+            **counts,
+            "site": msgspec.to_builtins(written),
+        }
+    )
+    if site.problems and arguments.strict:
+        details = [f"{one.name}: {one.reference}" for one in site.problems[:50]]
+        what = f"{len(site.problems)} records could not be read."
+        raise LabError("site-partial", what, details=details)
+    return 0

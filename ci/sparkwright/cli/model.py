@@ -1,0 +1,180 @@
+"""``sparkwright model inspect``: the quantised modules of a model, and the speed of its memory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkwright.cli import argtypes, context
+from sparkwright.core.console import console, size
+from sparkwright.gates.errors import ModelError
+from sparkwright.gates.model import checkpoint, loaded, modules, roofline
+from sparkwright.gates.model.modules import Audit
+from sparkwright.gates.model.roofline import GB10, Bandwidth
+
+#: Rows beyond these are those that a token reads least of.
+SHOWN = 24
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``inspect``."""
+    parser = parsers["model inspect"]
+    parser.set_defaults(run=inspect)
+    add = parser.add_argument
+    add(
+        "model",
+        type=Path,
+        metavar="MODEL_DIR",
+        help="folder of the model; only the headers of its weights are read",
+    )
+    add(
+        "--batch",
+        type=argtypes.whole(1),
+        default=1,
+        metavar="N",
+        help="requests that a step writes a token for (default: 1)",
+    )
+    add(
+        "--context",
+        type=argtypes.whole(0),
+        default=0,
+        metavar="N",
+        help="tokens that each of them has before it (default: 0)",
+    )
+    add(
+        "--bandwidth",
+        type=argtypes.amount(0.1, 1e6, "GB/s"),
+        default=0,
+        metavar="GB/s",
+        help="how fast memory is read (default: as measured here)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=("auto", "bfloat16", "fp8"),
+        default="auto",
+        help="type of the cache (default: as the model asks for)",
+    )
+    add(
+        "--server",
+        default="",
+        metavar="URL",
+        help="compare with what this vLLM server reports",
+    )
+    add(
+        "--python",
+        type=Path,
+        metavar="PYTHON",
+        help="load the model in this environment's vLLM, and list its modules",
+    )
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """
+    Audit the model in a folder, and what a server or an environment makes of it.
+
+    Raises:
+        modules-unexpected: The weights are not what the config or the server says.
+    """
+    session = context.checkout(arguments)
+    audit = modules.audit(
+        checkpoint.read(arguments.model),
+        context=arguments.context,
+        batch=arguments.batch,
+        number=arguments.kv_cache_dtype,
+    )
+    given = (
+        Bandwidth(arguments.bandwidth, "given")
+        if arguments.bandwidth
+        else roofline.stored(session.store)
+    )
+    step, batch = audit.many.step, audit.many.batch
+    ceilings = [roofline.ceiling(step, batch, one) for one in (given, GB10) if one]
+    served = loaded.served(arguments.server, arguments.model, audit) if arguments.server else None
+    listed = loaded.listed(session, arguments.python, arguments.model) if arguments.python else None
+    console.document(
+        {
+            "audit": audit,
+            "ceilings": ceilings,
+            "bandwidth": given or "not measured",
+            "served": served,
+            "loaded": listed,
+        }
+    )
+    _show(audit)
+    for ceiling in ceilings:
+        bandwidth = ceiling.bandwidth
+        device = f"{bandwidth.device}, " if bandwidth.device else ""
+        together = f", {ceiling.together:.2f} of {batch} together" if batch > 1 else ""
+        console.result(
+            f"ceiling at {bandwidth.gigabytes:g} GB/s ({device}{bandwidth.origin}): "
+            f"{ceiling.one:.2f} tokens/s of a request{together}"
+        )
+    if not given:
+        console.result("this machine's bandwidth: not measured; give it with --bandwidth")
+    if served:
+        loaded.show_served(served)
+    if listed:
+        loaded.show_listed(listed, audit)
+    wrong = [f"{finding.reference}: {finding.says}" for finding in audit.findings]
+    wrong += served.wrong if served else ()
+    if wrong:
+        raise ModelError(
+            "modules-unexpected",
+            f"{arguments.model.resolve().name} is not what its config or its server says.",
+            details=wrong[:20],
+        )
+    return 0
+
+
+def _show(audit: Audit) -> None:
+    """Print the modules that a token reads most of, and what a step reads."""
+    step = audit.many
+    method = audit.method or "no quantisation config"
+    title = (
+        f"{audit.model}, {audit.layers} layers, {method}: {size(audit.bytes)} in "
+        f"{audit.tensors:,} tensors"
+    )
+    reads = f">read for {step.batch} tokens" if step.batch > 1 else ">read for a token"
+    columns = ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"]
+    least = sorted(audit.rows, key=lambda row: -row.read_batch)[SHOWN:]
+    rows = [
+        [
+            row.group,
+            row.modules,
+            row.scheme,
+            row.told or "–",
+            f"{row.count:,}",
+            size(row.bytes),
+            size(row.read_batch),
+            f"{row.read_batch / step.weights if step.weights else 0:.1%}",
+        ]
+        for row in audit.rows
+        if not any(row is other for other in least)
+    ]
+    console.table(title, columns, rows, result=True)
+    if least:
+        console.note(
+            f"{len(least)} more kinds of modules, of which "
+            f"{size(sum(row.read_batch for row in least))} are read; --json has all"
+        )
+    if audit.experts[0]:
+        every, taken, read = audit.experts
+        console.result(
+            f"experts: a token takes {taken} of {every}; {step.batch} are expected to read "
+            f"{read:.1f} of each layer"
+        )
+    console.result(
+        f"a step for {step.batch} reads {size(step.step)}: {size(step.weights)} of weights, "
+        f"{size(step.cache)} of the context ({step.context:,} tokens each, {size(audit.kept)} "
+        f"for a token, {size(audit.state)} of states)"
+    )
+    for note in audit.notes:
+        console.note(note)
+    unquantised: dict[str, float] = {}
+    for row in audit.rows:
+        if row.told and not row.quantised:
+            unquantised[row.group] = unquantised.get(row.group, 0.0) + row.read_batch
+    for group, count in sorted(unquantised.items(), key=lambda item: -item[1]):
+        if count >= 1e6:
+            console.note(f"not quantised: {group}, {size(count)} of each step")

@@ -1,0 +1,751 @@
+"""The commands of ``patch``: the picks and patches that a stack carries, and their upkeep."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.builder import bisect as bisection
+from sparkwright.builder.bisect import Cause, Predicate
+from sparkwright.cherry_picks import apply, conflict, ideas, ledger, pull_requests, series
+from sparkwright.cherry_picks import bump as bumps
+from sparkwright.cherry_picks import drift as drifts
+from sparkwright.cherry_picks import rebase as rebases
+from sparkwright.cherry_picks import upstream as revisions
+from sparkwright.cherry_picks.bump import Bump
+from sparkwright.cherry_picks.drift import MEANING, Drift, Line, Trial, measure
+from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.rebase import Rebased
+from sparkwright.cherry_picks.upstream import Base, Upstream
+from sparkwright.cli import context
+from sparkwright.core import github_summary
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.core.github import ADDRESS, GitHub, Repository
+from sparkwright.forks import fetch
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import Project
+from sparkwright.operate.upkeep import bumped, driftreport, foreseen, issue, proposal
+from sparkwright.operate.upkeep.foreseen import Foreseen
+from sparkwright.operate.upkeep.issue import Kept
+from sparkwright.operate.upkeep.proposal import Proposed
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the commands of ``patch``."""
+    parsers["patch status"].set_defaults(run=status)
+    _add_pick(parsers["patch pick"])
+    _add_drift(parsers["patch drift"])
+    _add_bump(parsers["patch bump"])
+    _add_bisect(parsers["patch bisect"])
+    parser = parsers["patch rebase"]
+    parser.set_defaults(run=rebase)
+    parser.add_argument(
+        "--onto",
+        default="",
+        metavar="NAME",
+        help="a release, branch, tag or commit (default: the locked source)",
+    )
+    parser.add_argument(
+        "--abort", action="store_true", help="remove the worktree and what was done in it"
+    )
+    parser = parsers["patch export"]
+    parser.set_defaults(run=export)
+    parser.add_argument(
+        "--drop",
+        action="append",
+        default=[],
+        metavar="PATCH",
+        help="this patch may go; may be repeated",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail where a file is not in the exported form",
+    )
+
+
+def _add_pick(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=pick)
+    add = parser.add_argument
+    add("pulls", nargs="+", metavar="FORK#NUMBER", help="the pull request")
+    add(
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="why it is carried or watched (needed for a new record)",
+    )
+    add(
+        "--drop-when",
+        default="",
+        metavar="TEXT",
+        help="what has to be true for it to go (needed for a new record)",
+    )
+    add("--carry", action="store_true", help="the stack carries it from now on")
+    add("--drop", action="store_true", help="the stack no longer carries it")
+    add(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATH=REASON",
+        help="a file that the stack leaves out of it; may be repeated",
+    )
+    add("--accept", action="store_true", help="pin the new state of a pull request that moved")
+
+
+def _add_drift(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=drift)
+    add = parser.add_argument
+    add(
+        "--ideas",
+        action="store_true",
+        help="which release took each patch idea of cherry_picks/ideas.yaml",
+    )
+    add(
+        "--releases",
+        action="store_true",
+        help="every release after the locked one (default: the newest)",
+    )
+    add(
+        "--to",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this release, branch, tag or commit; may be repeated",
+    )
+    add(
+        "--issue",
+        default="",
+        metavar="OWNER/REPO",
+        help="keep one issue of this repository about it",
+    )
+    add(
+        "--author",
+        default="github-actions[bot]",
+        metavar="LOGIN",
+        help="with --issue: whom the token stands for (default: a workflow)",
+    )
+    add(
+        "--given",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="show this earlier `patch drift --json`; may be repeated",
+    )
+
+
+def _add_bump(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=bump)
+    add = parser.add_argument
+    add("--to", required=True, metavar="VERSION", help="the release, or `newest`")
+    add(
+        "--drop",
+        action="append",
+        default=[],
+        metavar="PATCH",
+        help="leave this patch or pick (#NUMBER) out; may be repeated",
+    )
+    add(
+        "--pull",
+        default="",
+        metavar="OWNER/REPO",
+        help="offer the result as a pull request of this repository",
+    )
+    add(
+        "--base",
+        default="main",
+        metavar="BRANCH",
+        help="with --pull: the branch that it is made for (default: main)",
+    )
+
+
+def _add_bisect(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=bisect)
+    add = parser.add_argument
+    add(
+        "patch",
+        nargs="?",
+        default="",
+        metavar="PATCH",
+        help="name of a patch file, or number of a pull request",
+    )
+    add(
+        "--from",
+        dest="start",
+        default="",
+        metavar="NAME",
+        help="where to begin (default: the pick's own base)",
+    )
+    add(
+        "--to",
+        dest="end",
+        default="",
+        metavar="NAME",
+        help="where to end (default: upstream's newest)",
+    )
+    add(
+        "--releases",
+        action="store_true",
+        help="search releases of the package index instead of commits",
+    )
+    add(
+        "--alone",
+        action="store_true",
+        help="without the patches before it; with --run, upstream without any",
+    )
+    add(
+        "--over",
+        choices=("commits", "patches"),
+        default="commits",
+        help="with --run: what may have changed the answer",
+    )
+    add("--build", action="store_true", help="with --run: build the wheel of each state, too")
+    add(
+        "--run",
+        dest="program",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="COMMAND",
+        help="search by the exit status of this command and its arguments, which come last: 0 "
+        "good, 125 no answer, else bad",
+    )
+
+
+def only_fork(session: RunContext, *, worktree: bool = False) -> str:
+    """
+    Return the one fork that is meant: of several the one that has patches, or a worktree.
+
+    Raises:
+        UsageError: The stack has several, and the command line names none or several.
+    """
+    forks = list(session.forks)
+    if len(forks) > 1 and worktree:
+        forks = [fork for fork in forks if rebases.folder_of(session, fork).exists()] or forks
+    if len(forks) > 1:
+        forks = [fork for fork in forks if series.pins(session, fork)]
+    if len(forks) != 1:
+        raise UsageError("usage", "This works on one fork.", todo="Name it with --fork.")
+    return forks[0]
+
+
+def command(session: RunContext, fork: str, name: str) -> str:
+    """Return the command line of ``patch`` *name* for this stack and fork."""
+    return f"sparkwright patch {name} --stack {session.project.stack} --fork {fork}"
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show what every stack of the checkout, or the named one, carries."""
+    session = context.checkout(arguments)
+    root, today = session.project.root, datetime.datetime.now(datetime.UTC).date()
+    paths = root.glob("forks/*/stack.yaml")
+    names = sorted((path.parent.name for path in paths), reverse=True)
+    stacks = {}
+    for name in [arguments.stack] if arguments.stack else names:
+        project = Project(root, name)
+        forks = [one for one in project.spec.forks if not arguments.fork or one in arguments.fork]
+        own = dataclasses.replace(session, project=project, forks=tuple(forks))
+        stacks[name] = [line for fork in forks for line in drifts.status(own, fork, today)]
+        _show_status(name, stacks[name])
+    console.document({"stacks": stacks})
+    return 0
+
+
+def _show_status(stack: str, lines: Sequence[Line]) -> None:
+    rows = []
+    for line in lines:
+        is_pick = line.name.startswith("#")
+        name = line.name if is_pick else f"/{line.name.removesuffix('.patch')}"
+        age = f"{line.age} d" if line.age >= 0 else "?"
+        state = [line.here, line.needed, line.superseded, line.reason]
+        rows.append([f"{line.fork}{name}", age, *state])
+    columns = ["patch", ">age", "here", "still needed?", "superseded by", "why"]
+    console.table(f"stack {stack}", columns, rows, result=True)
+    picks = sum(line.name.startswith("#") for line in lines)
+    console.result(
+        f"{picks} picks and {len(lines) - picks} patches of ours, "
+        f"{sum(line.lines for line in lines):,} lines of diff\n"
+    )
+
+
+def pick(arguments: argparse.Namespace) -> int:
+    """Pin each pull request, and write the ledger."""
+    excluded = _checked(arguments)
+    session = context.checkout(arguments)
+    records = []
+    for word in arguments.pulls:
+        fork, number = _pull(session, word)
+        # Two runs that both read the ledger before either writes it would lose a record.
+        with console.step(f"pick {fork}#{number}"), session.store.lock(f"ledger-{fork}"):
+            records.append((fork, _pick(session, arguments, fork, number, excluded)))
+    rows = [
+        [
+            f"{fork}{record.name}",
+            record.state,
+            record.seen,
+            (record.merge or record.head)[:12],
+            record.patch_id[:12] or "empty diff",
+            ", ".join(record.stacks) or "watched",
+        ]
+        for fork, record in records
+    ]
+    columns = ["pull request", "state", "seen", "commit", "patch-id", "stacks"]
+    console.table("ledger", columns, rows, result=True)
+    console.document({"records": [{"fork": fork, "record": record} for fork, record in records]})
+    return 0
+
+
+def _checked(arguments: argparse.Namespace) -> dict[str, str]:
+    """
+    Return the excluded paths and their reasons.
+
+    Raises:
+        UsageError: One has no reason, or the options contradict each other.
+    """
+    pairs = [word.partition("=") for word in arguments.exclude]
+    if wrong := [path for path, _, reason in pairs if not path or not reason.strip()]:
+        raise UsageError("usage", f"--exclude {wrong[0]!r} is not of the form PATH=REASON.")
+    if arguments.exclude and len(arguments.pulls) > 1:
+        raise UsageError("usage", "--exclude goes with one pull request.")
+    if arguments.drop and (arguments.carry or arguments.exclude):
+        raise UsageError("usage", "A stack cannot both drop and carry a pull request.")
+    return {path: reason.strip() for path, _, reason in pairs}
+
+
+def _pull(session: RunContext, word: str) -> tuple[str, int]:
+    """Return fork and number of ``vllm#35568``, or of ``35568`` with one fork."""
+    fork, _, number = word.rpartition("#")
+    if not fork and len(session.forks) == 1:
+        fork = session.forks[0]
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", number) or not fork:
+        raise UsageError(
+            "usage",
+            f"{word!r} names no pull request.",
+            todo="Use FORK#NUMBER, or NUMBER with --fork FORK.",
+        )
+    session.project.fork(fork)
+    return fork, int(number)
+
+
+def _pick(
+    session: RunContext,
+    arguments: argparse.Namespace,
+    fork: str,
+    number: int,
+    excluded: dict[str, str],
+) -> Record:
+    book, stack = ledger.require(session.project.root, fork), session.project.stack
+    known = book.known(number)
+    reason = arguments.reason or (known.reason if known else "")
+    drop_when = arguments.drop_when or (known.drop_when if known else "")
+    if not reason.strip() or not drop_when.strip():
+        raise UsageError(
+            "usage",
+            f"{fork}#{number} needs a reason and a condition for dropping it.",
+            todo="Give both: --reason TEXT --drop-when TEXT.",
+        )
+    seen = pull_requests.snapshot(session, book, number)
+    if known and not arguments.accept:
+        pull_requests.check_head(session, book, known, seen)
+    record = pull_requests.record(session, book, seen, number, reason, drop_when)
+    stacks = dict(record.stacks)
+    if arguments.carry or excluded:
+        stacks[stack] = {**stacks.get(stack, {}), **excluded}
+    if arguments.drop:
+        stacks.pop(stack, None)
+    record = msgspec.structs.replace(record, stacks=stacks)
+    if stack in stacks:
+        _check_applies(session, book.with_record(record), fork, record)
+    ledger.write(session.project.root, fork, book.with_record(record))
+    console.note(f"{record.title} ({record.state}); {len(record.files)} files")
+    return record
+
+
+def _check_applies(session: RunContext, book: Ledger, fork: str, record: Record) -> None:
+    """Raise the conflict if the stack cannot carry *record* after the picks before it."""
+    source = fetch.fetch(session, fork)
+    carried = book.carried(session.project.stack)
+    patches = [
+        pull_requests.patch_of(session, book, one, session.project.stack)
+        for one in carried[: carried.index(record) + 1]
+    ]
+    *_, outcome = apply.evaluate(session.objects, source.tree, patches)
+    if outcome.status == "conflict":
+        base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
+        explain = conflict.explainer(Upstream(session, fork, book), base)
+        raise explain(outcome.tree, patches[-1], patches[:-1], outcome.says)
+    if outcome.status != "applied":
+        raise apply.refusal(session.project.stack, patches[-1], outcome)
+
+
+def rebase(arguments: argparse.Namespace) -> int:
+    """Make the worktree of one fork, or remove it with ``--abort``."""
+    session = context.checkout(arguments)
+    upstream = Upstream(session, only_fork(session, worktree=arguments.abort))
+    if arguments.abort:
+        rebases.abort(session, upstream.fork)
+        console.note(f"the worktree of {upstream.fork} is removed; the series is unchanged")
+        console.document({"aborted": upstream.fork})
+        return 0
+    base = upstream.locked()
+    if arguments.onto:
+        base = upstream.named(arguments.onto, series.of(session, upstream.fork))
+        if upstream.mirror and base.commit:
+            upstream.mirror.tree(base.tree)
+    rebased = rebases.start(upstream, base)
+    console.document({"rebase": rebased})
+    _show_rebased(upstream, base, rebased)
+    return 0
+
+
+def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
+    """
+    Print the outcome of every patch, and how to continue.
+
+    Raises:
+        patch-conflict: One waits in the worktree; the report is in the failure.
+    """
+    session, fork, folder = upstream.session, upstream.fork, rebased.folder
+    rows = [[name, outcome] for name, outcome in rebased.outcomes.items()]
+    console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
+    write = command(session, fork, "export")
+    if not rebased.stopped:
+        console.result(
+            f"All of it is committed in {folder}; change what you like there, then: {write}"
+        )
+        return
+    patches = series.of(session, fork)
+    at = next(number for number, patch in enumerate(patches) if patch.name == rebased.stopped)
+    steps = "git add FILE…, git am --continue"
+    session.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
+    raise conflict.explain(
+        upstream,
+        base,
+        session.objects.resolve(f"{rebased.tip}^{{tree}}"),
+        patches[at],
+        patches[:at],
+        commands=(f"resolve it in {folder}: {steps}", write),
+        todo=f"Resolve it in {folder} ({steps}), then {write}; until then nothing reviewed is "
+        f"changed.",
+    )
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the series of one fork from its worktree; with ``--check``, only check the files."""
+    session = context.checkout(arguments)
+    if arguments.check:
+        checked = {fork: rebases.check(Upstream(session, fork)) for fork in session.forks}
+        console.document({"checked": checked})
+        return 0
+    fork = only_fork(session, worktree=True)
+    if rebases.folder_of(session, fork).exists():
+        changed = _export_worktree(session, fork, arguments.drop)
+    else:
+        series.names(session.project.series_folder(fork))
+        changed = rebases.write(session, fork, rebases.rendered(Upstream(session, fork)))
+    for line in changed or ["nothing changed"]:
+        console.result(line)
+    console.document({"fork": fork, "changed": changed})
+    return 0
+
+
+def _export_worktree(session: RunContext, fork: str, drop: list[str]) -> list[str]:
+    """Write the series from the worktree, remove the worktree, and return a line per change."""
+    state, files = rebases.collect(session, fork, drop)
+    for name, reason in state.gone.items():
+        console.note(f"dropped: {name}, {reason}")
+    changed = rebases.write(session, fork, files, state.files)
+    rebases.abort(session, fork)
+    book = ledger.load(session.project.root, fork)
+    carried = {record.name for record in book.carried(session.project.stack)} if book else set()
+    for name in (*state.gone, *drop):
+        if name in carried:
+            line = f"{command(session, fork, 'pick')} {name[1:]} --drop"
+            console.warn(f"the ledger still carries {name}: {line}")
+    return changed
+
+
+def drift(arguments: argparse.Namespace) -> int:
+    """Show what becomes of every patch on later bases, or which release took each idea."""
+    session = context.checkout(arguments)
+    if arguments.ideas:
+        return _show_ideas(session)
+    if arguments.given:
+        measured = [one for path in arguments.given for one in driftreport.read(path)]
+    else:
+        measured = [_measure(session, fork, arguments) for fork in session.forks]
+    for one in measured:
+        _show_drift(one)
+    conflicts = any(trial.state == "conflict" for one in measured for trial in one.trials)
+    if conflicts and not arguments.releases:
+        console.note(
+            "a conflict may mean that upstream took the patch long ago and changed it since: "
+            "--releases tells"
+        )
+    kept = _keep_issue(measured, session, arguments) if arguments.issue else None
+    shown = [
+        {"of": one, "absorbed": [one.absorbed(name) for name in one.patches]} for one in measured
+    ]
+    console.document({"drift": shown, "issue": kept})
+    return 0
+
+
+def _measure(session: RunContext, fork: str, arguments: argparse.Namespace) -> Drift:
+    upstream, patches = Upstream(session, fork), series.of(session, fork)
+    with console.step(f"drift of {fork}: {len(patches)} patches"):
+        if not patches:
+            console.note("there is nothing to try")
+            return measure(upstream, patches, ())
+        if arguments.to:
+            return measure(
+                upstream, patches, [upstream.named(one, patches) for one in arguments.to]
+            )
+        return measure(upstream, patches, upstream.later(patches, every=arguments.releases))
+
+
+def _show_drift(measured: Drift) -> None:
+    """Print the states of each patch from base to base, and the base that has it."""
+    if not measured.trials:
+        console.result(f"{measured.fork}: no patches, or nothing later than the locked source")
+        return
+    ends = [(name, measured.absorbed(name)) for name in measured.patches]
+    rows = [
+        [name, "\n".join(runs(measured.of(name))), end.first or "-", end.proof]
+        for name, end in ends
+    ]
+    title = f"{measured.fork} of {measured.stack}, {measured.day}"
+    columns = ["patch", "on later bases it", "upstream from", "because"]
+    console.table(title, columns, rows, result=True)
+
+
+def runs(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each run of bases that agree, such as ``applies: 0.20.2 to 0.21.0``."""
+    lines, taken = [], False
+    for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
+        names = [trial.base for trial in group]
+        changed = taken and state == "conflict"
+        taken = taken or state in ("already-upstream", "likely-upstream")
+        last = f" to {names[-1]}" if len(names) > 1 else ""
+        meaning = "was upstream, changed since" if changed else MEANING[state]
+        lines.append(f"{meaning}: {names[0]}{last}")
+    return lines
+
+
+def _keep_issue(
+    measured: Sequence[Drift], session: RunContext, arguments: argparse.Namespace
+) -> Kept:
+    """File, rewrite or close the one issue about drift."""
+    repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.issue)
+    asking = driftreport.asking(measured)
+    stacks = ", ".join(dict.fromkeys(one.stack for one, _ in asking))
+    count = (
+        f"{len(asking)} patches of {stacks} ask"
+        if len(asking) != 1
+        else f"a patch of {stacks} asks"
+    )
+    kept = issue.keep(
+        repository,
+        "drift",
+        f"Drift: {count} for a person" if asking else "Drift",
+        driftreport.body(measured, run=github_summary.run_url()),
+        author=arguments.author,
+        wanted=bool(asking),
+    )
+    console.result(f"issue {kept.done}{f': {kept.url}' if kept.url else ''}")
+    return kept
+
+
+def _show_ideas(session: RunContext) -> int:
+    found = ideas.derive(session)
+    columns = ["idea", "package", "verdict", *(["because"] if console.verbose else [])]
+    rows = [
+        [one.idea, one.package, one.verdict, "\n".join(one.evidence)][: len(columns)]
+        for one in found
+    ]
+    title = "which release took which idea (-v shows the evidence)"
+    console.table(title, columns, rows, result=True)
+    console.document({"ideas": found})
+    return 0
+
+
+def bump(arguments: argparse.Namespace) -> int:
+    """Try the release, then write stack, lock, ledger and series; or leave a worktree."""
+    session = context.checkout(arguments)
+    upstream = Upstream(session, only_fork(session))
+    fork, version = upstream.fork, arguments.to
+    if session.offline:
+        raise SourceError(
+            "offline", "bump asks the index and the upstream, which --offline forbids."
+        )
+    if arguments.pull:
+        bumped.clean(session.project.root)
+    if version == "newest":
+        later = upstream.later_releases()
+        if not later:
+            console.result(f"{fork} is at its newest release already.")
+            console.document({"bump": None})
+            return 0
+        version = later[-1].version
+    old = upstream.locked()
+    plan = bumps.plan(upstream, version, arguments.drop)
+    _show_plan(session, fork, version, plan, arguments.drop)
+    done = rebases.start(upstream, plan.base, files=plan.files, gone=plan.gone)
+    if done.stopped:
+        console.document({"bump": plan, "rebase": done})
+        _show_rebased(upstream, plan.base, done)
+    between = rebases.compare(upstream, done)
+    changed = _export_worktree(session, fork, [])
+    units = None
+    if session.project.fork(fork).build != "headers":
+        units = foreseen.foresee(session.objects, old.tree, plan.base.tree)
+    for line in (*changed, "", "range-diff of both series:", *between, ""):
+        console.result(line)
+    for line in foreseen.lines(units) if units else ():
+        console.result(line)
+    pull = _propose(session, arguments, plan, between, units) if arguments.pull else None
+    document = {"bump": plan, "changed": changed, "range_diff": between}
+    console.document({**document, "recompiles": units, "pull": pull})
+    return 0
+
+
+def _show_plan(
+    session: RunContext, fork: str, version: str, plan: Bump, drop: Sequence[str]
+) -> None:
+    """
+    Print the outcome of every patch on the new base.
+
+    Raises:
+        patch-conflict: A pick or patch applies neither as it is nor by a rebase.
+    """
+    rows = [
+        [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")] for trial in plan.trials
+    ]
+    rows += [[name, "is not tried", plan.gone[name]] for name in drop]
+    columns = ["patch", "on the new base it", "so it is dropped"]
+    console.table(f"{fork} to {plan.base.name}", columns, rows, result=True)
+    for line in plan.difference:
+        console.result(line)
+    if plan.stuck:
+        names = [trial.patch for trial in plan.stuck]
+        options = " ".join(f"--drop '{name}'" for name in names)
+        raise PatchError(
+            "patch-conflict",
+            f"{', '.join(names)} of {fork} cannot go along to {version}.",
+            details=[f"{one.patch}: {MEANING[one.state]}; {one.proof}" for one in plan.stuck],
+            todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {options}; or leave "
+            f"files out: {command(session, fork, 'pick')} NUMBER --exclude PATH=REASON.",
+        )
+
+
+def _propose(
+    session: RunContext,
+    arguments: argparse.Namespace,
+    plan: Bump,
+    between: Sequence[str],
+    units: Foreseen | None,
+) -> Proposed:
+    """Open the pull request, or set it to this change."""
+    root, stack = session.project.root, session.project.stack
+    proposed = proposal.propose(
+        Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull),
+        arguments.base,
+        bumped.head(root),
+        bumped.branch(stack, plan),
+        bumped.changed(root),
+        title=bumped.title(stack, plan),
+        body=bumped.body(stack, plan, between, units),
+    )
+    console.result(f"pull request {proposed.done}: {proposed.url}")
+    return proposed
+
+
+def bisect(arguments: argparse.Namespace) -> int:
+    """Search between two ends for what changed a patch, or with ``--run`` a command's answer."""
+    session = context.checkout(arguments)
+    fork = only_fork(session)
+    if bool(arguments.program) == bool(arguments.patch):
+        raise UsageError("usage", "bisect needs a patch, or --run and a command.")
+    if arguments.program:
+        return _bisect_command(session, fork, arguments)
+    upstream = Upstream(session, fork)
+    patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
+    if arguments.releases:
+        sdist = session.lock.forks[fork].sdist
+        if sdist is None:
+            raise SourceError("not-provided", f"{fork} has no releases on the package index.")
+        start = arguments.start or sdist.version
+        between = revisions.between(session, sdist.name, start, arguments.end)
+        turn = bisection.patch_over_releases(upstream, patches, between)
+    else:
+        ledger.require(session.project.root, fork)
+        commits = bisection.line_of_commits(upstream, patches[-1], arguments.start, arguments.end)
+        turn = bisection.patch_over_commits(upstream, patches, commits)
+    rows = [
+        [label, trial.base, MEANING[trial.state]]
+        for label, trial in (("last", turn.last), ("first", turn.first))
+    ]
+    title = f"{turn.patch}: {turn.tried[0]} of {turn.tried[1]} bases tried"
+    console.table(title, ["", "base", "there it"], rows, result=True)
+    evidence = [
+        f"already upstream by {one.test}: {one.says}" for one in turn.first.evidence if one.holds
+    ]
+    for line in (turn.commit, turn.page, *evidence):
+        if line:
+            console.result(line)
+    console.document({"turn": turn})
+    return 0
+
+
+def _upto(patches: Sequence[Patch], name: str, *, alone: bool) -> list[Patch]:
+    """Return the patch *name*, after those before it."""
+    for at, patch in enumerate(patches):
+        if name in (patch.name, patch.name.removesuffix(".patch"), str(patch.pick or "")):
+            return [patch] if alone else list(patches[: at + 1])
+    details = [patch.name for patch in patches]
+    raise SourceError("not-provided", f"The series has no patch {name!r}.", details=details)
+
+
+def _bisect_command(session: RunContext, fork: str, arguments: argparse.Namespace) -> int:
+    """Search for what changed a command's answer, and show every state that was tried."""
+    session = dataclasses.replace(session, forks=(fork,))
+    predicate = Predicate(
+        session,
+        fork,
+        arguments.program,
+        build=arguments.build,
+    )
+    cause = None
+    with session.store.lock(f"bisect-{session.project.stack}-{fork}"):
+        try:
+            cause = _cause(Upstream(session, fork), predicate, arguments)
+        finally:
+            rows = []
+            for step in predicate.steps:
+                exit_status = step.why or str(step.status)
+                rows.append([step.name, step.answer, exit_status, f"{step.seconds:.1f}"])
+            columns = ["state", "answer", "exit status", ">seconds"]
+            console.table(f"bisect {fork} over {arguments.over}", columns, rows, result=True)
+            console.document({"cause": cause, "steps": predicate.steps})
+    before, after = cause.answers
+    for line in (f"{before}: {cause.last}", f"{after}: {cause.first}", cause.what, cause.page):
+        if line:
+            console.result(line)
+    return 0
+
+
+def _cause(upstream: Upstream, predicate: Predicate, arguments: argparse.Namespace) -> Cause:
+    session, fork, names = upstream.session, upstream.fork, (arguments.start, arguments.end)
+    if arguments.over == "patches":
+        return bisection.over_patches(session, fork, predicate)
+    ledger.require(session.project.root, fork)
+    commits = bisection.line_of_commits(upstream, None, *names)
+    return bisection.over_commits(upstream, commits, predicate, bare=arguments.alone)

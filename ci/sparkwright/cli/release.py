@@ -1,0 +1,290 @@
+"""``publish``, and the commands of ``release`` that change an index."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkwright.cli import argtypes, context
+from sparkwright.core.console import console, size
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import RunContext
+from sparkwright.release.decide import policy as policies
+from sparkwright.release.errors import TrustError
+from sparkwright.release.publish import changes, sequence
+from sparkwright.release.publish.changes import Changed
+from sparkwright.release.publish.prepare import Publisher
+from sparkwright.release.publish.sequence import Asked
+from sparkwright.release.signing import keys
+from sparkwright.release.signing.keys import KeySigner, PublicKey
+from sparkwright.release.signing.statement import Signer
+from sparkwright.release.signing.trust import Identity, Trust
+
+#: Removed files that are shown by name.
+SHOWN = 20
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the commands that change an index."""
+    functions = {
+        "publish": publish,
+        "release promote": promote,
+        "release yank": yank,
+        "release rollback": rollback,
+        "release prune": prune,
+        "release refresh": refresh,
+    }
+    for name, run in functions.items():
+        _add_publisher(parsers[name])
+        parsers[name].set_defaults(run=run)
+    _add_publish(parsers["publish"])
+    for name in ("release promote", "release yank"):
+        parsers[name].add_argument(
+            "release", metavar="RELEASE", help="name of the release (2026.11.3)"
+        )
+    parsers["release promote"].add_argument(
+        "--verdicts",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the new verdicts about its wheels",
+    )
+    argtypes.add_channel(parsers["release rollback"])
+    parsers["release prune"].add_argument(
+        "--keep",
+        type=argtypes.whole(1),
+        default=0,
+        metavar="N",
+        help="candidates of each stack that stay (default: ci/release.yaml)",
+    )
+    parsers["release prune"].add_argument(
+        "--verified", action="store_true", help="remove old releases of verified, too"
+    )
+
+
+def _add_publisher(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which index is changed, and who signs it."""
+    add = parser.add_argument
+    add(
+        "--at",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="the index: the folder that is served",
+    )
+    add(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the private key that signs (made by `sparkwright release key`)",
+    )
+    add(
+        "--identity",
+        action="store_true",
+        help="sign by Sigstore, as the identity that this machine has (a workflow's)",
+    )
+    add(
+        "--predecessor",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="public key that signed the index until now, where keys change; may be repeated",
+    )
+    add(
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="why; it stands in the manifest, and people see it",
+    )
+
+
+def _add_publish(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "wheels",
+        nargs="+",
+        type=Path,
+        metavar="WHEEL",
+        help="the wheels of one release; their verdicts lie beside them",
+    )
+    add(
+        "--channel",
+        choices=argtypes.CHANNELS,
+        help="candidate takes what is not proved, labelled (default: verified or nothing)",
+    )
+    add(
+        "--verdicts",
+        type=Path,
+        metavar="DIR",
+        help="where the verdicts lie (default: beside each wheel)",
+    )
+    add(
+        "--files",
+        default="folder",
+        metavar="folder|github:OWNER/REPO",
+        help="where wheels are kept (default: folder, that of the index)",
+    )
+    add(
+        "--url",
+        default="",
+        metavar="URL",
+        help="where a new index will be served (default: `url` in ci/release.yaml)",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="decide, show what would be published, and write nothing",
+    )
+
+
+def publisher(
+    session: RunContext,
+    at: Path,
+    key: Path | None,
+    *,
+    identity: bool,
+    predecessors: tuple[Path, ...] = (),
+    dry_run: bool = False,
+) -> Publisher:
+    """
+    Return the publisher of the index *at*, which signs by *key* or by this machine's *identity*.
+
+    Args:
+        predecessors: Public keys that signed the index before.
+        dry_run: Decide only; then neither is needed.
+
+    Raises:
+        UsageError: Neither or both are given. key-invalid, identity-unusable: It cannot sign.
+            signer-unknown: ci/release.yaml names others.
+    """
+    policy = policies.load(session.project.root)
+    unsigned = dry_run and not key and not identity
+    signer: Signer
+    if unsigned:
+        signer = KeySigner.passing()
+    elif identity and not key:
+        from sparkwright.release.signing.identity import IdentitySigner
+
+        signer = IdentitySigner()
+    elif key and not identity:
+        signer = KeySigner.load(key, keys.passphrase())
+    else:
+        raise UsageError(
+            "usage",
+            "Either --key FILE or --identity signs.",
+            todo="Make a key with `sparkwright release key FILE`.",
+        )
+    identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
+    own = (signer.public,) if isinstance(signer, KeySigner) else ()
+    if own and not unsigned and policy.keys and own[0].fingerprint not in policy.keys:
+        raise TrustError(
+            "signer-unknown",
+            "ci/release.yaml does not name this key as one that publishes.",
+            details=[f"fingerprint: {own[0].fingerprint}"],
+        )
+    if not own and signer.by not in [one.identity for one in identities]:
+        raise TrustError(
+            "signer-unknown",
+            "ci/release.yaml does not name this identity as one that publishes.",
+            details=[f"identity: {signer.by}"],
+        )
+    earlier = tuple(PublicKey.load(path) for path in predecessors)
+    trust = Trust((*own, *earlier), identities, said="the publisher")
+    return Publisher(session, at.absolute(), signer, trust, policy)
+
+
+def _publisher(arguments: argparse.Namespace) -> Publisher:
+    return publisher(
+        context.checkout(arguments),
+        arguments.at,
+        arguments.key,
+        identity=arguments.identity,
+        predecessors=tuple(arguments.predecessor),
+        dry_run=getattr(arguments, "dry_run", False),
+    )
+
+
+def publish(arguments: argparse.Namespace) -> int:
+    """Publish the wheels as a release if their verdicts allow it."""
+    kind, _, repository = arguments.files.partition(":")
+    if (kind, bool(repository)) not in (("folder", False), ("github", True)):
+        raise UsageError(
+            "usage", f"--files {arguments.files!r} is neither folder nor github:OWNER/REPO."
+        )
+    wheels = tuple(path.absolute() for path in arguments.wheels)
+    if missing := [str(path) for path in wheels if not path.is_file()]:
+        raise UsageError("usage", "There is no such wheel.", details=missing)
+    asked = Asked(
+        wheels,
+        arguments.channel,
+        arguments.verdicts,
+        repository,
+        arguments.url,
+        arguments.reason,
+        arguments.dry_run,
+    )
+    done = sequence.publish(_publisher(arguments), asked)
+    rows = [["sent", path.rpartition("/")[2]] for path in done.sent]
+    rows += [["was there", path.rpartition("/")[2]] for path in done.there]
+    rows += [["removed", path] for path in done.removed]
+    rows += [
+        ["missing", f"{name}: {one.rung}: {one.state} ({one.reference})"]
+        for name, lacks in done.missing.items()
+        for one in lacks
+    ]
+    state = "was published before" if done.already else f"published, {size(done.size)} sent"
+    if arguments.dry_run:
+        state = "would be published"
+    else:
+        console.note(f"manifest {done.serial} of {done.url}")
+    console.table(f"{done.release} in {done.channel}: {state}", ["what", "of"], rows, result=True)
+    console.document({"published": done, "dry_run": arguments.dry_run})
+    return 0
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    """Move a candidate to verified, if new verdicts show everything that the policy requires."""
+    return _show(
+        changes.promote(
+            _publisher(arguments), arguments.release, arguments.verdicts, arguments.reason
+        )
+    )
+
+
+def yank(arguments: argparse.Namespace) -> int:
+    """Stop offering a release; its files stay."""
+    return _show(changes.yank(_publisher(arguments), arguments.release, arguments.reason))
+
+
+def rollback(arguments: argparse.Namespace) -> int:
+    """Yank the newest release of the stack in a channel, so that clients get the one before it."""
+    who = _publisher(arguments)
+    return _show(
+        changes.rollback(who, who.session.project.stack, arguments.channel, arguments.reason)
+    )
+
+
+def prune(arguments: argparse.Namespace) -> int:
+    """Remove all candidates of each stack but the newest; names of files stay taken for good."""
+    who = _publisher(arguments)
+    count = arguments.keep or who.policy.retain
+    return _show(changes.retain(who, count, verified=arguments.verified, reason=arguments.reason))
+
+
+def refresh(arguments: argparse.Namespace) -> int:
+    """Sign the manifest again before it expires, and remove what killed runs left."""
+    return _show(changes.refresh(_publisher(arguments), arguments.reason))
+
+
+def _show(done: Changed) -> int:
+    rows = [[done.action, name] for name in done.releases] or [[done.action, "the whole index"]]
+    rows += [["removed", path] for path in done.removed[:SHOWN]]
+    if len(done.removed) > SHOWN:
+        rows.append(["removed", f"and {len(done.removed) - SHOWN} more"])
+    rows += [["left where it is", address] for address in done.elsewhere]
+    title = f"manifest {done.serial}, believed until {done.expires}"
+    console.table(title, ["what", "of"], rows, result=True)
+    console.document({"changed": done})
+    return 0

@@ -1,0 +1,196 @@
+"""The stages ``fetch``, ``apply``, ``plan`` and ``audit``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from sparkwright.audit import policy, report, wheel, wheel_reader
+from sparkwright.audit.report import AuditReport
+from sparkwright.builder import pipeline, preflight, source_tree
+from sparkwright.builder.arch import plan as arch_plan
+from sparkwright.builder.environment import toolchain
+from sparkwright.builder.wheel import flashinfer_aot
+from sparkwright.builder.workspace import Workspace
+from sparkwright.cli import context
+from sparkwright.core import digest
+from sparkwright.core.console import console
+from sparkwright.forks import fetch as sources
+from sparkwright.forks import package_index
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import MACHINES
+
+#: Raised whenever an audit finds or says more than before, so that no older one is reused.
+FORM = 6
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the stages."""
+    parsers["fetch"].set_defaults(run=fetch)
+    parsers["apply"].set_defaults(run=apply)
+    add_planning(parsers["plan"])
+    parsers["plan"].set_defaults(run=plan)
+    _add_target(parsers["audit"])
+    parsers["audit"].add_argument(
+        "wheels",
+        nargs="*",
+        type=Path,
+        metavar="WHEEL",
+        help="wheels to audit (default: those that build made)",
+    )
+    parsers["audit"].add_argument(
+        "--judge",
+        choices=("auto", "stack", "any"),
+        default="auto",
+        help="by the stack's policy, or by what every wheel must keep to (default: the latter "
+        "for a wheel without our build record)",
+    )
+    parsers["audit"].set_defaults(run=audit)
+
+
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    """Add the options that change what is planned and built."""
+    _add_target(parser)
+    parser.add_argument(
+        "--without-rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="leave an arch rule out, to see what it does",
+    )
+    parser.add_argument(
+        "--targets",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="the CMake targets to compile, with commas between; all for every one",
+    )
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target",
+        choices=MACHINES,
+        default="",
+        help="the machine that wheels are made for (default: this one)",
+    )
+
+
+def fetch(arguments: argparse.Namespace) -> int:
+    """Bring the sources and base wheels for this machine into the store, and install the tools."""
+    session = context.checkout(arguments)
+    fetched = [sources.fetch(session, fork) for fork in session.forks]
+    locked = [session.lock.forks[fork].bases.get(session.machine) for fork in session.forks]
+    bases = [base for base in locked if base]
+    for base in bases:
+        package_index.obtain(
+            session.store, base.name, base.filename, base.sha256, offline=session.offline
+        )
+    tools = toolchain.obtain(session)
+    rows = []
+    for source in fetched:
+        state = "" if source.resolved else "unresolved"
+        rows.append([source.fork, source.kind, source.origin, source.tree[:12], state])
+    rows += [["", "base", base.filename, base.sha256[:12], ""] for base in bases]
+    console.table("in the store", ["fork", "kind", "origin", "tree or hash", ""], rows, result=True)
+    console.document({"sources": fetched, "bases": bases, "tools": tools.key})
+    return 0
+
+
+def apply(arguments: argparse.Namespace) -> int:
+    """Show the tree of each fork after every patch and rule."""
+    session = context.checkout(arguments)
+    trees = [source_tree.make(session, fork) for fork in session.forks]
+    for tree in trees:
+        rows = [[tree.source.tree, "source", tree.source.origin]]
+        rows += [[step.tree, "patch", step.subject] for step in tree.steps]
+        rows += [
+            [tree.tree, "rule", f"{site.rule} at {site.file}:{site.line}"] for site in tree.sites
+        ]
+        console.table(tree.fork, ["tree", "step", "what"], rows, result=True)
+    console.document({"trees": trees})
+    return 0
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Plan every fork that compiles; fail if a unit would have another architecture, unexcused."""
+    session = context.checkout(arguments)
+    plans = []
+    for fork in session.forks:
+        if session.project.fork(fork).build != "graft":
+            console.note(f"{fork}: nothing is compiled")
+            continue
+        tools = toolchain.obtain(session)
+        with session.store.lock(Workspace.name(session, fork)):
+            source = source_tree.make(session, fork)
+            preflight.check(session, source, building=False)
+            plans.append(arch_plan.obtain(session, tools, source))
+        arch_plan.show(plans[-1].after, plans[-1].before, result=True)
+    for planned in plans:
+        arch_plan.check(planned.after, planned.before)
+    console.document({"plans": plans})
+    return 0
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Audit the named wheels, or those of the last build; fail if one has a finding."""
+    session = context.checkout(arguments)
+    wheels = arguments.wheels or [path for fork in session.forks for path in _built(session, fork)]
+    if not wheels:
+        raise SourceError(
+            "not-provided",
+            "There is no wheel to audit.",
+            todo="Run `sparkwright build`, or name a wheel.",
+        )
+    reports = [
+        audited(session, path, policy_kind(path) if arguments.judge == "auto" else arguments.judge)
+        for path in wheels
+    ]
+    report.show(*reports, result=True)
+    console.document({"reports": reports})
+    for audit_report in reports:
+        report.raise_for_findings(audit_report)
+    return 0
+
+
+def policy_kind(path: Path) -> Literal["stack", "any"]:
+    """Return ``stack`` for a wheel that holds our build record, else ``any``."""
+    return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
+
+
+def audited(
+    session: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
+) -> AuditReport:
+    """Return the audit of the wheel at *path*, from the store if nothing changed since."""
+    rules = policy.load(session.project.audit_file, session.project.spec.arch)
+    inputs = {
+        "wheel": digest.sha256_file(path),
+        "name": path.name,
+        "policy": rules,
+        "judged": judged,
+        "form": FORM,
+    }
+    key = digest.key("audit", inputs)
+    if stored := session.store.get("audit", key, AuditReport):
+        return stored
+    programs, scratch = toolchain.obtain(session).cuda / "bin", session.store.folder("work")
+    with console.step(f"audit {path.name}"):
+        made = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
+    # A tool that is missing today may be installed tomorrow.
+    if all(checker.state != "not-run" for checker in made.checkers):
+        session.store.put("audit", key, made)
+    return made
+
+
+def _built(session: RunContext, fork: str) -> list[Path]:
+    """Return the wheels that the last build of *fork* made and that are still there."""
+    spec = flashinfer_aot.load(session.project, fork)
+    wheels = (
+        pipeline.current(session, fork),
+        flashinfer_aot.stored(session, spec) if spec else None,
+    )
+    paths = [pipeline.wheel_path(session, built) for built in wheels if built]
+    return [path for path in paths if path.exists()]
