@@ -546,13 +546,14 @@ def test_the_manifest_holds_the_code_of_each_object(tmp_path: Path) -> None:
     """An object that is missing, or is none, is refused."""
     image = cubin(tmp_path, "sm_121f")
     (tmp_path / "a.o").write_bytes(fatbins.library(tmp_path, [image]))
-    planned = PlannedUnit("_C", "csrc/a.cu", ("compute_121f:sm_121f",), "native", object="a.o")
+    (tmp_path / "b.o").write_bytes(b"no object")
+    gencode = ("compute_121f:sm_121f",)
+    good, *bad = (
+        PlannedUnit("_C", f"csrc/{name}.cu", gencode, "native", object=f"{name}.o")
+        for name in "abc"
+    )
 
-    assert unit_manifest.record(tmp_path, [planned], {"_C": LIBRARY}) == (unit("a", image),)
-    for data in (b"", b"no object"):
-        (tmp_path / "a.o").write_bytes(data)
-        with refusal("compile-failed", match=r"a\.o"):
+    assert unit_manifest.record(tmp_path, [good], {"_C": LIBRARY}) == (unit("a", image),)
+    for planned in bad:
+        with refusal("compile-failed", match=planned.object):
             unit_manifest.record(tmp_path, [planned], {"_C": LIBRARY})
-    (tmp_path / "a.o").unlink()
-    with refusal("compile-failed", match=r"a\.o"):
-        unit_manifest.record(tmp_path, [planned], {"_C": LIBRARY})

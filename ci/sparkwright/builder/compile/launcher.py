@@ -36,43 +36,41 @@ def argument(command: list[str], option: str) -> str:
     return command[command.index(option) + 1] if option in command[:-1] else ""
 
 
-def group() -> tuple[str, int]:
-    """
-    Return the parent of this process group's leader, and the clock ticks of CPU that its other
-    processes have used.
+def stat(process: str) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name (proc(5)), or nothing if it has ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stream:
+            # The name may hold blanks.
+            return stream.read().rpartition(") ")[2].split()
+    except OSError:
+        return []
 
-    The parent is ninja, which starts a shell for each command.
-    """
-    own, leader, parent, ticks = os.readlink("/proc/self"), str(os.getpgrp()), "", 0
+
+def cpu_ticks(group: str) -> int:
+    """Return the clock ticks of CPU that the other processes of this process group have used."""
+    own, ticks = os.readlink("/proc/self"), 0
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stream:
-                    # The fields after the name, which may hold blanks (proc(5)).
-                    fields = stream.read().rpartition(") ")[2].split()
-            except OSError:
-                continue
-            if name == leader:
-                parent = fields[1]
-            if fields[2] == leader and name != own:
-                # utime, stime, and those of children that were waited for.
-                ticks += sum(map(int, fields[11:15]))
-    return parent, ticks
+        if name.isdigit() and name != own and (fields := stat(name))[2:3] == [group]:
+            # utime, stime, and those of children that were waited for.
+            ticks += sum(map(int, fields[11:15]))
+    return ticks
 
 
 def wait(child: int, patience: float) -> bool:
     """
     Wait until *child* ends, and return True, or False if it hangs.
 
-    An orphaned launcher ends its process group: no program waits for the object any more.
+    An orphaned launcher ends its process group: no program waits for the object any more. The
+    parent of the group's leader is ninja, which starts a shell for each command.
     """
-    (parent, ticks), since = group(), time.monotonic()
+    leader = str(os.getpgrp())
+    parent, ticks, since = stat(leader)[1:2], 0, time.monotonic()
     poll = select.poll()
     poll.register(os.pidfd_open(child), select.POLLIN)
     while not poll.poll(1000 * min(INTERVAL, patience / 10)):
-        current, used = group()
-        if current != parent:
+        if stat(leader)[1:2] != parent:
             os.killpg(0, _signal.SIGKILL)
+        used = cpu_ticks(leader)
         if used > ticks + IDLE_TICKS:
             ticks, since = used, time.monotonic()
         elif time.monotonic() - since >= patience:
