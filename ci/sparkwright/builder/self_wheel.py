@@ -128,7 +128,7 @@ def _resolve(
     source = context.store.write("cache/program.in", "\n".join([*lines, ""]).encode())
     target = ["--python-version", python.version]
     target += ["--python-platform", f"{python.machine}-unknown-linux-gnu"]
-    lock = Pylock.from_dict(pylock.compile_requirements(context, source, *target))
+    lock = Pylock.from_dict(pylock.compile_requirements(context.store, source, *target))
     try:
         for package, file in lock.select(**python.selection()):
             assert isinstance(file, PackageWheel | PackageSdist)

@@ -43,7 +43,7 @@ def lock(arguments: argparse.Namespace) -> int:
     earlier = locks.read(session.project) if session.project.lock_file.exists() else None
     resolved = resolve.resolve(session, earlier)
     with console.step("lock the tools"):
-        tools = pylock.resolve(session, session.project.build_folder / "requirements.in")
+        tools = pylock.resolve(session.store, session.project.build_folder / "requirements.in")
     for program in (harness, benchy):
         folder = program.folder(session)
         # A checkout that holds stacks alone has nothing to gate.

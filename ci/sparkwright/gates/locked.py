@@ -26,6 +26,6 @@ def obtain(session: RunContext, name: str, title: str, lock: Path) -> Path:
         with session.store.lock(f"environment-{name}-{key[:16]}"):
             if not (root / "complete").exists():
                 with console.step(f"{title}: {len(wheels)} locked wheels"):
-                    toolchain.install(session, root, toolchain.download(session, wheels))
+                    toolchain.install(session.store, root, toolchain.download(session.store, wheels, offline=session.offline))
                 (root / "complete").write_text("made whole by sparkwright\n")
     return root / "bin" / "python"

@@ -174,9 +174,9 @@ def _fill(session: RunContext, tools: Toolchain, target: Target) -> None:
     wheels = _linked_wheels(session)
     log = session.store.folder("logs") / f"target-{target.machine}.log"
     with console.step(f"{target.machine}: {len(wheels)} locked wheels"):
-        files = toolchain.download(session, wheels)
+        files = toolchain.download(session.store, wheels, offline=session.offline)
         with session.store.building(target.root) as root:
-            toolchain.install(session, root, files, target.machine)
+            toolchain.install(session.store, root, files, target.machine)
             cuda = root / target.cuda.relative_to(target.root)
             for name in PROGRAMS:
                 shutil.rmtree(cuda / name, ignore_errors=True)

@@ -16,8 +16,8 @@ import msgspec
 
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.store import Store
 from sparkwright.forks import package_index
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
@@ -135,7 +135,7 @@ def _wheel(project: str, wheel: Any) -> LockedWheel:
     return str(project), Path(path).name, wheel.hashes["sha256"]
 
 
-def resolve(session: RunContext, source: Path, *options: str) -> str:
+def resolve(store: Store, source: Path, *options: str) -> str:
     """
     Return the text of the lock of the requirements in the file *source*.
 
@@ -147,12 +147,12 @@ def resolve(session: RunContext, source: Path, *options: str) -> str:
         not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
     compiled = compile_requirements(
-        session, source, "--universal", "--python-version", "3.11", *options
+        store, source, "--universal", "--python-version", "3.11", *options
     )
     return "".join(_render(compiled))
 
 
-def compile_requirements(session: RunContext, source: Path, *options: str) -> dict[str, Any]:
+def compile_requirements(store: Store, source: Path, *options: str) -> dict[str, Any]:
     """
     Return the lock of the requirements in the file *source* as uv resolves them.
 
@@ -162,7 +162,7 @@ def compile_requirements(session: RunContext, source: Path, *options: str) -> di
     arguments = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
     arguments += ["--default-index", package_index.index_url()]
     env = process.clean_environment(
-        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
+        UV_CACHE_DIR=str(store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
         UV_FIND_LINKS="",
         UV_INDEX_URL="",

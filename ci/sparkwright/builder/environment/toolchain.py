@@ -27,6 +27,7 @@ from sparkwright.builder.wheel import version
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -286,14 +287,15 @@ def obtain(session: RunContext) -> Toolchain:
         with session.store.lock(f"environment-{tools.key[:16]}"):
             if not complete.exists():
                 with console.step(f"tools: {len(wheels)} locked wheels"):
-                    install(session, tools.root, download(session, wheels))
+                    files = download(session.store, wheels, offline=session.offline)
+                    install(session.store, tools.root, files)
                     log = session.store.folder("logs") / "environment.log"
                     complete_cuda(tools.cuda, log)
                     complete.write_text("made whole by sparkwright\n")
     return tools
 
 
-def download(session: RunContext, wheels: Sequence[LockedWheel]) -> list[Path]:
+def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = False) -> list[Path]:
     """
     Return the files of *wheels*, downloaded if the store does not have them.
 
@@ -303,7 +305,7 @@ def download(session: RunContext, wheels: Sequence[LockedWheel]) -> list[Path]:
     """
 
     def file(wheel: LockedWheel) -> Path:
-        return package_index.obtain(session.store, *wheel, offline=session.offline)
+        return package_index.obtain(store, *wheel, offline=offline)
 
     files = []
     with (
@@ -316,7 +318,7 @@ def download(session: RunContext, wheels: Sequence[LockedWheel]) -> list[Path]:
     return files
 
 
-def install(session: RunContext, root: Path, files: list[Path], machine: str = "") -> None:
+def install(store: Store, root: Path, files: list[Path], machine: str = "") -> None:
     """
     Make the environment *root* of exactly the wheels *files*.
 
@@ -326,10 +328,10 @@ def install(session: RunContext, root: Path, files: list[Path], machine: str = "
     Raises:
         command-failed: The installer failed.
     """
-    log = session.store.folder("logs") / "environment.log"
+    log = store.folder("logs") / "environment.log"
     # Offline and without dependencies: nothing but the lock may be resolved or fetched.
     env = process.clean_environment(
-        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
+        UV_CACHE_DIR=str(store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
         UV_OFFLINE="1",
         UV_FIND_LINKS="",

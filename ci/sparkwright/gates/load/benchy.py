@@ -133,7 +133,7 @@ def folder(session: RunContext) -> Path:
 def lock(session: RunContext) -> str:
     """Resolve its ``requirements.in`` and return the text of its ``pylock.toml``; raise `source-unreachable` where that cannot be."""
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
-    return pylock.resolve(session, folder(session) / "requirements.in", *options)
+    return pylock.resolve(session.store, folder(session) / "requirements.in", *options)
 
 
 def obtain(session: RunContext) -> Benchy:

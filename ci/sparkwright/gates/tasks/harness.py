@@ -82,7 +82,7 @@ def lock(session: RunContext) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
     """
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
-    return pylock.resolve(session, folder(session) / "requirements.in", *options)
+    return pylock.resolve(session.store, folder(session) / "requirements.in", *options)
 
 
 def version(session: RunContext) -> str:
