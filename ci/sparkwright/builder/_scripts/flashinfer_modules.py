@@ -74,7 +74,6 @@ def generate(call: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
                     "name": spec.name,
                     "call": call,
                     "ninja": str(spec.ninja_path),
-                    "units": re.findall(r"^build \S+: \w*compile (\S+)", text, re.MULTILINE),
                     "codes": sorted(set(re.findall(r"-gencode=\S*code=(\S+)", text))),
                 }
             )

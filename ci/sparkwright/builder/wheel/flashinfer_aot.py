@@ -156,15 +156,12 @@ class Module(msgspec.Struct, frozen=True):
     Attributes:
         name: FlashInfer's, which is also the name of its folder and library.
         call: Its generator.
-        units: Its sources, as the compiler sees them.
         codes: nvcc's targets, such as ``sm_121f``.
     """
 
     name: str
     call: str
-    units: tuple[str, ...]
     codes: tuple[str, ...]
-    ninja: str
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -356,7 +353,6 @@ class AotBuilder:
         Return the modules' libraries, compiled unless up to date; raise `compile-failed` if a unit
         is refused.
         """
-        console.note(f"{len(modules)} modules of {sum(len(m.units) for m in modules)} units")
         context, fork = self._context, self._spec.fork
         folder = BuildFolder.of(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
