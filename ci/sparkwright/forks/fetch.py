@@ -42,7 +42,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
     resolved: bool
 
 
-def fetch(session: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
+def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
     """
     Bring the source of *fork* into the object database, verified.
 
@@ -54,32 +54,32 @@ def fetch(session: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
             is not what the lock names, or cannot be had.
     """
-    locked = locked or session.lock.forks[fork]
-    ignored = session.project.fork(fork).ignored
+    locked = locked or context.lock.forks[fork]
+    ignored = context.project.fork(fork).ignored
     record = {
         "lock": locked,
-        "source": _wanted(session, fork, locked),
-        "mirrors": dict(session.mirrors),
+        "source": _wanted(context, fork, locked),
+        "mirrors": dict(context.mirrors),
         "ignored": sorted(ignored),
     }
     key = digest.key("source", record)
-    stored = session.store.get("source", key, FetchedSource)
-    if stored and session.objects.whole(stored.tree):
+    stored = context.store.get("source", key, FetchedSource)
+    if stored and context.objects.whole(stored.tree):
         return stored
-    with console.step(f"fetch {fork}"), session.store.lock("objects"):
-        kind = choose(session, fork, locked)
+    with console.step(f"fetch {fork}"), context.store.lock("objects"):
+        kind = choose(context, fork, locked)
         if kind == "git":
             git = locked.git
             assert git is not None
-            commit = full_commit(session, fork, git)
-            tree = _git_tree(session, fork, git, locked.vendored, ignored)
+            commit = full_commit(context, fork, git)
+            tree = _git_tree(context, fork, git, locked.vendored, ignored)
             origin = f"{git.url} @ {commit}"
             fetched = FetchedSource(fork, kind, origin, commit, tree, git.resolved)
         else:
             file = locked.sdist if kind == "sdist" else locked.wheel
             assert file is not None
-            if not (file.tree and session.objects.whole(file.tree)):
-                tree = import_file(session, file)
+            if not (file.tree and context.objects.whole(file.tree)):
+                tree = import_file(context, file)
                 if file.tree != tree:
                     raise SourceError(
                         "source-mismatch",
@@ -92,11 +92,11 @@ def fetch(session: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             f"{fetched.origin}: tree {fetched.tree[:12]}, "
             f"verified{'' if fetched.resolved else ' (the lock leaves it unresolved)'}"
         )
-    session.store.put("source", key, fetched)
+    context.store.put("source", key, fetched)
     return fetched
 
 
-def choose(session: RunContext, fork: str, locked: ForkLock) -> SourceKind:
+def choose(context: RunContext, fork: str, locked: ForkLock) -> SourceKind:
     """
     Return the kind of source to take; ``auto`` takes git when commit and tree are locked and
     reachable, and says why not.
@@ -105,7 +105,7 @@ def choose(session: RunContext, fork: str, locked: ForkLock) -> SourceKind:
         not-provided: The run is for this fork, and the lock has no source of the kind that was
             asked for.
     """
-    have, wanted = _kinds(locked), _wanted(session, fork, locked)
+    have, wanted = _kinds(locked), _wanted(context, fork, locked)
     if wanted != "auto":
         if wanted not in have:
             raise SourceError(
@@ -114,12 +114,12 @@ def choose(session: RunContext, fork: str, locked: ForkLock) -> SourceKind:
                 details=[f"locked: {', '.join(have)}"],
             )
         return wanted
-    if session.source not in ("auto", *have):
+    if context.source not in ("auto", *have):
         console.note(
-            f"{fork}: it has no source of kind {session.source} and is only needed by another "
+            f"{fork}: it has no source of kind {context.source} and is only needed by another "
             f"fork, so any other kind will do"
         )
-    if locked.git and len(have) > 1 and not (locked.whole and _reachable(session, locked.git)):
+    if locked.git and len(have) > 1 and not (locked.whole and _reachable(context, locked.git)):
         why = "is not reachable from here" if locked.whole else "is not resolved in the lock"
         console.note(f"{fork}: taking the {have[1]}, because the git source {why}")
         return have[1]
@@ -130,43 +130,43 @@ def _kinds(locked: ForkLock) -> list[SourceKind]:
     return [kind for kind in KINDS if getattr(locked, kind)]
 
 
-def _wanted(session: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
+def _wanted(context: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
     """
     Return which kind of source the run asks for; of a fork that it merely needs, and that has none
     of that kind, any.
     """
-    return session.source if fork in session.forks or session.source in _kinds(locked) else "auto"
+    return context.source if fork in context.forks or context.source in _kinds(locked) else "auto"
 
 
-def _reachable(session: RunContext, locked: GitLock) -> bool:
-    if session.objects.has(f"{locked.commit}^{{commit}}"):
+def _reachable(context: RunContext, locked: GitLock) -> bool:
+    if context.objects.has(f"{locked.commit}^{{commit}}"):
         return True
     try:
-        return not session.offline and session.mirror(locked.url).ref(locked.ref) is not None
+        return not context.offline and context.mirror(locked.url).ref(locked.ref) is not None
     except SourceError as error:
         if error.reference != "source-unreachable":
             raise
         return False
 
 
-def import_file(session: RunContext, file: FileLock) -> str:
+def import_file(context: RunContext, file: FileLock) -> str:
     """
     Bring the content of an archive of the package index into the object database and return its
     tree id.
     """
     path = package_index.obtain(
-        session.store, file.name, file.filename, file.sha256, offline=session.offline
+        context.store, file.name, file.filename, file.sha256, offline=context.offline
     )
     members = (
         archive.wheel_members(path, file.folder) if file.folder else archive.sdist_members(path)
     )
-    return session.objects.store_files(
+    return context.objects.store_files(
         (member.path, member.mode, member.data) for member in members
     )
 
 
 def vendored_tree(
-    session: RunContext, fork: str, name: str, vendored: Mapping[str, VendoredLock]
+    context: RunContext, fork: str, name: str, vendored: Mapping[str, VendoredLock]
 ) -> str:
     """
     Return the tree of the locked source *name*, its files brought, with the sources in place that
@@ -179,11 +179,11 @@ def vendored_tree(
     nested = {
         path.removeprefix(below): lock for path, lock in vendored.items() if path.startswith(below)
     }
-    return _git_tree(session, f"{fork}/{name}", entry, nested)
+    return _git_tree(context, f"{fork}/{name}", entry, nested)
 
 
 def _git_tree(
-    session: RunContext,
+    context: RunContext,
     name: str,
     locked: GitLock,
     vendored: Mapping[str, VendoredLock],
@@ -193,8 +193,8 @@ def _git_tree(
     Return the tree of the locked commit, its files brought, with the *vendored* sources in place of
     its submodules.
     """
-    commit, url = full_commit(session, name, locked), redact_credentials(locked.url)
-    mirror, objects = session.mirror(locked.url), session.objects
+    commit, url = full_commit(context, name, locked), redact_credentials(locked.url)
+    mirror, objects = context.mirror(locked.url), context.objects
     mirror.commit(commit)
     tree = objects.resolve(f"{commit}^{{tree}}")
     if locked.tree not in (UNRESOLVED, tree):
@@ -233,11 +233,11 @@ def _git_tree(
             todo="Run `sparkwright lock`, or take the release archive, which carries them: "
             "--source sdist.",
         )
-    folders = {path: vendored_tree(session, name, path, vendored) for path in links}
+    folders = {path: vendored_tree(context, name, path, vendored) for path in links}
     return objects.with_folders(tree, folders) if folders else tree
 
 
-def full_commit(session: RunContext, fork: str, locked: GitLock) -> str:
+def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
     """
     Return the 40 digits of the locked commit; a prefix counts when the locked ref names a commit
     that begins with it.
@@ -252,13 +252,13 @@ def full_commit(session: RunContext, fork: str, locked: GitLock) -> str:
         raise SourceError(
             "source-unresolved", f"The lock names no commit for {fork} ({locked.ref})."
         )
-    if session.offline:
+    if context.offline:
         raise SourceError(
             "offline",
             f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline "
             f"forbids asking for the rest.",
         )
-    named = session.mirror(locked.url).ref(locked.ref)
+    named = context.mirror(locked.url).ref(locked.ref)
     if named is None or not named.startswith(locked.commit):
         raise SourceError(
             "source-mismatch",

@@ -17,7 +17,7 @@ from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
 
 
-def resolve(session: RunContext, earlier: Lock | None = None) -> Lock:
+def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
     """
     Return the lock of the stack as the upstreams stand now.
 
@@ -31,51 +31,44 @@ def resolve(session: RunContext, earlier: Lock | None = None) -> Lock:
     Raises:
         source-unreachable: The index does not offer a source that the stack names.
     """
-    spec, forks = session.project.spec, dict(earlier.forks) if earlier else {}
-    with session.store.lock("objects"):
+    spec, forks = context.project.spec, dict(earlier.forks) if earlier else {}
+    with context.store.lock("objects"):
         locked = {
-            name: resolve_fork(session, name, fork, forks.get(name))
+            name: resolve_fork(context, name, fork, forks.get(name))
             for name, fork in spec.forks.items()
         }
     return Lock(1, spec.stack, locked)
 
 
 def resolve_fork(
-    session: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None
+    context: RunContext, name: str, fork: ForkSpec, earlier: ForkLock | None = None
 ) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
         specs = fork.sources
         locked = ForkLock(
-            git=_git(session, specs.git) if specs.git else None,
-            sdist=_file(session, specs.sdist) if specs.sdist else None,
-            wheel=_file(session, specs.wheel) if specs.wheel else None,
+            git=_git(context, specs.git) if specs.git else None,
+            sdist=_file(context, specs.sdist) if specs.sdist else None,
+            wheel=_file(context, specs.wheel) if specs.wheel else None,
             bases={
                 machine: base
                 for machine, wheel in fork.bases.items()
-                if (base := _base(session, wheel))
+                if (base := _base(context, wheel))
             },
         )
-        sources = dict[str, VendoredLock]()
-        if locked.git and locked.git.resolved:
-            for module in submodules(session, locked.git.tree, locked.git.url):
-                if module.path not in fork.ignored:
-                    entry = VendoredLock(
-                        module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"
-                    )
-                    sources |= pin(session, fork, module.path, entry)
+        sources = _pin_submodules(context, fork, locked.git) if locked.git else {}
         for declared, entry in (earlier.fetched if earlier else {}).items():
             below = (
                 [path.removeprefix(f"{declared}/") for path in earlier.vendored]
                 if earlier and entry.resolved
                 else None
             )
-            sources |= pin(session, fork, declared, entry, below)
+            sources |= pin(context, fork, declared, entry, below)
         return msgspec.structs.replace(locked, vendored=dict(sorted(sources.items())))
 
 
 def pin(
-    session: RunContext,
+    context: RunContext,
     fork: ForkSpec,
     name: str,
     source: VendoredLock,
@@ -94,33 +87,43 @@ def pin(
         return {}
     without = fork.vendored[name].without if name in fork.vendored else ()
     commit = source.ref if len(source.ref) == 40 else ""
-    git = _git(session, GitSpec(source.url, source.ref, commit, without))
-    locked = {name: VendoredLock(git.url, git.ref, git.commit, git.tree, without, kind=source.kind)}
-    for module in submodules(session, git.tree, git.url) if git.resolved else ():
-        path = f"{name}/{module.path}"
+    git = _git(context, GitSpec(source.url, source.ref, commit, without))
+    entry = VendoredLock(git.url, git.ref, git.commit, git.tree, without, kind=source.kind)
+    return {name: entry, **_pin_submodules(context, fork, git, f"{name}/", modules)}
+
+
+def _pin_submodules(
+    context: RunContext,
+    fork: ForkSpec,
+    git: GitLock,
+    parent: str = "",
+    modules: Collection[str] | None = None,
+) -> dict[str, VendoredLock]:
+    """Return the locks of the submodules of *git*, by *parent* and their paths, as `pin`."""
+    locked = dict[str, VendoredLock]()
+    for module in submodules(context, git.tree, git.url) if git.resolved else ():
+        path = parent + module.path
         if path not in fork.ignored and (modules is None or module.path in modules):
-            locked |= pin(
-                session,
-                fork,
-                path,
-                VendoredLock(module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"),
+            entry = VendoredLock(
+                module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"
             )
+            locked |= pin(context, fork, path, entry)
     return locked
 
 
-def submodules(session: RunContext, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
+def submodules(context: RunContext, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
     """
     Return the submodules of *tree*, a tree of the repository *url* whose files need not be in the
     store.
     """
-    if not session.objects.submodules(tree):
+    if not context.objects.submodules(tree):
         return ()
-    paths = session.objects.paths(tree)
-    session.mirror(url).files({paths[vendored.FILE][1]} if vendored.FILE in paths else set())
-    return vendored.submodules(session.objects, tree, url)
+    paths = context.objects.paths(tree)
+    context.mirror(url).files({paths[vendored.FILE][1]} if vendored.FILE in paths else set())
+    return vendored.submodules(context.objects, tree, url)
 
 
-def unresolved(session: RunContext, lock: Lock) -> list[str]:
+def unresolved(context: RunContext, lock: Lock) -> list[str]:
     """Return, a line each, what *lock* could not pin."""
     lines = []
     for name, fork in lock.forks.items():
@@ -131,16 +134,16 @@ def unresolved(session: RunContext, lock: Lock) -> list[str]:
             for inner, entry in fork.vendored.items()
             if not entry.resolved
         ]
-        bases = session.project.fork(name).bases
+        bases = context.project.fork(name).bases
         lines += [
             f"{name}: base wheel for {machine}" for machine in bases if machine not in fork.bases
         ]
     return lines
 
 
-def _base(session: RunContext, spec: WheelSpec) -> FileLock | None:
+def _base(context: RunContext, spec: WheelSpec) -> FileLock | None:
     try:
-        return _file(session, spec)
+        return _file(context, spec)
     except SourceError as error:
         if error.reference != "source-unreachable":
             raise
@@ -148,11 +151,11 @@ def _base(session: RunContext, spec: WheelSpec) -> FileLock | None:
         return None
 
 
-def _git(session: RunContext, spec: GitSpec) -> GitLock:
+def _git(context: RunContext, spec: GitSpec) -> GitLock:
     unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
-    mirror = session.mirror(spec.url)
+    mirror = context.mirror(spec.url)
     address, host = redact_credentials(mirror.address), urlsplit(mirror.address).netloc
-    if host in session.silent:
+    if host in context.silent:
         console.warn(f"{spec.ref} of {address}: the host did not answer before: left unresolved")
         return unresolved
     try:
@@ -172,16 +175,16 @@ def _git(session: RunContext, spec: GitSpec) -> GitLock:
     except SourceError as error:
         if error.reference != "source-unreachable":
             raise
-        session.silent.update({host} - {""})
+        context.silent.update({host} - {""})
         reason = redact_credentials(error.details[-1] if error.details else error.what)
         console.warn(f"{address} does not answer ({reason}): left unresolved")
         return unresolved
-    tree = session.objects.resolve(f"{commit}^{{tree}}")
+    tree = context.objects.resolve(f"{commit}^{{tree}}")
     console.note(f"{spec.ref}: commit {commit}, tree {tree}")
     return GitLock(spec.url, spec.ref, commit, tree, spec.without)
 
 
-def _file(session: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
+def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
     stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
     offers = [
@@ -194,7 +197,7 @@ def _file(session: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
             "source-unreachable",
             f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
         )
-    path = package_index.obtain(session.store, spec.name, offers[0].name, offers[0].sha256)
+    path = package_index.obtain(context.store, spec.name, offers[0].name, offers[0].sha256)
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
     file = FileLock(
         spec.name,
@@ -205,6 +208,6 @@ def _file(session: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
         folder,
     )
     is_base = isinstance(spec, WheelSpec) and not folder
-    tree = "" if is_base else fetch.import_file(session, file)
+    tree = "" if is_base else fetch.import_file(context, file)
     console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{f', tree {tree}' if tree else ''}")
     return FileLock(file.name, file.version, file.filename, file.sha256, file.size, folder, tree)
