@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
@@ -39,8 +38,9 @@ from sparkwright.core.digest import canonical, sha256_bytes
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
-_TKINFO, _TKINFO_VERSION = 2000, 2
-_ARCH_OPTION = re.compile(r"(?:^|\s)(?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=\s|$)")
+#: Sizes of name and description, type, name, and the first word of the description.
+_TKINFO = re.compile(rb"\x0c\0\0\0(.{4})\xd0\x07\0\0NVIDIA Corp\0(?=\x02\0\0\0)", re.DOTALL)
+_ARCH_OPTION = re.compile(rb"[\s\0](?:-arch|--gpu-name)[ =](sm_\d+[af]?)(?=[\s\0])")
 _PTX_TARGET = re.compile(rb"^\.target +(sm_\d+[af]?)", re.MULTILINE)
 #: The directive stands at the top, after comments.
 _PTX_HEAD = 1 << 14
@@ -87,21 +87,12 @@ class DeviceImage(msgspec.Struct, frozen=True):
 
 def note_target(data: bytes) -> str:
     """Return the target that a ``.note.nv.tkinfo`` section states; empty without one."""
-    position = 0
-    while position + 12 <= len(data):
-        name_size, size, kind = struct.unpack_from("<3I", data, position)
-        name = data[position + 12 : position + 12 + name_size]
-        begin = position + 12 + (name_size + 3) // 4 * 4
-        if begin + size > len(data):
-            break
-        description = data[begin : begin + size]
-        position = begin + (size + 3) // 4 * 4
-        if name.rstrip(b"\0") != b"NVIDIA Corp" or kind != _TKINFO or size < 24:
-            continue
-        version, *_, options = struct.unpack_from("<6I", description)
-        line = description[24:][options:].split(b"\0", 1)[0].decode("ascii", "replace")
-        if version == _TKINFO_VERSION and (match := _ARCH_OPTION.search(line)):
-            return match[1]
+    for match in _TKINFO.finditer(data):
+        size = int.from_bytes(match[1], "little")
+        description = data[match.end() : match.end() + size]
+        option = _ARCH_OPTION.search(description)
+        if option and len(description) == size:
+            return option[1].decode()
     return ""
 
 
@@ -156,14 +147,6 @@ def _cubin(data: Buffer, entry: Entry) -> tuple[DeviceImage, bytes]:
     target, kernels = read_cubin(content)
     target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)
     return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content
-
-
-def by_container(listed: Iterable[DeviceImage]) -> list[list[DeviceImage]]:
-    """Return the images of each fatbin, which is a translation unit."""
-    groups: dict[int, list[DeviceImage]] = {}
-    for image in listed:
-        groups.setdefault(image.container, []).append(image)
-    return list(groups.values())
 
 
 def counts(listed: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> dict[str, int]:

@@ -145,15 +145,17 @@ class LibraryAudit:
         self, library: Library, data: Buffer, shared: SharedObject, scratch: Path
     ) -> Library:
         images, cubins = self._read(data, shared, scratch)
-        # The driver takes one image of each unit.
-        units = device_code.by_container(images)
-        gains = [
-            device_code.gain(
+        # A fatbin is a translation unit, of which the driver takes one image.
+        units: dict[int, list[DeviceImage]] = {}
+        for image in images:
+            units.setdefault(image.container, []).append(image)
+        gains = {
+            number: device_code.gain(
                 device_code.counts(unit, "cubin"), device_code.counts(unit, "ptx"), self.device
             )
-            for unit in units
-        ]
-        numbers = Counter(gain for gain, _ in gains)
+            for number, unit in units.items()
+        }
+        numbers = Counter(gain for gain, _ in gains.values())
         library = replace(
             library,
             cubins=device_code.counts(images, "cubin"),
@@ -171,12 +173,7 @@ class LibraryAudit:
         elif not numbers.keys() & {"native", "family", "plain"}:
             device = elf.version_text(self.device)
             self.find("code-missing", f"no machine code in it is for a GPU of SM {device}")
-        targets = {
-            image.container: target
-            for unit, (gain, target) in zip(units, gains, strict=True)
-            for image in unit
-            if gain != "jit"
-        }
+        targets = {number: target for number, (gain, target) in gains.items() if gain != "jit"}
         loaded = {
             path: image
             for path, image in cubins.items()
@@ -298,11 +295,17 @@ class LibraryAudit:
         totals, traps = list[OpcodeCount](), 0
         for rule in wants.opcodes:
             named = [kernel for kernel in kernels if re.search(rule.kernels, kernel)]
-            hits = [tools.matching(kernels[kernel][0], rule.pattern) for kernel in named]
-            totals.append(OpcodeCount(rule.pattern, sum(hits), rule.least))
-            if sum(hits) < rule.least:
+            matches = re.compile(rule.pattern).search
+            total = sum(
+                count
+                for kernel in named
+                for opcode, count in kernels[kernel][0].items()
+                if matches(opcode)
+            )
+            totals.append(OpcodeCount(rule.pattern, total, rule.least))
+            if total < rule.least:
                 images = [image for kernel in named for image in kernels[kernel][1]]
-                number = f"{sum(hits)}, asked for: {rule.least}"
+                number = f"{total}, required: {rule.least}"
                 message = f"{rule.pattern} in the code for {arch}: {number}"
                 self.find("opcode-missing", message, self._unit_names(images))
         for free in wants.trap_free:

@@ -370,9 +370,3 @@ def opcodes(cubin: Path, folder: Path, timeout: float = TIMEOUT) -> dict[str, Co
                 else:
                     current[match["opcode"].decode()] += 1
     return counts
-
-
-def matching(counts: Mapping[str, int], pattern: str) -> int:
-    """Return how many of the counted opcodes match the regular expression *pattern*."""
-    search = re.compile(pattern).search
-    return sum(count for opcode, count in counts.items() if search(opcode))
