@@ -9,6 +9,7 @@ too little memory, a damaged base.
 from __future__ import annotations
 
 import ast
+import contextlib
 import platform
 import re
 import shutil
@@ -130,14 +131,13 @@ def python_syntax(objects: Objects, source: SourceTree) -> Iterator[str]:
     Yield the syntax errors of changed Python files, for the oldest Python that the project admits
     and this one.
     """
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import SpecifierSet
 
+    # `build_requirements` reports a table that cannot be read.
     oldest = sys.version_info[1]
-    try:
-        admitted = SpecifierSet(str(_table(objects, source, "project").get("requires-python", "")))
-        oldest = next(minor for minor in range(7, oldest + 1) if f"3.{minor}" in admitted)
-    except (InvalidSpecifier, StopIteration):
-        pass
+    with contextlib.suppress(ValueError):
+        admitted = SpecifierSet(_table(objects, source, "project").get("requires-python", ""))
+        oldest = next((minor for minor in range(7, oldest) if f"3.{minor}" in admitted), oldest)
     for path, text in _changed_files(objects, source, _PYTHON_SUFFIXES):
         try:
             with warnings.catch_warnings():
@@ -188,39 +188,41 @@ def unbalanced(data: bytes) -> list[tuple[int, str]]:
 
 
 def _table(objects: Objects, source: SourceTree, name: str) -> dict[str, Any]:
-    """Return the table *name* of pyproject.toml, empty if there is none."""
-    try:
-        text = (objects.blob(source.tree, "pyproject.toml") or b"").decode()
-        table = tomllib.loads(text).get(name)
-    except ValueError:
-        return {}
-    return table if isinstance(table, dict) else {}
+    """
+    Return the table *name* of pyproject.toml, empty if there is none.
+
+    Raises:
+        ValueError: The file cannot be read.
+    """
+    text = (objects.blob(source.tree, "pyproject.toml") or b"").decode()
+    table: dict[str, Any] = tomllib.loads(text).get(name, {})
+    return table
 
 
 def build_requirements(session: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    if session.project.fork(source.fork).build != "headers":
+        try:
+            yield from _unmet_requirements(session, source)
+        except ValueError as error:
+            yield f"pyproject.toml: {error}"
+
+
+def _unmet_requirements(session: RunContext, source: SourceTree) -> Iterator[str]:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
 
-    if session.project.fork(source.fork).build == "headers":
-        return
     here = platform.python_version()
-    wanted = str(_table(session.objects, source, "project").get("requires-python", ""))
-    try:
-        if here not in SpecifierSet(wanted):
-            yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"
-    except InvalidSpecifier:
-        yield f"pyproject.toml: requires-python {wanted!r} cannot be read"
+    wanted = _table(session.objects, source, "project").get("requires-python", "")
+    if here not in SpecifierSet(wanted):
+        yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"
     locked = {
         canonicalize_name(name): WheelName.of(file).version
         for name, file, _ in pylock.wheels(session.project)
     }
     for text in _table(session.objects, source, "build-system").get("requires", []):
-        try:
-            requirement = Requirement(str(text))
-        except InvalidRequirement:
-            continue
+        requirement = Requirement(text)
         # A graft uses few of the tools that upstream lists; a tool that is not locked is not used.
         version = locked.get(canonicalize_name(requirement.name))
         if version is None or (requirement.marker and not requirement.marker.evaluate()):
@@ -297,26 +299,20 @@ def host_compiler(session: RunContext) -> Iterator[str]:
 
 def memory(session: RunContext, source: SourceTree) -> Iterator[str]:
     """
-    Yield the units whose recorded compile took more memory than compilers may use here.
-
-    It is a warning if a build folder or a compiler cache may have their objects.
+    Yield the units whose recorded compile took more memory than compilers may use here; none if a
+    build folder or a compiler cache may have their objects.
     """
-    budget, costs = ninja.memory_budget(session.memory), Costs.of(session, source.fork)
-    begun = (session.store.root / "work" / session.project.stack / source.fork).glob(
-        "*/build/.ninja_log"
-    )
+    folder = session.store.root / "work" / session.project.stack / source.fork
     cache = config.config().compiler_cache.tool != "none" and shutil.which("ccache")
-    avoidable = any(begun) or (session.cached and cache)
+    if (session.cached and cache) or any(folder.glob("*/build/.ninja_log")):
+        return
+    budget, costs = ninja.memory_budget(session.memory), Costs.of(session, source.fork)
     for path in session.objects.paths(source.tree):
-        cost = costs.expected(path) if PurePosixPath(path).suffix in SUFFIXES else None
-        if cost is None or not cost.measured or cost.megabytes <= budget:
-            continue
-        taken = f"compiling {path} takes {cost.megabytes / 1000:.1f} GB, as measured"
-        line = f"memory: {taken}; compilers may hold {budget / 1000:.1f} GB here"
-        if avoidable:
-            console.warn(f"{line}; unless its object is at hand, the build will end there")
-        else:
-            yield line
+        if PurePosixPath(path).suffix in SUFFIXES:
+            cost = costs.expected(path)
+            if cost.measured and cost.megabytes > budget:
+                taken = f"compiling {path} takes {cost.megabytes / 1000:.1f} GB, as measured"
+                yield f"memory: {taken}; compilers may hold {budget / 1000:.1f} GB here"
 
 
 # The base of a graft.
