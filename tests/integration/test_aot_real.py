@@ -19,7 +19,7 @@ from sparkwright.audit import policy, wheel
 from sparkwright.builder import pipeline as building
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.builder.wheel import archive, flashinfer_aot
+from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotSpec, ModuleSpec
 from sparkwright.cli import demo
 from sparkwright.core import process, strict_yaml
@@ -147,29 +147,6 @@ def test_first_use_on_a_spark_compiles_nothing(built: Built, installed: Installe
     # FlashInfer asks nvcc for its release; nothing else is called.
     calls = installed.called.read_text().splitlines() if installed.called.exists() else []
     assert not [call for call in calls if call != "nvcc --version"]
-
-
-def relabelled(wheel: Path, label: str, folder: Path, version_files: tuple[str, ...] = ()) -> Path:
-    folder.mkdir(exist_ok=True)
-    public = archive.WheelName.of(wheel.name).version.partition("+")[0]
-    return archive.rewrite(wheel, folder, version=f"{public}+{label}", version_files=version_files)
-
-
-def test_two_builds_share_no_folder_of_compiled_modules(built: Built, installed: Installed, tmp_path: Path) -> None:
-    """
-    The label in FlashInfer's version names its folder: another patch set has another, going back finds the first.
-
-    So an upgrade or a rollback cannot link objects of two builds into one library (FlashInfer #4489), and FlashInfer needs no patch.
-    """
-    other = relabelled(built.sources, "spark.2026.11.pdeadbeef.cu130", tmp_path / "other", ("flashinfer/_build_meta.py",))
-    seen = []
-    for sources in (built.sources, other, built.sources):
-        installed.install(sources)
-        seen.append(installed.load("12.1")["workspace"])
-
-    assert seen[0] == seen[2]
-    assert seen[0] != seen[1]
-    assert all("spark.2026.11.p" in folder for folder in seen)
 
 
 def test_the_libraries_hold_the_stack_s_code_and_nothing_else(built: Built) -> None:

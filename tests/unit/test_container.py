@@ -27,6 +27,7 @@ from sparkwright.builder import container, self_wheel
 from sparkwright.builder.container import BuilderImage, Engine, ExitStatus
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder.wheel.archive import SBOM
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
@@ -152,7 +153,9 @@ def test_the_program_is_packed_whole_and_reproducibly(tmp_path: Path) -> None:
     with zipfile.ZipFile(first) as wheel:
         names = set(wheel.namelist())
         assert names >= {name for name in files if "__pycache__" not in name}
-        assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("/METADATA")))
+        info = next(name.partition("/")[0] for name in names if name.endswith("/METADATA"))
+        assert b"Requires-Dist: msgspec" in wheel.read(f"{info}/METADATA")
+        assert json.loads(wheel.read(f"{info}/{SBOM}"))["metadata"]["component"]["name"] == "sparkwright"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not a glibc system")

@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.builder import pipeline, self_wheel, source_tree
+from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import SBOM, WheelName
@@ -167,10 +167,3 @@ def test_vendored_sources_are_those_that_the_targets_need(mini: Mini) -> None:
     assert sbom.vendored(session, source) == {}
     everything = dataclasses.replace(session, targets=("all",))
     assert set(sbom.vendored(everything, source)) == set(session.lock.forks["vllm"].fetched)
-
-
-def test_the_program_itself_holds_one(tmp_path: Path) -> None:
-    first, second = (self_wheel.write(tmp_path, extra="", label="7") for _ in range(2))
-
-    assert in_wheel(first)["wheel"]["version"].endswith("+7")
-    assert first.read_bytes() == second.read_bytes()

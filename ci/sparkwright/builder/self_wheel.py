@@ -1,5 +1,5 @@
 """
-This program as a wheel, and the files that it requires for the Python of an image.
+The running program as a wheel, and the files that it requires for the Python of an image.
 
 The requirements are resolved once per program and Python and stored by hash, so that the image can
 be built again without a network.
@@ -23,7 +23,7 @@ from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
-#: What a source distribution among the requirements is built with (tree-sitter-cmake has no Linux
+#: Build backends of source distributions among the requirements (tree-sitter-cmake has no Linux
 #: wheel).
 BACKENDS = ("setuptools", "wheel")
 

@@ -297,7 +297,7 @@ def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
         if changed is not None:
             lines.append(changed)
     if idle := sorted(requires.keys() - effective):
-        what = f"What is said of {', '.join(idle)} changes no requirement of the official wheel."
+        what = f"The entry {', '.join(idle)} changes no requirement of the official wheel."
         stated = [
             line.decode() for line in head.splitlines() if line[:13].lower() == b"requires-dist"
         ]

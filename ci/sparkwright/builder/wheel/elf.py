@@ -223,8 +223,8 @@ def version_text(version: Sequence[int]) -> str:
 
 def _check_bounds(data: Buffer, offset: int, size: int, what: str) -> None:
     if offset > len(data) or size > len(data) - offset:
-        place = f"offset {offset}, {size} bytes, of {len(data)}"
-        raise ElfUnreadable(f"{what} lies beyond the end of the file ({place})")
+        extent = f"offset {offset}, {size} bytes, of {len(data)}"
+        raise ElfUnreadable(f"{what} lies beyond the end of the file ({extent})")
 
 
 def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:

@@ -5,11 +5,10 @@ NVIDIA's tools.
 NVIDIA does not publish the format; this is what nvcc 13.0 writes and cuobjdump 13.5 reads alike
 (`tests/unit/test_audit_fatbin.py` compares the two). A section holds containers one after the
 other, with zeros between them: magic, version 1, size of the header, size of the rest. A container
-holds
-entries: kind (1 PTX, 2 cubin), version 0x0101, sizes, the arch as a number, flags, and the stored
-    bytes, which may be compressed. The flags also tell ``sm_120a`` (bit 20) and ``sm_120f`` (bit
-    21) from ``sm_120``, as the driver needs to know before it decompresses anything; the ptxas
-    options in the cubin state the same a second time (`sparkwright.audit.device_code`).
+holds entries: kind (1 PTX, 2 cubin), version 0x0101, sizes, the arch as a number, flags, and the
+stored bytes, which may be compressed. The flags also tell ``sm_120a`` (bit 20) and ``sm_120f`` (bit
+21) from ``sm_120``, as the driver needs to know before it decompresses anything; the ptxas options
+in the cubin state the same a second time (`sparkwright.audit.device_code`).
 """
 
 from __future__ import annotations
