@@ -222,7 +222,9 @@ class BuildFolder:
             expected = {edge: costs.expected(edge.unit) for edge in edges}
             for edge, cost in expected.items():
                 too_large = cost.measured and cost.megabytes > limits.megabytes
-                if too_large and not (self.path / edge.output).exists():
+                # An absolute name is one in the sandbox.
+                name = os.path.relpath(self._inside / edge.output, self._inside)
+                if too_large and not (self.path / name).exists():
                     taken = f"Compiling {edge.unit} takes {cost.megabytes / 1000:.1f} GB"
                     raise _memory_error(
                         "memory-too-small", taken, edge.unit, cost.megabytes, limits

@@ -57,7 +57,11 @@ def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
             (folder.path / output).unlink(missing_ok=True)
         # The cache may store the object, but not give one: the cost is what is asked for.
         env, limits = {"CCACHE_RECACHE": "true"}, ninja.limits(session)
-        calls = folder.compile(goals, Costs.of(session, fork), limits, env)
+        calls = [
+            call
+            for call in folder.compile(goals, Costs.of(session, fork), limits, env)
+            if call.output in goals
+        ]
     return SingleUnit(
         fork,
         edges[0].unit,
