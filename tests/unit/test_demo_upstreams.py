@@ -82,12 +82,6 @@ def test_history_has_a_rename_a_clash_and_a_squashed_pull_request(repositories: 
     assert ask(repositories, "diff", TAG, PULL_REQUEST) == ask(repositories, "diff", "main~1", "main")
 
 
-def test_first_patch_does_not_apply_to_main(repositories: Path, tmp_path: Path) -> None:
-    ask(repositories, "worktree", "add", "--quiet", "--detach", str(tmp_path / "main"), "main")
-    file = PROJECT.series_folder("vllm") / PATCHES[0].name
-    assert subprocess.run(["git", "apply", "--check", str(file)], cwd=tmp_path / "main", capture_output=True, check=False).returncode
-
-
 def test_reviewed_data_is_read_and_the_rules_find_their_sites(tree: Path) -> None:
     patch(tree)
     rules = archs.load(PROJECT.build_folder / "archs.yaml")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.refusals import refusal
 
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
@@ -122,21 +120,6 @@ def test_a_checkout_touches_only_what_differs(objects: Objects, tmp_path: Path) 
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.stat().st_mtime != 1} == {"a.txt"}
 
 
-def test_an_interrupted_checkout_is_finished(objects: Objects, tmp_path: Path) -> None:
-    """A lock file, a half-written file, a missing one and a changed one, as a killed git leaves them, are all mended."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    objects.checkout(stored(objects), folder, index)
-    Path(f"{index}.lock").write_bytes(b"half an index")
-    (folder / "a.txt").write_bytes(b"tw")
-    (folder / "src" / "b.c").unlink()
-    (folder / "run.sh").chmod(0o644)
-    (folder / "new.txt").write_bytes(b"ne")
-    objects.checkout(stored(objects, a_txt=b"two\n", new_txt=b"new\n"), folder, index)
-
-    assert content(folder) == FILES | {"a.txt": b"two\n", "new.txt": b"new\n"}
-    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) & 0o100
-
-
 def test_a_checkout_that_was_killed_on_the_way_to_another_tree_leaves_nothing_of_it(objects: Objects, tmp_path: Path) -> None:
     """Files that only the abandoned tree has are removed, although no index knows them; a build's own files stay."""
     folder, index = tmp_path / "src", tmp_path / "index"
@@ -170,14 +153,6 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None
 
 
 # Other trees from trees.
-
-
-def test_missing_objects_are_named(objects: Objects) -> None:
-    """Of many ids, those that are not there come back, sorted; asking for none asks nobody."""
-    there = [blob for _, blob in objects.paths(stored(objects)).values()]
-
-    assert objects.missing([*there, "f" * 40, "1" * 40]) == ["1" * 40, "f" * 40]
-    assert objects.missing(there) == objects.missing([]) == []
 
 
 def test_a_tree_is_whole_when_everything_below_it_is_there(objects: Objects, repository: Repository) -> None:
@@ -244,21 +219,6 @@ def test_names_that_are_not_utf_8_survive(objects: Objects, repository: Reposito
 
 
 # Killed, damaged, surrounded.
-
-
-def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
-    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and nobody's files change."""
-    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    objects = Objects(tmp_path / "objects.git")
-    tree = stored(objects)
-    before = sorted((tmp_path / ".git").rglob("*"))
-    (objects.path / "HEAD").write_bytes(b"garbage")
-    with refusal("git-failed", match="ended with status 128"):
-        objects.paths(tree)
-    with refusal("git-failed"):
-        stored(objects)
-
-    assert sorted((tmp_path / ".git").rglob("*")) == before
 
 
 def test_processes_make_one_store_at_once(tmp_path: Path) -> None:

@@ -44,14 +44,6 @@ def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
     assert len(caught.value.details) < 30
 
 
-def test_a_missing_program_is_named(tmp_path: Path) -> None:
-    """A program that is not installed is an error of its own."""
-    with refusal("tool-missing", match="no-such-program is not installed"):
-        process.run(["no-such-program"], log=tmp_path / "x.log")
-    with refusal("tool-missing", match="no-such-program is not installed"):
-        process.output(["no-such-program"])
-
-
 def test_a_short_program_that_hangs_is_ended() -> None:
     """A program that says nothing within its time counts as failed."""
     with refusal("command-failed", match=r"did not end within 0\.2 s"):

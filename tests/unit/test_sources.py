@@ -84,31 +84,10 @@ def test_a_prefix_is_resolved_by_the_ref(make: Make, repository: Repository, com
     assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, repository.tree(), False)
 
 
-def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository, commit: str) -> None:
-    """A tag that was moved to another commit is a mismatch that shows both, although the old commit is still there."""
-    moved = repository.commit({"a.txt": b"2\n"})
-    repository.git("tag", "--force", "v1")
-    with refusal("source-mismatch", match="v1 of mini is not the locked commit") as caught:
-        fetch.fetch(make(commit[:9]), "mini")
-
-    assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
-
-
 def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
     """A lock without a commit gives an error that names the ref, although the host would know it."""
     with refusal("source-unresolved", match=r"no commit for mini \(v1\)"):
         fetch.fetch(make(), "mini")
-
-
-def test_credentials_of_a_mirror_are_not_shown(make: Make, commit: str) -> None:
-    """The error names the mirror without the password that its address holds."""
-    run = dataclasses.replace(make(commit), mirrors={HOST: "http://user:secret@127.0.0.1:9/"})
-
-    with refusal("source-unreachable") as caught:
-        fetch.fetch(run, "mini")
-    said = "\n".join([caught.value.what, *caught.value.details])
-    assert "http://127.0.0.1:9/mini.git" in said
-    assert "secret" not in said
 
 
 def test_offline_fetches_nothing(make: Make, repository: Repository, commit: str) -> None:

@@ -127,14 +127,6 @@ def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
     assert store.get("stage", "other", Record) is None
 
 
-@given(st.dictionaries(st.text(max_size=5), st.integers(-1000, 1000), max_size=6))
-def test_a_key_does_not_depend_on_order(fields: dict[str, int]) -> None:
-    """Equal inputs of a stage have one key, in whatever order they come; another stage has another one."""
-    turned = dict(reversed(fields.items()))
-
-    assert digest.key("a", fields) == digest.key("a", turned) != digest.key("b", fields)
-
-
 # Locks.
 
 HOLD = "with store.lock('objects'):\n" + SLEEP
