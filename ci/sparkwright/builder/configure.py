@@ -207,8 +207,16 @@ def _raise_for_compiler(error: BuildError) -> None:
             f"The sources need {match['compiler']} {match['version']} or newer; "
             f"{' '.join(command)} is {here}."
         )
-        details = [match[0], *error.details]
-        raise BuildError("compiler-too-old", what, details=details) from error
+        major = match["version"].partition(".")[0]
+        names = " ".join(f"{name}-{major}" for name in ("CC=gcc", "CXX=g++", "CUDAHOSTCXX=g++"))
+        raise BuildError(
+            "compiler-too-old",
+            what,
+            details=[match[0], *error.details],
+            todo=f"Install a newer one beside it (sudo apt-get install g++-{major}, or a later "
+            f"one) and name it: {names} sparkwright build …. The default targets need none of the "
+            f"vendored sources: leave --targets out.",
+        ) from error
 
 
 def _targets(build: Path) -> dict[str, Any]:

@@ -14,14 +14,14 @@ class BuildError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "arch-mismatch": Advice(
             "CMake folded or dropped the requested architecture for these units; the wheel would "
-            "not hold the asked-for machine code.",
+            "not hold machine code for it.",
             "Apply the rule named beside each unit, or list the unit under `kept` with a reason.",
         ),
         "arch-trap": Advice(
-            "The tree holds code that compiles for the requested architecture, and that fails "
-            "when it runs there.",
-            "Do what the guard in archs.yaml says. Do not lift it: no configure and no audit "
-            "would show what it sees.",
+            "The tree holds code that compiles for the requested architecture and fails at run "
+            "time there.",
+            "Follow the advice of the guard in archs.yaml. Do not remove the guard: neither "
+            "configure nor audit detects such code.",
         ),
         "base-mismatch": Advice(
             "The official wheel was not built from the locked source, so a graft onto it would "
@@ -30,10 +30,10 @@ class BuildError(SparkwrightError):
             "then run `sparkwright lock`.",
         ),
         "build-downloads": Advice(
-            "A build program wanted a source that the lock does not name; what it fetches today "
-            "may be another file tomorrow.",
-            "Lock that source (`vendored` in stack.yaml, then `sparkwright lock`), or switch off "
-            "the part of the build that wants it.",
+            "A build program tried to download a source that the lock does not name; the same "
+            "address may serve another file tomorrow.",
+            "Lock that source (`sparkwright lock`), or switch off the part of the build that "
+            "downloads it.",
         ),
         "build-failed": Advice(
             "The upstream's own build backend ended with an error.",
@@ -54,21 +54,20 @@ class BuildError(SparkwrightError):
             "--unit-timeout.",
         ),
         "compiler-too-old": Advice(
-            "A source that the build compiles uses a C++ library or language that this machine's "
-            "host compiler does not have.",
+            "A source of the build needs a C++ standard library or language version that this "
+            "machine's host compiler does not have.",
             "Install a newer one beside it (sudo apt-get install g++-13) and name it: "
             "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. The default targets need none of the "
             "vendored sources: leave --targets out.",
         ),
         "configure-failed": Advice(
-            "CMake could not configure the patched tree: a tool is missing, or the tree wants "
-            "something that the lock does not name.",
+            "CMake could not configure the patched tree: a tool is missing, or the tree needs a "
+            "source that the lock does not name.",
             "Read its last lines above; the full log is named there.",
         ),
         "early-check-failed": Advice(
-            "The build would fail, and this is known before a minute is spent on it. All that "
-            "was found is listed, not the first alone.",
-            "Mend every line above, then run again.",
+            "The build would fail later; the checks before it list all findings at once.",
+            "Correct every finding above, then run again.",
         ),
         "inputs-differ": Advice(
             "This checkout would build something else: the reviewed files named above are not "
@@ -118,10 +117,10 @@ class BuildError(SparkwrightError):
             "environment.yaml.",
         ),
         "target-mismatch": Advice(
-            "What was compiled here is not for the machine of the wheel, or asks that machine "
-            "for more than the official library does.",
-            "Do not install the wheel. Look for the library or header of this machine that got "
-            "into the build for the other one.",
+            "A library that was compiled here is not for the machine of the wheel, or needs more "
+            "of that machine than the official library does.",
+            "Do not install the wheel. Find the library or header of this machine that was used "
+            "in the build for the other one.",
         ),
     }
 
