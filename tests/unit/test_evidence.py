@@ -695,7 +695,7 @@ def test_an_index_vouches_for_all_wheels_of_its_releases(host: world.Host) -> No
     """By URL and as a folder, older releases included: each wheel with its release, channel and what was shown of it."""
     index = host.index()
     for at in (index.url, index.root):
-        done = verb(host.made["1"][3], *host.made["2"], "--at", at, "--key", index.public)
+        done = verb(host.made["1"][3], *host.made["2"], "--index", at, "--key", index.public)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)["wheels"]
         assert [one["release"] for one in found] == ["2026.11.1", *["2026.11.2"] * 4]
@@ -707,7 +707,7 @@ def test_an_index_says_what_a_candidate_lacks(host: world.Host, tmp_path: Path) 
     """What is claimed of a candidate holds, and it is not taken for more."""
     index, path = host.bare(), wheels.cutlass(tmp_path, label=f"{wheels.LABEL}.9")
     index.add([path], [], channel="candidate")
-    (found,) = json.loads(verb(path, "--at", index.url, "--key", index.public).stdout)["wheels"]
+    (found,) = json.loads(verb(path, "--index", index.url, "--key", index.public).stdout)["wheels"]
 
     assert (found["channel"], found["rungs"]) == ("candidate", {})
     assert "G0" in [one["rung"] for one in found["missing"]]
@@ -718,14 +718,14 @@ def test_an_index_that_holds_something_else_is_told_apart(host: world.Host, tmp_
     index = host.index()
     path = host.made["2"][0]
     other = wheels.cutlass(tmp_path, label="spark.2026.12")
-    assert refused(other, "--at", index.url, "--key", index.public) == "evidence-invalid"
+    assert refused(other, "--index", index.url, "--key", index.public) == "evidence-invalid"
     proof = next(one for one in index.proof("2026.11.2").wheels if one.wheel == digest.sha256_file(path))
     index.path(places.evidence(index.named(proof.evidence, "provenance").sha256)).unlink()
-    assert refused(path, "--at", index.url, "--key", index.public) == "evidence-invalid"
+    assert refused(path, "--index", index.url, "--key", index.public) == "evidence-invalid"
     index.path(places.evidence(index.named(proof.evidence, "summary").sha256)).write_text("<html>Sign in</html>")
-    assert refused(path, "--at", index.root, "--key", index.public) == "evidence-invalid"
+    assert refused(path, "--index", index.root, "--key", index.public) == "evidence-invalid"
 
 
 def test_a_folder_and_an_index_are_two_questions(case: Case, folder: Path) -> None:
     """Naming both is a mistake of usage."""
-    assert refused(case.path, "--from", folder, "--at", "http://127.0.0.1:1/") == "usage"
+    assert refused(case.path, "--from", folder, "--index", "http://127.0.0.1:1/") == "usage"

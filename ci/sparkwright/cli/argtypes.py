@@ -175,6 +175,22 @@ def add_compiling(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_signer(parser: argparse.ArgumentParser, key: str) -> None:
+    """Add what signs an index: the option *key*, which names a private key, or ``--identity``."""
+    signer = parser.add_mutually_exclusive_group()
+    signer.add_argument(
+        key,
+        type=Path,
+        metavar="FILE",
+        help="the private key that signs (made by `sparkwright release key`)",
+    )
+    signer.add_argument(
+        "--identity",
+        action="store_true",
+        help="sign by Sigstore, as the identity that this machine has (a workflow's)",
+    )
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--flag`` and ``--variable``: what a served model is started with."""
     parser.add_argument(

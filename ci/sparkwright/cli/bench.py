@@ -229,8 +229,12 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
         [one.cell, one.metric, one.published, one.measured, one.agreement, one.source]
         for one in held
     ]
-    columns = ["cell", "metric", "published", "here", "", "source"]
-    console.table(f"{recipe}: published by others", columns, rows, result=True)
+    console.table(
+        f"{recipe}: published by others",
+        ["cell", "metric", "published", "here", "", "source"],
+        rows,
+        result=True,
+    )
     if not held:
         raise GateError("gate-not-run", f"No figure of {recipe} was published to compare with.")
     for agreement, state, reference in (
@@ -238,8 +242,11 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
         ("open", "undecided here", "gate-inconclusive"),
     ):
         if worse := [f"{one.cell}: {one.says}" for one in held if one.agreement == agreement]:
-            what = f"{len(worse)} of {len(held)} published figures are {state}."
-            raise GateError(reference, what, details=worse)
+            raise GateError(
+                reference,
+                f"{len(worse)} of {len(held)} published figures are {state}.",
+                details=worse,
+            )
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -198,8 +198,12 @@ def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> N
         verdict = "pass" if made.passed else f"{len(made.findings)} findings"
         hashes = [built.sha256[:16], made.device_code[:16] or "–"]
         rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
-    columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
-    console.table("wheels", columns, rows, result=True)
+    console.table(
+        "wheels",
+        ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"],
+        rows,
+        result=True,
+    )
     names = " ".join(str(pipeline.wheel_path(session, built)) for built, _ in pairs)
     console.note(f"install: python -m pip install {names}")
 
@@ -244,8 +248,11 @@ def _wheel(session: RunContext, name: str) -> Path:
     session.project.fork(name)
     if path := _last_wheel(session, name):
         return path
-    what = f"The wheel of {name} that this checkout makes is not in {session.output}."
-    raise SourceError("not-provided", what, todo="Run `sparkwright build` first.")
+    raise SourceError(
+        "not-provided",
+        f"The wheel of {name} that this checkout makes is not in {session.output}.",
+        todo="Run `sparkwright build` first.",
+    )
 
 
 def _last_wheel(session: RunContext, fork: str) -> Path | None:

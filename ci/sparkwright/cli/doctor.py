@@ -108,8 +108,12 @@ def doctor(arguments: argparse.Namespace) -> int:
         (item.verb, item.state, item.says + (f"\n→ {item.install}" if item.install else ""))
         for item in items
     ]
-    title = f"What the commands would do here with stack {project.stack}"
-    console.table(title, ("command", "state", ""), rows, result=True)
+    console.table(
+        f"What the commands would do here with stack {project.stack}",
+        ("command", "state", ""),
+        rows,
+        result=True,
+    )
     console.document({"machine": machine, "stack": project.stack, "advice": items})
     return 0
 

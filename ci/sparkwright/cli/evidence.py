@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-import msgspec
+from typing import NamedTuple
 
 from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console
@@ -19,31 +18,32 @@ from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import check, inside
 from sparkwright.release.evidence.check import Checked
 from sparkwright.release.evidence.gathered import Folder
-from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel
+from sparkwright.release.manifest.records import Entry, Proved, Wheel
 from sparkwright.release.notes import published, rendered, whole
 from sparkwright.release.signing import keys, trust
 
 
-class WheelEvidence(msgspec.Struct, frozen=True):
-    """
-    The evidence of a wheel.
+class WheelEvidence(NamedTuple):
+    """The evidence of a wheel, and its entry in the index, if it comes from one."""
 
-    Attributes:
-        release, channel, yanked: As the index lists it; empty for a folder.
-        signers: Statement → its signer.
-        rungs: Verdict of each gate, computed from the checks behind it.
-        missing: What it lacks for ``verified``.
-    """
+    wheel: Wheel
+    proved: Proved
+    checked: Checked
+    entry: Entry | None = None
 
-    file: str
-    sha256: str
-    signers: dict[str, str]
-    rungs: dict[str, str]
-    missing: tuple[Missing, ...]
-    speeds: tuple[Speed, ...]
-    release: str = ""
-    channel: str = ""
-    yanked: str = ""
+    def document(self) -> dict[str, object]:
+        """Return the record that ``--json`` prints."""
+        return {
+            "file": self.wheel.filename,
+            "sha256": self.wheel.sha256,
+            "signers": self.checked.signers,
+            "rungs": dict(self.checked.rungs),
+            "missing": self.proved.missing,
+            "speeds": self.proved.speeds,
+            "release": self.entry.name if self.entry else "",
+            "channel": self.entry.channel if self.entry else "",
+            "yanked": self.entry.yanked if self.entry else "",
+        }
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -103,7 +103,7 @@ def verify(arguments: argparse.Namespace) -> int:
     if arguments.folder and (arguments.index or arguments.signed_for):
         raise UsageError("usage", "--from excludes --index and --signed-for.")
     find = _from_folder(arguments) if arguments.folder else _from_index(arguments)
-    verified: list[WheelEvidence] = []
+    verified: list[dict[str, object]] = []
     failures: list[SparkwrightError] = []
     for path in arguments.wheels:
         try:
@@ -113,9 +113,9 @@ def verify(arguments: argparse.Namespace) -> int:
             failures.append(error)
             console.result(f"{path.name}: {error.reference}")
         else:
-            verified += found
             for evidence in found:
                 _show(evidence)
+                verified.append(evidence.document())
     failed = {error.what: error.reference for error in failures}
     console.document({"wheels": verified, "failed": failed})
     if failures:
@@ -150,12 +150,7 @@ def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[Whee
             fork = next((one for one in release.forks if one.name == wheel.fork), None)
             checked = check.checked(wheel, fork, proofs[0], index.evidence, index.trust)
             inside.check(path, checked)
-            yield msgspec.structs.replace(
-                _evidence(wheel, proofs[0], checked),
-                release=entry.name,
-                channel=entry.channel,
-                yanked=entry.yanked,
-            )
+            yield WheelEvidence(wheel, proofs[0], checked, entry)
             return
         raise TrustError(
             "evidence-invalid",
@@ -177,34 +172,28 @@ def _from_folder(arguments: argparse.Namespace) -> Callable[[Path], Iterator[Whe
         for wheel, proved in folder.proofs(inside.wheel_at(path)):
             checked = check.checked(wheel, None, proved, folder.read, trusted)
             inside.check(path, checked)
-            yield _evidence(wheel, proved, checked)
+            yield WheelEvidence(wheel, proved, checked)
 
     return find
 
 
-def _evidence(wheel: Wheel, proved: Proved, checked: Checked) -> WheelEvidence:
-    return WheelEvidence(
-        wheel.filename,
-        wheel.sha256,
-        checked.signers,
-        dict(checked.rungs),
-        proved.missing,
-        proved.speeds,
-    )
-
-
 def _show(evidence: WheelEvidence) -> None:
-    rows = [[kind, "holds", signer] for kind, signer in evidence.signers.items()]
-    rows += [[name, state, RUNGS.get(name, "")] for name, state in evidence.rungs.items()]
+    wheel, proved, checked, entry = evidence
+    rows = [[kind, "holds", signer] for kind, signer in checked.signers.items()]
+    rows += [[name, state, RUNGS.get(name, "")] for name, state in checked.rungs.items()]
     rows += [
         [f"missing: {one.rung}", f"{one.state} ({one.reference})", one.says]
-        for one in evidence.missing
+        for one in proved.missing
     ]
-    title = f"{evidence.file}  sha256 {evidence.sha256}"
-    console.table(title, ["what", "state", "by whom, or what it is"], rows, result=True)
-    listed = f"{evidence.release}, {evidence.channel}" if evidence.release else "not listed"
-    yanked = f", yanked: {evidence.yanked}" if evidence.yanked else ""
-    count = len(evidence.missing) or "none"
+    console.table(
+        f"{wheel.filename}  sha256 {wheel.sha256}",
+        ["what", "state", "by whom, or what it is"],
+        rows,
+        result=True,
+    )
+    listed = f"{entry.name}, {entry.channel}" if entry else "not listed"
+    yanked = f", yanked: {entry.yanked}" if entry and entry.yanked else ""
+    count = len(proved.missing) or "none"
     console.result(f"{listed}{yanked}: {count} of the proofs for verified missing")
 
 

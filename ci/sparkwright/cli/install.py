@@ -188,8 +188,12 @@ def _onsite(arguments: argparse.Namespace) -> int:
         for one in done.shared
     ]
     rows += [["edit", f"{one.name}: {one.file}", one.sha256[:12], one.state] for one in done.edits]
-    title = f"{done.written} of {done.files} files written"
-    console.table(title, ["", "what", "sha256", ""], rows, result=True)
+    console.table(
+        f"{done.written} of {done.files} files written",
+        ["", "what", "sha256", ""],
+        rows,
+        result=True,
+    )
     console.document({"installed": done})
     return 0
 
@@ -211,8 +215,12 @@ def show_releases(arguments: argparse.Namespace) -> int:
         f"signed by {index.by} (known from {index.trust.said}) on {manifest.made[:10]}, "
         f"good until {manifest.expires[:10]}"
     )
-    columns = ["  release", "channel", "made", "versions", ">size", "not proved", ""]
-    console.table(title, columns, [_cells(row) for row in rows], result=True)
+    console.table(
+        title,
+        ["  release", "channel", "made", "versions", ">size", "not proved", ""],
+        [_cells(row) for row in rows],
+        result=True,
+    )
     if not rows and manifest.entries:
         console.note(
             "Nothing of this kind is verified; `--channel candidate` shows what is not, and what "

@@ -84,12 +84,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="with --push: sign the record, too, and put it into this index",
     )
-    add("--signing-key", type=Path, metavar="FILE", help="with --at: the private key that signs")
-    add(
-        "--identity",
-        action="store_true",
-        help="with --at: sign by Sigstore, as the identity that this machine has",
-    )
+    argtypes.add_signer(parser, "--signing-key")
     add(
         "--dry-run",
         action="store_true",
@@ -293,8 +288,12 @@ def record(arguments: argparse.Namespace) -> int:
     made_record = _record(arguments)
     path = night.write(arguments.at, made_record)
     rows = [[one.name, one.state, one.reference, one.says[:80]] for one in made_record.stages]
-    title = f"{made_record.workflow} of {made_record.day}: {made_record.state}"
-    console.table(title, ["stage", "state", "reference", ""], rows, result=True)
+    console.table(
+        f"{made_record.workflow} of {made_record.day}: {made_record.state}",
+        ["stage", "state", "reference", ""],
+        rows,
+        result=True,
+    )
     for file in made_record.files:
         if not file.sha256:
             console.warn(f"{file.name}: {file.says}")
@@ -390,6 +389,7 @@ def status(arguments: argparse.Namespace) -> int:
     )
     if site.problems and arguments.strict:
         details = [f"{one.name}: {one.reference}" for one in site.problems[:50]]
-        what = f"{len(site.problems)} records could not be read."
-        raise LabError("site-partial", what, details=details)
+        raise LabError(
+            "site-partial", f"{len(site.problems)} records could not be read.", details=details
+        )
     return 0

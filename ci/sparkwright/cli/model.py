@@ -136,7 +136,6 @@ def _show(audit: Audit) -> None:
         f"{audit.tensors:,} tensors"
     )
     reads = f">read for {step.batch} tokens" if step.batch > 1 else ">read for a token"
-    columns = ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"]
     least = sorted(audit.rows, key=lambda row: -row.read_batch)[SHOWN:]
     rows = [
         [
@@ -152,7 +151,12 @@ def _show(audit: Audit) -> None:
         for row in audit.rows
         if not any(row is other for other in least)
     ]
-    console.table(title, columns, rows, result=True)
+    console.table(
+        title,
+        ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"],
+        rows,
+        result=True,
+    )
     if least:
         console.note(
             f"{len(least)} more kinds of modules, of which "

@@ -90,8 +90,9 @@ def _add_pick(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="what has to be true for it to go (needed for a new record)",
     )
-    add("--carry", action="store_true", help="the stack carries it from now on")
-    add("--drop", action="store_true", help="the stack no longer carries it")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--carry", action="store_true", help="the stack carries it from now on")
+    either.add_argument("--drop", action="store_true", help="the stack no longer carries it")
     add(
         "--exclude",
         action="append",
@@ -268,8 +269,12 @@ def _show_status(stack: str, lines: Sequence[Line]) -> None:
         age = f"{line.age} d" if line.age >= 0 else "?"
         state = [line.here, line.needed, line.superseded, line.reason]
         rows.append([f"{line.fork}{name}", age, *state])
-    columns = ["patch", ">age", "here", "still needed?", "superseded by", "why"]
-    console.table(f"stack {stack}", columns, rows, result=True)
+    console.table(
+        f"stack {stack}",
+        ["patch", ">age", "here", "still needed?", "superseded by", "why"],
+        rows,
+        result=True,
+    )
     picks = sum(line.name.startswith("#") for line in lines)
     console.result(
         f"{picks} picks and {len(lines) - picks} patches of ours, "
@@ -298,8 +303,12 @@ def pick(arguments: argparse.Namespace) -> int:
         ]
         for fork, record in records
     ]
-    columns = ["pull request", "state", "seen", "commit", "patch-id", "stacks"]
-    console.table("ledger", columns, rows, result=True)
+    console.table(
+        "ledger",
+        ["pull request", "state", "seen", "commit", "patch-id", "stacks"],
+        rows,
+        result=True,
+    )
     console.document({"records": [{"fork": fork, "record": record} for fork, record in records]})
     return 0
 
@@ -314,10 +323,8 @@ def _checked(arguments: argparse.Namespace) -> dict[str, str]:
     pairs = [word.partition("=") for word in arguments.exclude]
     if wrong := [path for path, _, reason in pairs if not path or not reason.strip()]:
         raise UsageError("usage", f"--exclude {wrong[0]!r} is not of the form PATH=REASON.")
-    if arguments.exclude and len(arguments.pulls) > 1:
-        raise UsageError("usage", "--exclude goes with one pull request.")
-    if arguments.drop and (arguments.carry or arguments.exclude):
-        raise UsageError("usage", "A stack cannot both drop and carry a pull request.")
+    if arguments.exclude and (arguments.drop or len(arguments.pulls) > 1):
+        raise UsageError("usage", "--exclude goes with one pull request that is carried.")
     return {path: reason.strip() for path, _, reason in pairs}
 
 
@@ -522,9 +529,12 @@ def _show_drift(measured: Drift) -> None:
         [name, "\n".join(runs(measured.of(name))), end.first or "-", end.proof]
         for name, end in ends
     ]
-    title = f"{measured.fork} of {measured.stack}, {measured.day}"
-    columns = ["patch", "on later bases it", "upstream from", "because"]
-    console.table(title, columns, rows, result=True)
+    console.table(
+        f"{measured.fork} of {measured.stack}, {measured.day}",
+        ["patch", "on later bases it", "upstream from", "because"],
+        rows,
+        result=True,
+    )
 
 
 def runs(trials: Sequence[Trial]) -> list[str]:
@@ -571,8 +581,9 @@ def _show_ideas(session: RunContext) -> int:
         [one.idea, one.package, one.verdict, "\n".join(one.evidence)][: len(columns)]
         for one in found
     ]
-    title = "which release took which idea (-v shows the evidence)"
-    console.table(title, columns, rows, result=True)
+    console.table(
+        "which release took which idea (-v shows the evidence)", columns, rows, result=True
+    )
     console.document({"ideas": found})
     return 0
 
@@ -630,8 +641,12 @@ def _show_plan(
         [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")] for trial in plan.trials
     ]
     rows += [[name, "is not tried", plan.gone[name]] for name in drop]
-    columns = ["patch", "on the new base it", "so it is dropped"]
-    console.table(f"{fork} to {plan.base.name}", columns, rows, result=True)
+    console.table(
+        f"{fork} to {plan.base.name}",
+        ["patch", "on the new base it", "so it is dropped"],
+        rows,
+        result=True,
+    )
     for line in plan.difference:
         console.result(line)
     if plan.stuck:
@@ -693,8 +708,12 @@ def bisect(arguments: argparse.Namespace) -> int:
         [label, trial.base, MEANING[trial.state]]
         for label, trial in (("last", turn.last), ("first", turn.first))
     ]
-    title = f"{turn.patch}: {turn.tried[0]} of {turn.tried[1]} bases tried"
-    console.table(title, ["", "base", "there it"], rows, result=True)
+    console.table(
+        f"{turn.patch}: {turn.tried[0]} of {turn.tried[1]} bases tried",
+        ["", "base", "there it"],
+        rows,
+        result=True,
+    )
     evidence = [
         f"already upstream by {one.test}: {one.says}" for one in turn.first.evidence if one.holds
     ]
@@ -732,8 +751,12 @@ def _bisect_command(session: RunContext, fork: str, arguments: argparse.Namespac
             for step in predicate.steps:
                 exit_status = step.why or str(step.status)
                 rows.append([step.name, step.answer, exit_status, f"{step.seconds:.1f}"])
-            columns = ["state", "answer", "exit status", ">seconds"]
-            console.table(f"bisect {fork} over {arguments.over}", columns, rows, result=True)
+            console.table(
+                f"bisect {fork} over {arguments.over}",
+                ["state", "answer", "exit status", ">seconds"],
+                rows,
+                result=True,
+            )
             console.document({"cause": cause, "steps": predicate.steps})
     before, after = cause.answers
     for line in (f"{before}: {cause.last}", f"{after}: {cause.first}", cause.what, cause.page):

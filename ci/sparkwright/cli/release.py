@@ -73,17 +73,7 @@ def _add_publisher(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the index: the folder that is served",
     )
-    add(
-        "--key",
-        type=Path,
-        metavar="FILE",
-        help="the private key that signs (made by `sparkwright release key`)",
-    )
-    add(
-        "--identity",
-        action="store_true",
-        help="sign by Sigstore, as the identity that this machine has (a workflow's)",
-    )
+    argtypes.add_signer(parser, "--key")
     add(
         "--predecessor",
         type=Path,
@@ -156,20 +146,19 @@ def publisher(
         dry_run: Decide only; then neither is needed.
 
     Raises:
-        UsageError: Neither or both are given. key-invalid, identity-unusable: It cannot sign.
+        UsageError: Neither is given. key-invalid, identity-unusable: It cannot sign.
             signer-unknown: ci/release.yaml names others.
     """
     policy = policies.load(session.project.root)
-    unsigned = dry_run and not key and not identity
     signer: Signer
-    if unsigned:
-        signer = KeySigner.passing()
-    elif identity and not key:
+    if identity:
         from sparkwright.release.signing.identity import IdentitySigner
 
         signer = IdentitySigner()
-    elif key and not identity:
+    elif key:
         signer = KeySigner.load(key, keys.passphrase())
+    elif dry_run:
+        signer = KeySigner.passing()
     else:
         raise UsageError(
             "usage",
@@ -178,7 +167,7 @@ def publisher(
         )
     identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
     own = (signer.public,) if isinstance(signer, KeySigner) else ()
-    if own and not unsigned and policy.keys and own[0].fingerprint not in policy.keys:
+    if own and key and policy.keys and own[0].fingerprint not in policy.keys:
         raise TrustError(
             "signer-unknown",
             "ci/release.yaml does not name this key as one that publishes.",
@@ -284,7 +273,8 @@ def _show(done: Changed) -> int:
     if len(done.removed) > SHOWN:
         rows.append(["removed", f"and {len(done.removed) - SHOWN} more"])
     rows += [["left where it is", address] for address in done.elsewhere]
-    title = f"manifest {done.serial}, believed until {done.expires}"
-    console.table(title, ["what", "of"], rows, result=True)
+    console.table(
+        f"manifest {done.serial}, believed until {done.expires}", ["what", "of"], rows, result=True
+    )
     console.document({"changed": done})
     return 0
