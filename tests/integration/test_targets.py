@@ -347,18 +347,6 @@ def test_declaration_that_is_not_reached_is_no_finding(parts: Parts) -> None:
     assert "epsilon" not in parts.lock()
 
 
-def test_lock_entry_that_cmake_does_not_ask_for_is_refused(parts: Parts) -> None:
-    parts.lock()
-    file = parts.session().project.lock_file
-    file.write_text(file.read_text().replace("      delta:\n", "      epsilon:\n"))
-    parts.patch("widget", "CMakeLists.txt", "alpha beta headers", "alpha headers")
-    parts.patch("widget", "CMakeLists.txt", "csrc/core.cpp csrc/kernel.cu", "csrc/kernel.cu")
-
-    error = parts.failure("all")
-
-    assert (error.reference, error.details) == ("source-unlocked", ("lock: epsilon: CMake asks for no such source",))
-
-
 def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
     """A name that CMake does not know, and a library that the official wheel does not have, fail before the compiler runs."""
     parts.patch("widget", "CMakeLists.txt", "if(WIDGET_EXTRA_ONLY)", "add_library(_more MODULE csrc/extra.cpp)\nif(WIDGET_EXTRA_ONLY)")

@@ -88,14 +88,6 @@ def test_a_guard_that_guards_nothing_is_an_error(objects: Objects, fields: dict[
     assert "drop_when" in caught.value.todo
 
 
-def test_a_pattern_is_a_plain_text_and_a_glob_is_a_glob(objects: Objects) -> None:
-    text = {"a/[x].cu": b"if (arch in [89, 120]):\nif (arch in 8)\n", "a/x.cu": b""}
-    guard = change(files=("a/[[]x].cu",), patterns=("arch in [89, 120]",))
-    with refusal("arch-trap") as caught:
-        check(objects, text, guard, before=text)
-    assert caught.value.details[1:] == ("  a/[x].cu:1",)
-
-
 def reviewed(mini: Mini, **fields: object) -> None:
     """Add a guard to the demo's reviewed rules."""
     path = mini.root / "build" / "demo" / "archs.yaml"
