@@ -1,1 +1,1 @@
-"""What every other package builds on: console, errors, processes, git, the store, strict files."""
+"""Console, errors, processes, HTTP, git, the store and strict files, for all other packages."""

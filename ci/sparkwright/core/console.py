@@ -1,8 +1,8 @@
 """
-All output. Nothing else in the package prints.
+Print all output of the program.
 
-People's text goes to standard error; standard output carries results, or under ``--json`` one JSON
-document. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
+Messages go to standard error; standard output carries results, or one JSON document with
+``--json``. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
 failures become annotations, and results stand on the page of the job, too.
 """
 
@@ -67,13 +67,12 @@ def one_line(text: str, limit: int, secret: str = "") -> str:
 
 class OutputClosed(BaseException):
     """
-    Nobody reads the output any more, as after ``| head -1``; the run ends without a word, like any
-    program's.
+    The reader of the output has gone, as after ``| head -1``; the program ends without a message.
     """
 
 
 def duration(seconds: float) -> str:
-    """Return *seconds* as people say it: ``4.2 s``, ``3 min 05 s``, ``1 h 20 min``."""
+    """Return *seconds* as text: ``4.2 s``, ``3 min 05 s``, ``1 h 20 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -94,7 +93,7 @@ def size(count: float) -> str:
 
 class Progress:
     """
-    One live line: what is done, of how much, and when it should end.
+    A live line: the progress of a piece of work and the estimated time that is left.
 
     Args:
         title: What is going on.
@@ -111,12 +110,12 @@ class Progress:
 
     def start_at(self, done: float) -> None:
         """
-        Set what was there before this run, so that the estimate rests on this run's speed alone.
+        Set the amount that was there before this run, which the estimate leaves out.
         """
         self.done = self._first = done
 
     def update(self, done: float, note: str = "", remaining: float | None = None) -> None:
-        """Show that *done* of the total is there; *remaining* overrides the estimate in seconds."""
+        """Show the amount *done*; *remaining* overrides the estimate, in seconds."""
         self.done = done
         now = time.monotonic()
         if now - self._updated < self._console.interval:
@@ -140,8 +139,7 @@ class Progress:
 
 class Console:
     """
-    Where people and programs read what sparkwright does; one instance, `console`, configured by the
-    command line.
+    The output of the program; one instance, `console`, which the command line configures.
     """
 
     def __init__(self) -> None:
@@ -159,14 +157,15 @@ class Console:
     @property
     def interval(self) -> float:
         """
-        Seconds between two states of a live line; without a terminal each state is a line of a log.
+        Return the seconds between two states of a live line, each a line of the log without a
+        terminal.
         """
         return 0.2 if self.terminal else 15.0
 
     @contextlib.contextmanager
     def _writing(self, stream: TextIO) -> Iterator[None]:
         """
-        Name what fails when the block writes to *stream*.
+        Translate errors of writing to *stream* within the block.
 
         Raises:
             disk-full: It is a file for which there is no room.
@@ -212,23 +211,23 @@ class Console:
             self._say("  " + text)
 
     def note(self, text: str) -> None:
-        """Say something in passing."""
+        """Print a message."""
         self._say("  " * self._depth + text)
 
     def detail(self, text: str) -> None:
-        """Say something that only ``-v`` shows."""
+        """Print a message that only ``-v`` shows."""
         if self.verbose:
             self.note(text)
 
     def warn(self, text: str) -> None:
-        """Say something that a person should look at."""
+        """Print a warning."""
         self._say(f"::warning::{text}" if self.github else "  " * self._depth + f"warning: {text}")
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
         """
-        Announce *title*, indent what is said inside, and say how long it took when that was more
-        than two seconds.
+        Print *title*, indent the messages of the block, and print its duration if that is more than
+        two seconds.
         """
         began = time.monotonic()
         if self.github and self._depth == 0:
@@ -305,13 +304,13 @@ class Console:
         self._write(stream, text.getvalue())
 
     def document(self, data: dict[str, Any]) -> None:
-        """Set what the one JSON document of ``--json`` will hold; `finish` prints it."""
+        """Set the content of the document of ``--json``, which `finish` prints."""
         self._document = data
 
     def finish(self, error: dict[str, object] | None = None) -> None:
         """
-        Print the JSON document, the *error* that ended the run in it; without ``--json``, nothing.
-        What was printed is out afterwards.
+        Print the JSON document, with the *error* that ended the run, if ``--json`` is given; flush
+        the output.
 
         Raises:
             disk-full, output-unwritable, OutputClosed: It cannot be.
@@ -336,22 +335,21 @@ class Console:
         self._write(sys.stderr, "", flush=True)
 
     def result(self, text: str) -> None:
-        """Print a line that the verb was asked for."""
+        """Print a line of the command's result."""
         self._write(sys.stderr if self.json else sys.stdout, printable(text) + "\n")
         if self.github:
             self._lines += text.split("\n")
 
     def _flush_lines(self) -> None:
         """
-        Bring the lines of results to the page of the job, those that follow each other as one
-        block.
+        Append the collected result lines to the page of the job, as one block.
         """
         if any(line.strip() for line in self._lines):
             github_summary.append(github_summary.block(self._lines))
         self._lines = []
 
     def failure(self, error: SparkwrightError) -> None:
-        """Print a failure: reference and what failed, details, what to do."""
+        """Print the reference of *error*, its message, its details and what to do."""
         lines = [f"error: {error.reference}: {error.what}"]
         lines += [f"    {line}" for line in error.details]
         lines += [f"  what to do: {error.todo}"]
@@ -387,8 +385,8 @@ def open_streams() -> None:
 
 def _drain(stream: TextIO) -> None:
     """
-    Send what *stream* still holds nowhere; Python tries again to write it when it ends, and would
-    complain on its own.
+    Discard what *stream* still buffers, which Python would otherwise try to write again, and
+    report, when it exits.
     """
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)

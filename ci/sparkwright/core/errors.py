@@ -1,5 +1,5 @@
 """
-The base of every failure that a user can meet, and the failures of the core.
+The base class of expected failures, and the failures of the core.
 
 An error has a stable kebab-case *reference*. Its class holds a table of references: what each
 means, what to do, and the exit code: 1 failed, 2 wrong usage, 4 inconclusive or not-run, 5 network
@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 
 class Advice(NamedTuple):
-    """What the documentation says of a reference, what a user can do, and the exit code."""
+    """The meaning of a reference, what a user can do, and the exit code."""
 
     means: str
     todo: str
@@ -78,7 +78,7 @@ def classes(base: type[SparkwrightError] = SparkwrightError) -> list[type[Sparkw
 
 
 def by_reference(reference: str) -> Failure | None:
-    """Return what makes the error with *reference*, or None if no loaded class has it."""
+    """Return a constructor of the error with *reference*, or None if no loaded class has it."""
     return next(
         (partial(kind, reference) for kind in classes() if reference in kind.references), None
     )

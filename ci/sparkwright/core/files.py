@@ -1,5 +1,5 @@
 """
-Files from outside, read whole and within bounds.
+Read untrusted files, within bounds.
 
 Only regular files are read: a named pipe, a device or a folder is refused instead of waited for.
 Size, encoding and the nesting of JSON are bounded, and a key that appears twice is refused instead

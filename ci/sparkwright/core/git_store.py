@@ -1,6 +1,5 @@
 """
-The object database: trees addressed by their ids, and patches applied to a temporary index, so that
-nothing is ever half applied.
+The object database: trees addressed by their ids.
 
 Everything happens in one bare repository, which borrows objects from others.
 """
@@ -59,7 +58,7 @@ class Objects:
 
     def borrow(self, folder: Path) -> None:
         """
-        Let the objects of every repository in *folder* count as being here, too
+        Make the objects of every repository in *folder* available here, as alternates
         (gitrepository-layout(5)).
         """
         from filelock import FileLock
@@ -77,7 +76,7 @@ class Objects:
                 os.replace(fresh, alternates)
 
     def missing(self, ids: Collection[str]) -> list[str]:
-        """Return those of the objects *ids* that are not there, sorted."""
+        """Return the sorted *ids* of which the object is missing."""
         names = "".join(f"{name}\n" for name in sorted(ids)).encode()
         out = self.run(["cat-file", "--batch-check"], stdin=names)[1].decode() if ids else ""
         return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
@@ -156,7 +155,7 @@ class Objects:
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """
-        Return *tree* with the bytes of *files* in place of what stood at their paths; modes stay.
+        Return *tree* with the bytes of *files* at their paths; modes stay.
         """
         modes = self.paths(tree)
         entries = {}
@@ -179,7 +178,7 @@ class Objects:
         return self._with_entries(tree, entries)
 
     def _with_entries(self, tree: str, entries: Mapping[str, tuple[str, str]]) -> str:
-        """Return *tree* with *entries* (path → mode, id) in place of what stood at their paths."""
+        """Return *tree* with *entries* (path → mode, id) at their paths."""
         rows = "".join(f"{mode} {name}\t{path}\0" for path, (mode, name) in entries.items())
         with translate_disk_full(self.path), tempfile.TemporaryDirectory(dir=self.path) as folder:
             env = {"GIT_INDEX_FILE": f"{folder}/index"}
@@ -226,7 +225,7 @@ class Objects:
         pending.unlink()
 
     def archive(self, tree: str, folder: Path) -> None:
-        """Write the files of *tree* to the empty *folder*, remembering nothing."""
+        """Write the files of *tree* to the empty *folder*, without an index of its own."""
         with tempfile.TemporaryDirectory(dir=self.path) as scratch:
             self.checkout(tree, folder, Path(scratch) / "index")
 

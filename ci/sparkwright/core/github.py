@@ -79,7 +79,7 @@ class _Base(msgspec.Struct, frozen=True):
 
 
 class _Pull(msgspec.Struct, frozen=True):
-    """The fields that are used of the hundred that GitHub sends."""
+    """The fields of GitHub's record that are used."""
 
     number: int
     title: str
@@ -120,7 +120,7 @@ def limited(reply: Reply) -> bool:
 
 
 def limit_ends(reply: Reply) -> str:
-    """Return the time at which the rate limit of *reply* ends, for people."""
+    """Return the time at which the rate limit of *reply* ends, as text."""
     reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
     if wait is not None:
         seconds = time.time() + wait
@@ -284,7 +284,7 @@ class GitHub:
             raise GitHubError("github-unreachable", what, details=details) from None
 
     def refusal(self, reply: Reply, what: str) -> GitHubError:
-        """Return the error that a *reply* other than success means."""
+        """Return the error for a *reply* other than success."""
         used = "with a token" if self._token else "without a token"
         details = [f"answered {reply.status}, asked {used}", *self._explained(reply)]
         reference, text, todo = "github-unreachable", f"GitHub does not answer for {what}.", ""

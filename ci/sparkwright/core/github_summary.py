@@ -1,9 +1,8 @@
 """
-The page that GitHub shows beside a job: what a verb prints as its result, as Markdown, in the file
-that ``GITHUB_STEP_SUMMARY`` names.
+The summary page of a GitHub job: the results of a command as Markdown, in the file that
+``GITHUB_STEP_SUMMARY`` names.
 
-What stands in it may come from upstream or from a stranger's server, so every text is plain text
-there: no markup, no link, no mention.
+Results may hold untrusted text, so every text is escaped: no markup, no link, no mention.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def plain(text: str) -> str:
 
 
 def escaped(line: str) -> str:
-    """Return *line*, which breaks no line itself, without a live mark, link or mention."""
+    """Return *line* with markup, links and mentions escaped."""
     return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
 
 
@@ -55,7 +54,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def block(lines: Sequence[str]) -> str:
-    """Return *lines* as they are, in a block that none of them can end."""
+    """Return *lines* in a code block that none of them can end."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     printable = [
@@ -67,7 +66,7 @@ def block(lines: Sequence[str]) -> str:
 
 def run_url() -> str:
     """
-    Return where people see the run of GitHub Actions that this is part of; empty outside of one.
+    Return the address of this run of GitHub Actions; empty outside of one.
     """
     server, repository, run = (
         os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
@@ -77,8 +76,7 @@ def run_url() -> str:
 
 def append(text: str) -> None:
     """
-    Add *text* to the page of this step, where there is one and it has room; what cannot be written
-    is no failure of the verb.
+    Append *text* to the page of this step, if there is one and it has room; errors are ignored.
     """
     if not (named := os.environ.get("GITHUB_STEP_SUMMARY")):
         return

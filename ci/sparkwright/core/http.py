@@ -346,8 +346,8 @@ def download(
     stopped: threading.Event | None = None,
 ) -> None:
     """
-    Bring the rest of the file at *url* to *partial*, going on where a connection broke; the caller
-    compares the hash.
+    Download the rest of the file at *url* to *partial*, and resume after broken connections; the
+    caller compares the hash.
 
     Args:
         size: Bytes of the whole file, 0 if not known.
@@ -422,7 +422,7 @@ def _size(path: Path) -> int:
 
 
 def redact_credentials(text: str) -> str:
-    """Return *text*, a URL or words that hold some, without a user's name and password."""
+    """Return *text* without the user names and passwords of the URLs in it."""
     return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 

@@ -70,13 +70,13 @@ def wrap_with_limits(
 
 @functools.cache
 def _util(name: str) -> str | None:
-    """Return the path of a program of util-linux, if it is here."""
+    """Return the path of a program of util-linux, or None."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
 
 
 def refuse_full_disk(output: Sequence[str], what: str) -> None:
     """
-    Refuse a failure that a full disk caused.
+    Raise `disk-full` if a full disk caused the failure of a program.
 
     Args:
         output: The last lines of the program that failed.
@@ -91,8 +91,8 @@ def refuse_full_disk(output: Sequence[str], what: str) -> None:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """
-    Return the environment for a build program: this one's, less what silently changes what
-        compilers and Python do.
+    Return this process's environment without the variables that change what compilers and Python
+    do.
 
     Args:
         extra: Variables to set; an empty value removes the variable.
@@ -241,7 +241,7 @@ def output(
 
 def cpu_seconds_below(pid: int) -> float:
     """
-    Return the seconds of CPU that the descendants of *pid* used, and those that they waited for.
+    Return the seconds of CPU that the descendants of *pid* used.
     """
     import psutil
 

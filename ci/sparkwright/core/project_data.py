@@ -1,6 +1,6 @@
 """
-Where the reviewed data lies: in a checkout, or, for what a machine that only serves needs, inside
-the installed program.
+The place of the reviewed data: a checkout, or, for machines that only serve, the installed
+program.
 
 The wheel of the program carries `CARRIED` below ``sparkwright/data``, laid out as in a checkout, so
 that whoever reads them need not know which of the two it reads.

@@ -35,8 +35,7 @@ ccache/     compiled units, by what they were made of
 
 def reading(path: Path) -> BinaryIO:
     """
-    Return the file at *path*, opened to be read; a named pipe without a writer is an empty one,
-    where `open` would wait without end.
+    Open the file at *path* for reading, without waiting: a named pipe that has no writer is empty.
 
     Raises:
         OSError: As `open`.
@@ -179,7 +178,7 @@ class Store:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     def put(self, kind: str, key: str, record: Any) -> None:
-        """Keep the *record* of a finished stage under *key*."""
+        """Store the *record* of a finished stage under *key*."""
         self.write(f"records/{kind}/{key}.json", msgspec.json.format(msgspec.json.encode(record)))
 
     def get(self, kind: str, key: str, record: type[T]) -> T | None:

@@ -1,5 +1,5 @@
 """
-What the demo's stack needs beside the upstreams: a package index, on a loopback address.
+The package index of the demo's stack, on a loopback address.
 
 The index offers the official wheel of mini vLLM as its release would have it: the libraries inside
 are compiled from the unpatched tree for 12.0f, which is what a release makes for every card of the

@@ -1,1 +1,1 @@
-"""What upstream, which commit: intent, lock, sources and their trees."""
+"""Stacks, locks, mirrors, and sources as trees."""

@@ -95,8 +95,8 @@ def safe_path(name: str, origin: str) -> str:
 
 def _odd(text: str) -> bool:
     """
-    Has *text* a character that no source path has, or bytes that are not UTF-8 (Python reads them
-    as surrogates)?
+    Return True if *text* has a character that no source path has, or bytes that are not UTF-8
+    (Python reads them as surrogates).
     """
     return (
         len(text) > 1024
@@ -124,8 +124,8 @@ def damage_guard(
     origin: str, failure: Failure = partial(FileError, "archive-unsafe")
 ) -> Iterator[None]:
     """
-    Turn what Python's archive readers raise for damaged bytes into *failure*; errors of the disk
-    stay what they are.
+    Raise *failure* for the errors that Python's archive readers raise on damaged bytes; errors of
+    the disk pass.
     """
     try:
         yield

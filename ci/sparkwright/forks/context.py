@@ -97,13 +97,13 @@ class RunContext:
 
     @property
     def cross(self) -> bool:
-        """Is that another machine than this one?"""
+        """Return True if that is another machine than this one."""
         return self.machine != platform.machine()
 
     def named(self, name: str) -> str:
         """
-        Return *name* of a record or folder, with the machine where that is another than this one:
-        the two must not be mixed.
+        Return *name*, of a record or folder, with the machine appended if it is another than this
+        one.
         """
         return f"{name}-{self.machine}" if self.cross else name
 

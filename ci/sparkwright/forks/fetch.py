@@ -1,5 +1,5 @@
 """
-Sources: three kinds, one interface (DESIGN §4).
+Fetch sources of three kinds (DESIGN §4).
 
 Whatever the kind, the result is a tree in the object database whose id equals the lock's.
 """
@@ -44,7 +44,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
 
 def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
     """
-    Bring the source of *fork* into the object database, verified.
+    Fetch the source of *fork* into the object database, and verify it.
 
     Args:
         locked: In place of what the lock file says.
@@ -132,8 +132,8 @@ def _kinds(locked: ForkLock) -> list[SourceKind]:
 
 def _wanted(context: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
     """
-    Return which kind of source the run asks for; of a fork that it merely needs, and that has none
-    of that kind, any.
+    Return the kind of source that the run asks for; ``auto`` for a fork that it merely needs and
+    that has no such kind.
     """
     return context.source if fork in context.forks or context.source in _kinds(locked) else "auto"
 
@@ -151,7 +151,7 @@ def _reachable(context: RunContext, locked: GitLock) -> bool:
 
 def import_file(context: RunContext, file: FileLock) -> str:
     """
-    Bring the content of an archive of the package index into the object database and return its
+    Store the content of an archive of the package index in the object database, and return its
     tree id.
     """
     path = package_index.obtain(

@@ -46,7 +46,7 @@ class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def resolved(self) -> bool:
-        """Does the lock name one commit and its tree beyond doubt?"""
+        """Return True if the lock names one commit and its tree."""
         return len(self.commit) == 40 and self.tree != UNRESOLVED
 
 
@@ -102,7 +102,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def whole(self) -> bool:
-        """Does the lock name the git source beyond doubt, submodules and all?"""
+        """Return True if the lock names the git source and all its submodules."""
         submodules = (entry for entry in self.vendored.values() if entry.kind == "submodule")
         return (
             self.git is not None

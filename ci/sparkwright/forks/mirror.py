@@ -96,7 +96,7 @@ class Mirror:
 
     def commit(self, commit: str) -> None:
         """
-        Bring *commit* with its trees, but without its history and its files.
+        Fetch *commit* with its trees, but without its history and its files.
 
         Raises:
             offline, source-unreachable: As `ref`; the latter, too, where the host does not have the
@@ -112,7 +112,7 @@ class Mirror:
 
     def history(self, name: str, *, newest: bool = False) -> str | None:
         """
-        Bring the whole history of the branch, tag or full ref *name*, and return its commit as the
+        Fetch the whole history of the branch, tag or full ref *name*, and return its commit as the
         host had it then.
 
         Args:
@@ -147,7 +147,7 @@ class Mirror:
 
     def files(self, ids: Collection[str]) -> None:
         """
-        Bring the file contents (blobs) *ids*, those that the store lacks in one request.
+        Fetch the file contents (blobs) *ids* that the store lacks, in one request.
 
         Raises:
             offline, source-unreachable: As `commit`.
@@ -163,7 +163,7 @@ class Mirror:
 
     def tree(self, tree: str, without: Sequence[str] = ()) -> str:
         """
-        Bring every file of *tree* and return the tree less the folders and files *without*.
+        Fetch every file of *tree*, and return the tree less the folders and files *without*.
 
         Raises:
             offline, source-unreachable: As `commit`; the folders left out need not exist at the

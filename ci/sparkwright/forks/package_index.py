@@ -122,7 +122,7 @@ def find(project: str, filename: str) -> IndexFile:
 
 
 def path_of(store: Store, sha256: str, filename: str) -> Path:
-    """Return where the file with that hash lies, or would."""
+    """Return the path of the file with that hash in the store."""
     return store.root / "downloads" / sha256 / filename
 
 
@@ -174,7 +174,7 @@ def _verify(partial: Path, filename: str, sha256: str) -> None:
 
 
 def _resume(url: str, partial: Path) -> None:
-    """Bring the rest of *url* to *partial*."""
+    """Download the rest of *url* to *partial*."""
     name = http.redact_credentials(url)
     try:
         with console.progress(partial.stem, 0, "bytes") as line:

@@ -1,5 +1,5 @@
 """
-Intent: what a stack wants, as people write it in ``forks/<stack>/stack.yaml``.
+The specification of a stack: ``forks/<stack>/stack.yaml``.
 
 The records mirror the file; `sparkwright.forks.lock` turns refs into hashes.
 """
