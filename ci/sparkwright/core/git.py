@@ -57,30 +57,6 @@ HERE = {"GIT_DIR": "."}
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
 
-#: Commands that write nothing, or only objects by their ids and an index that nobody else sees:
-#: they may outlive a killed run. All others
-#: die with it, or they would write under the lock of the next one. That costs a fork of the whole
-#: process in place of a spawn.
-_HARMLESS = frozenset(
-    {
-        "apply",
-        "cat-file",
-        "diff-tree",
-        "for-each-ref",
-        "hash-object",
-        "log",
-        "ls-files",
-        "ls-tree",
-        "merge-base",
-        "patch-id",
-        "range-diff",
-        "rev-list",
-        "rev-parse",
-        "update-index",
-        "write-tree",
-    }
-)
-
 #: Phase, how many are done, and of how many.
 OnProgress = Callable[[str, int, int], None]
 
@@ -146,8 +122,8 @@ def run(
             spool.write(stdin)
             spool.seek(0)
         try:
-            if arguments[0] not in _HARMLESS:
-                command = wrap_with_limits(command)
+            # A git that outlived a killed run would write under the lock of the next one.
+            command = wrap_with_limits(command)
             source = spool if stdin is None or isinstance(stdin, bytes) else stdin
             layer = _command()(str(cwd))
             if on_progress:

@@ -7,13 +7,12 @@ without a word to us. Locks hold names and hashes, never addresses.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import http
+from sparkwright.core import digest, http
 from sparkwright.core.console import console, one_line
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
@@ -155,40 +154,33 @@ def obtain(
                 details=[f"lock:  {sha256}", f"index: {offer.sha256}"],
             )
         partial = store.folder("downloads", sha256) / f"{filename}.part"
-        _resume(offer.url, partial)
-        _verify(partial, filename, sha256)
+        _download(offer.url, partial)
+        actual = digest.sha256_file(partial)
+        if actual != sha256:
+            partial.unlink()
+            raise SourceError(
+                "source-mismatch",
+                f"{filename} arrived with other bytes than the lock names.",
+                details=[f"lock:    {sha256}", f"arrived: {actual}"],
+            )
         os.replace(partial, path)
     return path
 
 
-def _verify(partial: Path, filename: str, sha256: str) -> None:
-    with partial.open("rb") as stream:
-        actual = hashlib.file_digest(stream, "sha256").hexdigest()
-    if actual != sha256:
-        partial.unlink()
-        raise SourceError(
-            "source-mismatch",
-            f"{filename} arrived with other bytes than the lock names.",
-            details=[f"lock:    {sha256}", f"arrived: {actual}"],
-        )
-
-
-def _resume(url: str, partial: Path) -> None:
+def _download(url: str, partial: Path) -> None:
     """Download the rest of *url* to *partial*."""
-    name = http.redact_credentials(url)
     try:
-        with console.progress(partial.stem, 0, "bytes") as line:
+        with console.progress(partial.stem, 0, "bytes") as progress:
 
-            def advance(done: int, total: int) -> None:
-                if not line.total:
-                    line.start_at(done)
-                line.total = total
-                line.update(done)
+            def on_progress(done: int, total: int) -> None:
+                if not progress.total:
+                    progress.start_at(done)
+                progress.total = total
+                progress.update(done)
 
-            http.download(url, partial, on_progress=advance)
+            http.download(url, partial, on_progress=on_progress)
     except HttpFailure as failure:
         present = partial.stat().st_size if partial.exists() else 0
+        what = f"{http.redact_credentials(url)} cannot be downloaded."
         details = [str(failure), f"kept: {present} bytes in {partial}"]
-        raise SourceError(
-            "source-unreachable", f"{name} cannot be downloaded.", details=details
-        ) from failure
+        raise SourceError("source-unreachable", what, details=details) from failure

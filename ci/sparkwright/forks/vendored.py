@@ -87,20 +87,15 @@ def _urls(objects: Objects, tree: str) -> dict[str, str]:
         section, _, field = key.rpartition(".")
         relevant = section.startswith("submodule.") and field in ("path", "url")
         if relevant and sections.setdefault(section, {}).setdefault(field, value) != value:
-            raise _contradiction(f"{key} twice")
+            raise SourceError("declaration-unsafe", f"{FILE} states {key} twice.")
     pairs = [
         (fields["path"].rstrip("/"), fields.get("url", ""))
         for fields in sections.values()
         if "path" in fields
     ]
     if len(urls := dict(pairs)) != len(pairs):
-        raise _contradiction("two addresses for one path")
+        raise SourceError("declaration-unsafe", f"{FILE} has two addresses for one path.")
     return urls
-
-
-def _contradiction(what: str) -> SourceError:
-    details = ["git takes the one or the other, depending on the command."]
-    return SourceError("declaration-unsafe", f"{FILE} has {what}.", details=details)
 
 
 def absolute(address: str, base: str) -> str:
