@@ -56,82 +56,49 @@ def states(document: dict[str, Any]) -> dict[str, str]:
 
 
 def test_what_nobody_named_did_not_run(cli: Cli, words: list[str]) -> None:
-    """Rungs without their server are listed with the option that names it, and are no pass."""
+    """Gates without their server are listed with the option that names it, and are no pass."""
     done = cli("gate", "--rung", "G3", "--rung", "G4", "--rung", "G5", "--rung", "G6", "--rung", "G7", *words)
     document = json.loads(done.stdout)
 
-    assert done.returncode == 4
+    assert (done.returncode, document["error"]["reference"], document["ladder"]["state"]) == (4, "gate-not-run", "not-run")
     assert set(states(document).values()) == {"not-run"}
-    assert document["ladder"]["state"] == "not-run"
-    assert document["error"]["reference"] == "gate-not-run"
     assert all("--" in check["says"] for verdict in document["ladder"]["verdicts"] for check in verdict["checks"])
 
 
 def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, words: list[str], nobody: str) -> None:
-    """The rung is invalid, not failed: nothing is known of the wheel; the next rung is not tried."""
+    """The gate is invalid, not failed: nothing is known of the wheel; the next one is not tried; people see a table."""
     done = cli("gate", "--server", nobody, "--rung", "G4", "--rung", "G7", *words)
     document = json.loads(done.stdout)
 
-    assert done.returncode == 1
+    assert (done.returncode, document["error"]["reference"]) == (1, "measurement-invalid")
     assert states(document) == {"G4": "invalid", "G7": "not-run"}
-    assert document["error"]["reference"] == "measurement-invalid"
     assert document["ladder"]["verdicts"][0]["checks"][0]["reference"] == "server-unreachable"
+    assert "G4 the words it says: invalid" in done.stderr
 
 
-def test_verdicts_are_kept_under_the_wheels_name(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
-    """The file is bound to the wheel's bytes and holds what was printed."""
-    done = cli("gate", str(wheel), "--server", nobody, "--rung", "G4", *words)
-    kept = (tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json").read_bytes()
-
-    assert json.loads(kept) == json.loads(done.stdout)["ladder"]
-    made = ladder.read(kept)
-    assert made.wheel is not None
-    assert {made.wheel.sha256, *(verdict.wheel for verdict in made.verdicts)} == {sha256_file(wheel)}
-    assert all(len(verdict.policy) == 64 for verdict in made.verdicts)
-    assert str(tmp_path) not in kept.decode()
-
-
-def test_a_rung_that_is_run_alone_adds_to_the_verdicts(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
-    """A second run keeps what the first one measured and replaces what it measures again; a rung that is only listed replaces nothing."""
+def test_verdicts_about_the_same_bytes_and_stack_are_joined(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
+    """A gate that is run again replaces its verdict, one that is only listed does not; other bytes begin anew, another stack is refused."""
     kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
 
-    def states_after(*options: str) -> dict[str, str]:
+    def after(*options: str) -> ladder.Ladder:
         cli("gate", str(wheel), *options, *words)
-        return dict(verdicts.states(ladder.read(kept.read_bytes())))
+        made = ladder.read(kept.read_bytes())
+        assert made.wheel is not None
+        assert {made.wheel.sha256, *(verdict.wheel for verdict in made.verdicts)} == {sha256_file(wheel)}
+        assert str(tmp_path) not in kept.read_text()
+        return made
 
-    assert states_after("--server", nobody, "--rung", "G4") == {"G4": "invalid"}
-    first = ladder.read(kept.read_bytes()).verdicts[0]
-    assert states_after("--rung", "G8") == {"G4": "invalid", "G8": "not-run"}
-    assert states_after("--rung", "G4", "--rung", "G8") == {"G4": "invalid", "G8": "not-run"}
-    assert ladder.read(kept.read_bytes()).verdicts[0] == first
-    assert states_after("--server", nobody, "--rung", "G4") == {"G4": "invalid", "G8": "not-run"}
-    assert ladder.read(kept.read_bytes()).verdicts[0].began > first.began
-
-
-def test_verdicts_of_other_bytes_are_replaced_and_it_is_said(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
-    """A wheel that was built anew under its old name begins with no verdicts, and the file says nothing of the old bytes any more."""
-    cli("gate", str(wheel), "--rung", "G8", *words)
+    first = after("--server", nobody, "--rung", "G4")
+    assert verdicts.states(first) == {"G4": "invalid"}
+    listed = after("--rung", "G4", "--rung", "G8")
+    assert verdicts.states(listed) == {"G4": "invalid", "G8": "not-run"}
+    assert listed.verdicts[0] == first.verdicts[0]
+    assert after("--server", nobody, "--rung", "G4").verdicts[0].began > first.verdicts[0].began
+    refused = cli("gate", str(wheel), "--rung", "G8", "--stack", "2026.05", *words)
+    assert json.loads(refused.stdout)["error"]["reference"] == "evidence-invalid"
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more.py", "")
-    done = cli("gate", str(wheel), "--server", nobody, "--rung", "G4", *words)
-    made = ladder.read((tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json").read_bytes())
-
-    assert verdicts.states(made) == {"G4": "invalid"}
-    assert {verdict.wheel for verdict in made.verdicts} == {sha256_file(wheel)}
-    assert "held verdicts of another wheel" in done.stderr
-
-
-def test_verdicts_of_another_stack_are_not_replaced(cli: Cli, words: list[str], wheel: Path, tmp_path: Path) -> None:
-    """The same wheel, gated with another --stack by mistake, keeps the verdicts that it has."""
-    cli("gate", str(wheel), "--rung", "G8", *words)
-    kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
-    before = kept.read_bytes()
-    done = cli("gate", str(wheel), "--rung", "G8", "--stack", "2026.05", *words)
-
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["reference"] == "evidence-invalid"
-    assert "2026.11" in done.stderr
-    assert kept.read_bytes() == before
+    assert verdicts.states(after("--rung", "G8")) == {"G8": "not-run"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"format": 1'], ids=["empty", "no verdicts", "deep", "cut"])
@@ -196,15 +163,6 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[
     assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
     ready = json.loads(cli("gate", *asked, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *words).stdout)
     assert ready["ladder"]["verdicts"][0]["checks"][0]["reference"] == "harness-missing"
-
-
-def test_people_see_a_table_and_the_reason(cli: Cli, words: list[str], nobody: str) -> None:
-    """Without --json the checks stand in a table, and the error says what to do."""
-    done = cli("gate", "--server", nobody, "--rung", "G4", *words[:-1])
-
-    assert "G4 the words it says: invalid" in done.stdout
-    assert "invalid (server-unreachable)" in done.stdout
-    assert "error: measurement-invalid: " in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sparkwright.audit import policy, report, reproduce
+from sparkwright.audit import policy, report
 from sparkwright.audit.report import AuditReport
-from sparkwright.builder import container, pipeline
-from sparkwright.builder.compile import costs, single_unit
+from sparkwright.builder import pipeline
+from sparkwright.builder.compile import costs
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot
@@ -102,6 +102,8 @@ def build(arguments: argparse.Namespace) -> int:
         raise UsageError("usage", "Wheels, --cached and --elsewhere belong to --again.")
     session = context.checkout(arguments)
     if arguments.container:
+        from sparkwright.builder import container
+
         status, document = container.build(
             session, arguments.words, base=arguments.base, platform=arguments.platform
         )
@@ -132,6 +134,8 @@ def build(arguments: argparse.Namespace) -> int:
 
 def _only(session: RunContext, unit: str) -> int:
     """Compile one unit; show its cost and the path of its object."""
+    from sparkwright.builder.compile import single_unit
+
     forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     if len(forks) != 1:
         raise UsageError(
@@ -210,6 +214,8 @@ def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> N
 
 def _again(session: RunContext, arguments: argparse.Namespace) -> int:
     """Build each wheel again from its record, compare the two, and fail if one differs."""
+    from sparkwright.audit import reproduce
+
     if arguments.wheels:
         wheels = [_wheel(session, name) for name in arguments.wheels]
     else:
