@@ -12,10 +12,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from sparkwright.cherry_picks import ledger
+from sparkwright.cherry_picks import ledger, pull_requests
 from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot
 from sparkwright.cli import context, main
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
@@ -288,6 +290,18 @@ class Host:
         """Write a ledger of *records*, and return it."""
         ledger.write(self.root, self.fork, Ledger(self.url, records))
         return self.ledger
+
+    def carry(
+        self, number: int, head: str, merge: str = "", *, stacks: Sequence[str] = (), excluded: Sequence[str] = ()
+    ) -> Record:
+        """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
+        state: ledger.State = "merged" if merge else "open"
+        pull = PullRequestSnapshot("api", f"Improve number {number}", "octocat", state, head, merge, "main")
+        record = pull_requests.record(self.session(), self.ledger, pull, number, "the test wants it", "the test ends")
+        paths = dict.fromkeys(excluded, "the test leaves it out")
+        record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))
+        self.write(*self.ledger.records, record)
+        return record
 
     @property
     def words(self) -> list[str]:

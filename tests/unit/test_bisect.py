@@ -10,16 +10,11 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import pull_requests
 from sparkwright.cherry_picks.drift import State
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
 from sparkwright.cli import main
-from sparkwright.core import digest
-from sparkwright.forks import fetch
-from sparkwright.forks.lock import FileLock
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Host, Index
+    from tests.unit.conftest import Host
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
 GOOD: tuple[State, ...] = ("applies", "moves")
@@ -31,9 +26,6 @@ def edited(*changes: tuple[int, str]) -> bytes:
     for number, line in changes:
         made = made.replace(f"line {number}\n", line)
     return made.encode()
-
-
-# The search.
 
 
 # Over commits.
@@ -58,16 +50,6 @@ def go_on(host: Host, count: int, files: Mapping[str, bytes | None] | None = Non
     return made
 
 
-def merged(host: Host, number: int, files: Mapping[str, bytes | None]) -> str:
-    """Open a pull request, merge it, let the stack carry it, and return the merge."""
-    head = host.pull(number, files)
-    merge = host.squash(number)
-    seen = Seen("api", "Improve it", "octocat", "merged", head, merge, "main")
-    record = pull_requests.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
-    host.write(*host.ledger.records, msgspec.structs.replace(record, stacks={host.stack: {}}))
-    return merge
-
-
 def found(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     """Return the turn that the verb tells of."""
     capsys.readouterr()
@@ -78,7 +60,9 @@ def found(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 def test_the_commit_that_took_a_pick_is_found(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """From the pick's own base on, without a word about where to begin; the evidence and the page are there."""
     go_on(made, 5)
-    merge = merged(made, 7, {"c.txt": b"picked\n"})
+    head = made.pull(7, {"c.txt": b"picked\n"})
+    merge = made.squash(7)
+    made.carry(7, head, merge)
     go_on(made, 6)
     turn = found(made, capsys, "7")
 
@@ -117,7 +101,6 @@ def test_the_commit_that_broke_a_patch_of_ours_is_found(made: Host, capsys: pyte
         (["first", "--from", "0" * 40], "no branch, tag or commit 0000"),
         (["first", "--from", "abcdef123"], "no branch, tag or commit abcdef123"),
         (["first", "--from", "main", "--to", "v1"], "does not follow"),
-        (["first", "--releases"], "no releases on the package index"),
     ],
 )
 def test_names_that_mean_nothing_are_refused(made: Host, words: list[str], what: str) -> None:
@@ -134,48 +117,5 @@ def test_ends_that_agree_are_said(made: Host) -> None:
 
     with refusal("bisect-undecided") as caught:
         main.run(["patch", "bisect", *made.words, "first", "--from", "v1"])
-    assert [line.partition(": ")[2] for line in caught.value.details] == ["applies", "applies"]
+    assert [line.partition(": ")[2] for line in caught.value.details] == ["good", "good"]
     assert "--from" in caught.value.todo
-
-
-# Over releases.
-
-
-@pytest.fixture(name="released")
-def _released(made: Host, offered: Index) -> Host:
-    """Return the host with five releases on the index, the third of which takes the first patch, and the stack on the first."""
-    taken = edited((10, "first\n"))
-    for number, text in enumerate([TEXT, b"new\n" + TEXT, taken, taken, taken]):
-        path = offered.release(f"1.{number}.0", {"a.txt": text, "b.txt": TEXT, "n": str(number).encode()})
-        if number == 0:
-            locked = FileLock(offered.project, "1.0.0", path.name, digest.sha256_file(path), path.stat().st_size)
-    offered.release("1.3.0rc1", {"a.txt": b""})
-    made.lock("v1", msgspec.structs.replace(locked, tree=fetch.import_file(made.session(), locked)))
-    return made
-
-
-def test_the_release_that_took_a_patch_is_found(released: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the locked release to the newest: a release in which the lines only moved is none, a candidate is not looked at."""
-    turn = found(released, capsys, "first", "--releases")
-
-    assert (turn["last"]["base"], turn["last"]["state"]) == ("1.1.0", "moves")
-    assert (turn["first"]["base"], turn["first"]["state"]) == ("1.2.0", "already-upstream")
-    assert turn["commit"] == "widget-kit 1.2.0"
-    assert turn["tried"] == [4, 5]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--from", "9.9"],
-        ["--to", "9.9"],
-        ["--to", "newest"],
-        ["--from", "1.3.0rc1"],
-        ["--from", "1.2.0", "--to", "1.1.0"],
-        ["--from", "v1"],
-    ],
-)
-def test_releases_that_nobody_knows_are_refused(released: Host, words: list[str]) -> None:
-    """An end that is no final release of the index is an error, and so are ends the wrong way round."""
-    with refusal("not-provided", match=r"There is no release widget-kit|is later than"):
-        main.run(["patch", "bisect", *released.words, "first", "--releases", *words])

@@ -6,12 +6,10 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import ledger, pull_requests, series
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
+from sparkwright.cherry_picks import ledger, series
 from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.forks import lock, resolve
@@ -75,13 +73,6 @@ class Upstream:
     def patches(self) -> dict[str, bytes]:
         return {name: (self.host.series / name).read_bytes() for name in series.names(self.host.series)}
 
-    def carry(self, number: int, files: Mapping[str, bytes | None]) -> None:
-        """Open a pull request and let the stack carry it."""
-        head = self.host.pull(number, files, start="v1.0.0")
-        seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
-        record = pull_requests.record(self.host.session(), self.host.ledger, seen, number, "the test wants it", "the test ends")
-        self.host.write(*self.host.ledger.records, msgspec.structs.replace(record, stacks={self.host.stack: {}, "other": {}}))
-
 
 @pytest.fixture(name="upstream")
 def _upstream(host: Host, offered: Index) -> Upstream:
@@ -92,7 +83,7 @@ def _upstream(host: Host, offered: Index) -> Upstream:
     made.release("1.0.0", {"version": b"1.0.0\n"}, "Release 1.0.0")
     host.work.git("tag", "--force", "v1", "v1.0.0")
     made.write("1.0.0")
-    made.carry(7, {"c.txt": b"picked\n"})
+    host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1.0.0"), stacks=("other",))
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
     host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from tests.refusals import refusal
 from sparkwright.cherry_picks import apply, conflict, patch, series
 from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError
-from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
 
@@ -78,20 +77,6 @@ def explained(objects: Objects, files: Files, one: Patch, *earlier: Patch, **mor
 LINE_20 = (TEXT.encode(), edited(("line 20", "line twenty")))
 
 
-def test_a_hunk_whose_lines_stand_twice() -> None:
-    """Two places, none of them the named one: the nearest is named, and nothing is chosen."""
-    state = conflict.hunk_state(b"added\n" + TEXT.encode() * 2, hunk(*LINE_20))
-
-    assert (state.state, state.line) == ("ambiguous", 18)
-
-
-def test_a_hunk_that_is_done_already() -> None:
-    """What it would write stands there, at this or at another line."""
-    assert conflict.hunk_state(LINE_20[1], hunk(*LINE_20)).state == "already"
-    state = conflict.hunk_state(b"added\n" + LINE_20[1], hunk(*LINE_20))
-    assert (state.state, state.line) == ("already", 18)
-
-
 def test_a_hunk_whose_lines_are_gone() -> None:
     """The lines that differ are shown, those that both sides have are not."""
     text = b"added\nadded\n" + edited(("line 19", "line XIX"), ("line 21", "line 21\nline 21.5"))
@@ -125,14 +110,6 @@ def test_a_missing_file_is_looked_for_under_its_name(objects: Objects) -> None:
     assert found.candidates == ("new/a.py", "old/a.py", "other/a.py")
 
 
-def test_a_binary_file_is_compared_by_its_id(objects: Objects) -> None:
-    """It fits when it is the very content that the patch is for."""
-    before, after = bytes(range(256)), bytes(reversed(range(256)))
-
-    assert file_of(objects, {"a": before}, {"a": before}, {"a": after}).fits
-    assert file_of(objects, {"a": b"\x00"}, {"a": before}, {"a": after}).state == "binary"
-
-
 # Upstream's part.
 
 
@@ -160,13 +137,6 @@ STATES = (
     edited(("line 5", "line V"), ("line 20", "line XX")),
     edited(("line 5", "line V"), ("line 20", "line XX"), ("line 35", "line XXXV")),
 )
-
-
-def test_what_the_base_lacks_is_named(begun: Host) -> None:
-    """The patch was made for a newer state: of the commits between, those that touched the hunk's lines, by file ids alone."""
-    found = upstream_of(begun, STATES[0], STATES[3], STATES[3].replace(b"line XX\n", b"line XX and more\n"))
-
-    assert ([one.subject for one in found.base_lacks], found.base_has, found.note) == (["State 3"], (), "")
 
 
 def test_a_file_that_ours_changed_is_placed_by_what_the_base_came_with(begun: Host) -> None:
@@ -222,28 +192,6 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
     assert [one.subject for one in report.files[0].base_lacks] == ["Last"]
     assert json.loads(msgspec.json.encode(caught.value.document()))["conflict"]["files"][0]["path"] == "a.txt"
 
-
-# For people.
-
-
-def test_the_text_is_readable_at_a_hundred_columns(objects: Objects) -> None:
-    """Four columns are the failure's indent; only a name or an address that is longer by itself may pass the rest."""
-    words = "a subject that goes on and on " * 10
-    commits = tuple(Commit("c" * 40, "T", "2026-11-01", words) for _ in range(2))
-    heading = "void a_function_with_a_very_long_name(" + "int argument, " * 20
-    state = HunkState("@@ -1234,12 +1234,34 @@", heading, "ambiguous", 12345, ("x" * 390,), ("y " * 190,))
-    file = FileConflict("some/folder/file.cuh", "there", (state,), ("elsewhere/file.cuh",), commits, commits, ("first.patch",), words)
-    evidence = (Evidence("patch-id", None, words), Evidence("reverse", False, words))
-    commands = ("sparkwright patch pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON    (leave a file out, and carry it as a patch)",)
-    report = ConflictReport(
-        "widget", f"https://github.com/acme/widget.git @ {'a' * 40}", "b" * 40, "#40082", words, "octocat",
-        "https://github.com/acme/widget/pull/40082", (file,), evidence, commands,
-    )  # fmt: skip
-    rows = conflict.lines(report)
-
-    assert max(map(len, rows)) <= 96
-    assert "to go on: sparkwright patch pick 40082 --stack 2026.05 --fork vllm --exclude PATH=REASON" in rows
-    assert all(re.search(r"\S", row) for row in rows)
 
 
 # Whatever comes.

@@ -285,6 +285,3 @@ def test_lines_that_stand_already_are_counted(objects: Objects) -> None:
     parts = patch.sections(patch.render(objects, trees[0], trees[1]))
 
     assert [patch.standing(objects, tree, parts) for tree in trees] == [(0, 3), (3, 3), (2, 3)]
-
-
-# Without context.

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import drift, pull_requests
-from sparkwright.cherry_picks.drift import Drift, Trial
+from sparkwright.cherry_picks import pull_requests
 from sparkwright.cherry_picks.ledger import Ledger
-from sparkwright.cherry_picks.upstream import Evidence
-from sparkwright.cli import main, patch
+from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.demo import base as demo
 from sparkwright.forks.lock import FileLock
@@ -173,14 +171,6 @@ def test_where_each_patch_ended(stack: Host, capsys: pytest.CaptureFixture[str])
     assert ended["#7"]["proof"].startswith(f"ancestor: {merge} is part of main 2026-11-01; patch-id: {merge} ")
 
 
-def test_the_last_answer_is_kept_in_the_store(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other verbs read it there; before the first drift there is none."""
-    assert drift.last(stack.session(), "widget") is None
-    made = told(stack, capsys, "--releases")
-
-    assert msgspec.convert(made["of"], Drift) == drift.last(stack.session(), "widget")
-
-
 # Offline, and out of reach.
 
 
@@ -207,25 +197,3 @@ def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) ->
     assert made["of"]["bases"] == names
     assert states(made)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
     assert states(made)["taken"] == ["already-upstream", "already-upstream", "applies", "already-upstream"]
-
-
-# What is looked at twice.
-
-
-# Nothing to try.
-
-
-# Records.
-
-
-def trial(base: str, state: str, *, standing: tuple[int, int] = (0, 1), evidence: tuple[Evidence, ...] = ()) -> Trial:
-    return msgspec.convert(
-        {"patch": "p", "sha256": "", "base": base, "state": state, "moved": 0, "standing": standing, "evidence": evidence}, Trial
-    )
-
-
-def test_a_conflict_after_upstream_had_it_is_said_so() -> None:
-    """Upstream changed what it took; it did not lose it."""
-    found = [trial("1", "conflict"), trial("2", "applies"), trial("3", "already-upstream"), trial("4", "conflict"), trial("5", "conflict")]
-
-    assert patch.runs(found) == ["conflicts: 1", "applies: 2", "is upstream: 3", "was upstream, changed since: 4 to 5"]

@@ -149,13 +149,6 @@ def test_the_order_is_that_of_the_file() -> None:
     assert changed.carried("other") == ()
 
 
-def test_a_missing_record_says_how_to_write_it() -> None:
-    with refusal("not-provided", match="has no record #8") as caught:
-        parsed(OPEN).record(8)
-    assert caught.value.todo == "Write one with `sparkwright patch pick 8`."
-    assert parsed(OPEN).known(8) is None
-
-
 def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
     """It has no picks then; a verb that needs one says where it should be."""
     assert ledger.load(tmp_path, "widget") is None
@@ -173,12 +166,3 @@ def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
     book = ledger.require(ROOT, fork)
 
     assert ledger.render(book) == ledger.path_of(ROOT, fork).read_text("utf-8")
-
-
-@pytest.mark.parametrize("fork", REAL)
-def test_the_stacks_of_a_real_ledger_exist(fork: str) -> None:
-    """A stack that carries a pick is in the repository, and so are the fork and the paths that it leaves out."""
-    for one in ledger.require(ROOT, fork).records:
-        for stack, left_out in one.stacks.items():
-            assert fork in strict_yaml.load(ROOT / "forks" / stack / "lock.yaml", dict)["forks"]
-            assert set(left_out) < set(one.files)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +18,7 @@ from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
 from sparkwright.core import github
+from sparkwright.demo import base
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 
@@ -29,8 +27,7 @@ if TYPE_CHECKING:
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
 WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
-TOKEN = "github_pat_11SECRETSECRETSECRET"
-LOGIN_PAGE = (200, b"<html><title>Sign in to the guest network</title></html>")
+LOGIN_PAGE = b"<html><title>Sign in to the guest network</title></html>"
 
 
 def edited(*changes: tuple[str, str]) -> bytes:
@@ -41,20 +38,16 @@ def edited(*changes: tuple[str, str]) -> bytes:
     return text.encode()
 
 
-class Api(http.server.ThreadingHTTPServer):
-    """GitHub's API for one repository: answers by number; every other number is unknown."""
+class Api:
+    """GitHub's API of one repository, as files of a static server; every other number is unknown."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: dict[int, tuple[int, bytes]] = {}
-        self.otherwise = (404, b'{"message": "Not Found"}')
-        self.tokens: list[str] = []
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "repos" / "acme" / "widget" / "pulls"
+        self.folder.mkdir(parents=True)
 
     def pull(self, number: int, head: str, state: str = "open", merge: str | None = None, **changes: object) -> None:
         """Let the API tell of pull request *number*; it is merged when *merge* is given."""
-        told: dict[str, object] = {
+        record: dict[str, object] = {
             "number": number,
             "title": "Improve it",
             "state": "closed" if merge else state,
@@ -65,38 +58,16 @@ class Api(http.server.ThreadingHTTPServer):
             "base": {"ref": "main"},
             "updated_at": "2026-05-06T23:59:59Z",
         }
-        self.answers[number] = (200, json.dumps({**told, **changes}).encode())
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Api
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing; the test's output is for the test."""
-
-    def do_GET(self) -> None:
-        self.server.tokens.append(self.headers.get("Authorization", ""))
-        owner, _, number = self.path.removeprefix("/repos/").rpartition("/pulls/")
-        status, data = self.server.answers.get(int(number), self.server.otherwise) if owner == "acme/widget" else (404, b"")
-        with contextlib.suppress(OSError):
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        self.close_connection = True
+        (self.folder / str(number)).write_text(json.dumps({**record, **changes}))
 
 
 @pytest.fixture(name="api")
-def _api(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """Return the API of the host, in the mirror map; it is asked without a token."""
-    for name in ("GITHUB_TOKEN", "GH_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    server = Api()
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    host.mirrors[github.ADDRESS] = f"http://127.0.0.1:{server.server_port}"
-    yield server
-    server.shutdown()
-    server.server_close()
+def _api(host: Host, tmp_path: Path) -> Iterator[Api]:
+    """Return the API of the host, in the mirror map."""
+    api = Api(tmp_path / "api")
+    with base.serve(tmp_path / "api") as address:
+        host.mirrors[github.ADDRESS] = address
+        yield api
 
 
 @pytest.fixture(name="upstream")
@@ -133,8 +104,7 @@ def apply(host: Host, *words: str, cache: Path | None = None) -> PatchedTree:
 
 def by_git(api: Api) -> None:
     """Put the API out of reach: a login page answers in its place."""
-    api.answers.clear()
-    api.otherwise = LOGIN_PAGE
+    (api.folder / "7").write_bytes(LOGIN_PAGE)
 
 
 # What is pinned.
@@ -222,16 +192,6 @@ def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind
     assert pins(found) == pins(told)
     assert found.head == told.head
     assert found.state == ("merged" if merge else UNRESOLVED)
-
-
-def test_a_mirror_without_pull_requests_is_enough_for_a_squash(upstream: Host, api: Api) -> None:
-    """Where refs/pull is missing, the head stays unresolved, and the record is pinned by its merge commit."""
-    upstream.branch("pr7", {"c.txt": b"new\n"})
-    merge = upstream.squash(7)
-    by_git(api)
-    made = taken(upstream, "7")
-
-    assert (made.head, made.merge, made.pinned) == (UNRESOLVED, merge, True)
 
 
 # What moved, went, or is not true.
@@ -366,20 +326,6 @@ def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Api) -> None:
     assert "to go on: sparkwright patch pick 7 --stack test --fork widget --exclude PATH=REASON" in text
 
 
-def test_a_file_may_be_left_out_with_its_reason(upstream: Host, api: Api) -> None:
-    """What is excluded is not applied; the record keeps the whole diff's pins, and says why."""
-    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
-    api.pull(7, head, merge=upstream.squash(7))
-    whole = taken(upstream, "7")
-    made = run(upstream, "7", "--exclude", "a.txt=carried by a patch of ours")
-    done = apply(upstream)
-
-    assert made.stacks == {"test": {"a.txt": "carried by a patch of ours"}}
-    assert pins(made) == pins(whole)
-    assert upstream.session().objects.blob(done.tree, "a.txt") == TEXT
-    assert upstream.session().objects.blob(done.tree, "c.txt") == b"new\n"
-
-
 @pytest.mark.parametrize("words", [["a.txt"], ["a.txt=  "], ["=why"]])
 def test_an_exclusion_needs_a_reason(upstream: Host, words: list[str]) -> None:
     """PATH=REASON, both of them."""
@@ -419,7 +365,7 @@ def test_options_that_contradict_each_other_are_refused(upstream: Host, api: Api
     """Nothing is asked and nothing is written."""
     with refusal("usage"):
         taken(upstream, *words)
-    assert (api.tokens, upstream.ledger.records) == ([], ())
+    assert upstream.ledger.records == ()
 
 
 def test_a_record_needs_a_reason_and_an_end(upstream: Host, api: Api) -> None:
@@ -445,23 +391,6 @@ def test_what_names_no_pull_request_is_wrong_usage(upstream: Host, word: str) ->
     with refusal("usage", match="names no pull request") as caught:
         taken(upstream, "--", word)
     assert caught.value.todo == "Use FORK#NUMBER, or NUMBER with --fork FORK."
-
-
-def test_the_token_is_used_and_never_shown(
-    upstream: Host, api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The API gets it; neither output nor ledger nor store has it, also when the API sends it back."""
-    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
-    upstream.pull(7, {"c.txt": b"new\n"})
-    upstream.squash(7)
-    api.otherwise = (403, json.dumps({"message": f"Bad {TOKEN}"}).encode())
-    assert main.main(["patch", "pick", *upstream.words, "--json", "-v", "widget#7", *WHY]) == 0
-    assert main.main(["patch", "pick", *upstream.words, "--json", "-v", "widget#8", *WHY]) == 1
-    kept = [path.read_bytes() for folder in (upstream.root, upstream.cache) for path in folder.rglob("*") if path.is_file()]
-
-    assert api.tokens == [f"Bearer {TOKEN}"] * 2
-    assert TOKEN not in "".join(capsys.readouterr())
-    assert not any(TOKEN.encode() in data for data in kept)
 
 
 def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,7 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import pull_requests, rebase, series
-from sparkwright.cherry_picks.ledger import Record
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
+from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 
 if TYPE_CHECKING:
@@ -162,16 +159,6 @@ def later(host: Host, *changes: tuple[int, str], top: bytes = b"", **more: bytes
     return commit
 
 
-def carry(host: Host, number: int, *changes: dict[str, bytes | None], excluded: Sequence[str] = ()) -> Record:
-    """Open a pull request and let the stack carry it."""
-    head = host.pull(number, *changes, start="v1")
-    seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
-    record = pull_requests.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
-    record = msgspec.structs.replace(record, stacks={host.stack: dict.fromkeys(excluded, "the test leaves it out")})
-    host.write(*host.ledger.records, record)
-    return record
-
-
 # On the locked source.
 
 
@@ -185,20 +172,6 @@ def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host, main
 
     assert folder(made) == before
     assert not maintainer.folder.exists()
-
-
-def test_an_amended_commit_becomes_its_file(made: Host, maintainer: Maintainer) -> None:
-    """What a maintainer amends changes that patch, and no other byte, although every hook and signature of hers would fail."""
-    before = patches(made)
-    do(made, "rebase")
-    maintainer.write("b.txt", edited((50, "the third\n")))
-    maintainer.git("commit", "--quiet", "--all", "--amend", "--no-edit")
-    do(made, "export")
-    after = patches(made)
-
-    assert {**after, "third.patch": b""} == {**before, "third.patch": b""}
-    assert unindexed(after["third.patch"]) == unindexed(before["third.patch"]).replace(b"+third  \n", b"+the third\n")
-    assert list(after) == list(before)
 
 
 def unindexed(data: bytes) -> bytes:
@@ -289,20 +262,6 @@ def test_nothing_of_the_maintainers_configuration_reaches_what_the_program_runs(
 # On another base.
 
 
-def test_hunks_that_moved_are_written_anew(made: Host, maintainer: Maintainer) -> None:
-    """On a later commit, where lines were added above, each hunk names its new line, and nothing else changes."""
-    before = patches(made)
-    later(made, top=b"new\nnew\n")
-    assert do(made, "rebase", "--onto", "main") == 0
-    do(made, "export")
-    after = patches(made)
-
-    assert b"@@ -11,3 +11,3 @@" in after["first.patch"]
-    assert unindexed(after["first.patch"]) == unindexed(before["first.patch"]).replace(b"@@ -9,3 +9,3 @@", b"@@ -11,3 +11,3 @@")
-    made.lock("main")
-    assert do(made, "export", "--check") == 0
-
-
 def test_a_conflict_stops_in_the_worktree_with_the_report(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
     """The failure has the report, and says how to go on; the patches before are committed, and nothing reviewed is touched."""
     before = folder(made)
@@ -346,25 +305,6 @@ def test_a_resolution_is_exported_exactly(made: Host, maintainer: Maintainer) ->
     assert do(made, "export", "--check") == 0
 
 
-def test_a_patch_that_git_drops_silently_is_noticed(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
-    """git am leaves a patch out that its merge finds done already; the export says so with the evidence."""
-    before = folder(made)
-    later(made, (30, "theirs\n"))
-    made.work.commit({"b.txt": edited((50, "third  \n"), (48, "more\n")), "new file.txt": b"no newline"}, "Take the third, and more")
-    made.push()
-    with refusal("patch-conflict"):
-        do(made, "rebase", "--onto", "main")
-    maintainer.write("a.txt", edited((10, "first\n"), (30, "both\n")))
-    maintainer.git("add", "a.txt")
-    maintainer.git("am", "--continue")
-    assert maintainer.subjects() == ["Do the first", "Größe: the second"]
-    assert folder(made) == before
-    do(made, "export")
-
-    assert list(patches(made)) == ["first.patch", "second.patch"]
-    assert "dropped: third.patch, the base holds the whole change" in capsys.readouterr().err
-
-
 def test_what_upstream_has_is_dropped_with_the_evidence(made: Host, maintainer: Maintainer, capsys: pytest.CaptureFixture[str]) -> None:
     """A patch that the new base holds has no commit, and the export says why it goes."""
     later(made, (10, "first\n"))
@@ -382,7 +322,7 @@ def test_what_upstream_has_is_dropped_with_the_evidence(made: Host, maintainer: 
 @pytest.fixture(name="picked")
 def _picked(made: Host) -> Host:
     """Return the host with a pick before the patches of ours."""
-    carry(made, 7, {"picked.txt": TEXT})
+    made.carry(7, made.pull(7, {"picked.txt": TEXT}, start="v1"))
     return made
 
 
@@ -442,49 +382,6 @@ def test_what_changed_meanwhile_is_not_overwritten(picked: Host, maintainer: Mai
 
 
 # Killed.
-
-
-def test_a_killed_export_is_refused_by_readers_and_finished_by_the_next(made: Host, maintainer: Maintainer) -> None:
-    """Wherever an export dies: the series is the old one, or refused, or the new one; the next export makes the new one."""
-    made.ours("fourth.patch", {"a.txt": edited((10, "first\n"), (20, "fourth\n"), (30, "second\n"))}, "Do the fourth")
-    old = patches(made)
-    do(made, "rebase")
-    base = maintainer.git("rev-parse", "refs/sparkwright/base")
-    first, _, third, _ = maintainer.git("rev-list", "--reverse", "refs/sparkwright/base..HEAD").split()
-    # Every kind of change at once: one edited, one moved, one dropped, one new.
-    maintainer.git("checkout", "--quiet", third)
-    maintainer.git("reset", "--quiet", "--hard", base)
-    for one in (third, first):
-        maintainer.git("cherry-pick", one)
-    maintainer.write("a.txt", edited((10, "the first\n")))
-    maintainer.git("commit", "--quiet", "--all", "--amend", "--no-edit")
-    maintainer.commit("b.txt", edited((50, "third  \n"), (55, "new\n")), f"Add a fifth\n\n{TRAILERS}")
-    drop = ("--drop", "second.patch", "--drop", "fourth.patch")
-    backup = made.root.parent / "backup"
-    shutil.copytree(made.root, backup, symlinks=True)
-    do(made, "export", *drop)
-    new = patches(made)
-    assert list(new) == ["third.patch", "first.patch", "add-a-fifth.patch"]
-
-    seen = set()
-    for after in range(1, 40):
-        shutil.rmtree(made.root)
-        shutil.copytree(backup, made.root, symlinks=True)
-        came = made.killed(str(made.series), after, "patch export", *drop)
-        if rebase.UNFINISHED in (made.series / "series").read_text():
-            seen.add("refused")
-            with refusal("patch-invalid"):
-                patches(made)
-        else:
-            seen.add("old" if patches(made) == old else "new")
-            assert patches(made) in (old, new)
-        if not came:
-            break
-        do(made, "export", *drop)
-        assert patches(made) == new
-        assert not list(made.series.glob(".*"))
-        assert not maintainer.folder.exists()
-    assert seen == {"old", "refused", "new"}
 
 
 def test_a_killed_rebase_leaves_no_half_worktree(made: Host, maintainer: Maintainer) -> None:

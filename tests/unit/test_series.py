@@ -13,17 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import apply, patch, pull_requests, series
+from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
 from sparkwright.cherry_picks.patch import Patch, PatchError
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
 from sparkwright.core import git
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Cli, Host, Mini, Repository
+    from tests.unit.conftest import Host, Repository
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41))
 
@@ -94,43 +93,6 @@ def test_a_series_gives_the_tree_that_git_am_gives(objects: Objects, repository:
     assert [step.tree for step in done.steps] == [repository.tree(f"HEAD~{number}") for number in (4, 3, 2, 1, 0)]
 
 
-def test_an_empty_series_is_the_source_itself(objects: Objects, repository: Repository) -> None:
-    """A fork without patches keeps its tree."""
-    repository.commit({"a": b"1"})
-    base = fetched(objects, repository)
-
-    assert applied(objects, base) == PatchedTree("mini", base, base, ())
-
-
-def test_a_patch_that_does_not_fit_is_a_conflict(objects: Objects, repository: Repository) -> None:
-    """A conflict names the patch, the fork and the tree before it, in git's own words."""
-    repository.commit({"a.txt": TEXT.encode()})
-    made = repository.change({"a.txt": edited(("line 7", "line seven"))})
-    repository.git("reset", "--quiet", "--hard", "HEAD~1")
-    repository.commit({"a.txt": edited(("line 7", "line VII"))})
-    base = fetched(objects, repository)
-    with refusal("patch-conflict", match=r"0\.patch does not apply to mini") as caught:
-        applied(objects, base, made)
-
-    assert "error: patch failed: a.txt:6" in caught.value.details
-    assert "error: a.txt: patch does not apply" in caught.value.details
-    assert caught.value.details[-1] == f"tree before it: {base}"
-
-
-@pytest.mark.parametrize("shift", [1, 3, -2])
-def test_a_patch_that_fits_at_other_lines_is_a_conflict(objects: Objects, repository: Repository, shift: int) -> None:
-    """Where upstream moved the lines, the patch is refused, because one line of context is too little to be sure."""
-    repository.commit({"a.txt": TEXT.encode()})
-    made = repository.change({"a.txt": edited(("line 20", "line twenty"))})
-    repository.git("reset", "--quiet", "--hard", "HEAD~1")
-    moved = "added\n" * shift + TEXT if shift > 0 else "".join(TEXT.splitlines(keepends=True)[-shift:])
-    repository.commit({"a.txt": moved.encode()})
-    with refusal("patch-conflict", match="does not apply to mini") as caught:
-        applied(objects, fetched(objects, repository), made)
-
-    assert f"offset {shift} line" in caught.value.details[1]
-
-
 def test_no_whitespace_is_repaired(objects: Objects, repository: Repository) -> None:
     """A patch whose context differs in white space alone is a conflict; one that adds trailing blanks keeps them."""
     repository.commit({"a.txt": b"one\n\ttwo\nthree\n"})
@@ -166,30 +128,6 @@ def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, reposito
     with refusal("patch-conflict") as caught:
         applied(objects, fetched(objects, repository, "HEAD~1"), made.rstrip())
     assert "error: corrupt binary patch" in caught.value.details[0]
-
-
-def test_a_patch_without_effect_is_an_error(objects: Objects, repository: Repository) -> None:
-    """A patch that replaces lines by the same lines leaves the tree as it was, and is refused for it."""
-    repository.commit({"a.txt": TEXT.encode()})
-    made = repository.change({"a.txt": edited(("line 7", "line seven"))}).replace(b"+line seven", b"+line 7")
-
-    with refusal("patch-no-effect", match=r"0\.patch changes nothing in mini"):
-        applied(objects, repository.tree("HEAD~1") and fetched(objects, repository, "HEAD~1"), made)
-
-
-@pytest.mark.parametrize("path", ["../evil", "/etc/evil", ".git/hooks/post-checkout"])
-def test_a_patch_cannot_write_outside(objects: Objects, repository: Repository, tmp_path: Path, path: str) -> None:
-    """A patch that names a path outside of the tree, or inside of a repository's own folder, is refused."""
-    repository.commit({"a": b""})
-    made = repository.change({"evil": b"x\n"})
-    with refusal("patch-invalid", match="outside the tree"):
-        applied(
-            objects,
-            fetched(objects, repository, "HEAD~1"),
-            made.replace(b"a/evil", b"a/" + path.encode()).replace(b"b/evil", b"b/" + path.encode()),
-        )
-
-    assert not list(tmp_path.rglob("evil*")) or {item.parent for item in tmp_path.rglob("evil*")} == {repository.path}
 
 
 # Picks, and what is unusual.
@@ -303,15 +241,6 @@ def test_a_patch_that_ends_a_file_does_not_join_lines(objects: Objects, rest: st
             assert tried(objects, longer, one).status == "conflict"
 
 
-def test_the_same_hunk_twice_is_a_conflict(objects: Objects) -> None:
-    """In one patch, the second of two equal hunks, or of two equal files, finds nothing to do and is refused."""
-    base, _, data = moved_base(objects)
-    hunk = data[data.index(b"@@ ") :]
-    for doubled in (data + hunk, data + data):
-        assert tried(objects, base, picked(doubled)).status == "conflict"
-        assert tried(objects, base, mine(doubled)).status == "conflict"
-
-
 def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
     """Context alone, equal lines for equal lines, and no diff at all change nothing, wherever they are tried."""
     base, other, data = moved_base(objects)
@@ -323,8 +252,6 @@ def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
             apply.apply_patches(objects, "mini", base, [picked(one)])
 
 
-# Properties.
-
 # Keys, and what is not done again.
 
 WORDS = st.text("abc", min_size=1, max_size=2)
@@ -333,10 +260,7 @@ def _stack(host: Host) -> Host:
     """Return a stack that carries a pull request, part of which it leaves out, and five patches of ours."""
     host.work.commit({"a.txt": TEXT.encode(), "b.txt": b"b\n", "c.txt": b"c\n"})
     host.lock()
-    head = host.pull(7, {"b.txt": b"picked\n", "c.txt": b"left out\n"})
-    seen = Seen("api", "Improve it", "octocat", "open", head, "", "main")
-    record = pull_requests.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
-    host.write(msgspec.structs.replace(record, stacks={host.stack: {"c.txt": "not for us"}}))
+    host.carry(7, host.pull(7, {"b.txt": b"picked\n", "c.txt": b"left out\n"}), excluded=("c.txt",))
     for number in range(5):
         host.ours(f"{number}.patch", {"a.txt": edited(*((f"line {4 * one + 1}", f"changed {one}") for one in range(number + 1)))})
     return host
@@ -406,20 +330,6 @@ def test_a_series_and_its_folder_must_agree(tmp_path: Path, made: bytes) -> None
     assert said.splitlines() == ["listed twice: 0.patch", "listed, but not there: gone.patch", "there, but not listed: 1.patch"]
 
 
-@pytest.mark.parametrize("name", ["../s/0.patch", "/etc/passwd", "sub/0.patch"])
-def test_a_series_lists_files_of_its_own_folder(tmp_path: Path, made: bytes, name: str) -> None:
-    """A path in the series is not followed."""
-    assert f"listed, but not there: {name}" in wrong(written(tmp_path / "s", made, listing=f"0.patch\n{name}\n"))
-
-
-def test_a_series_that_is_not_text_is_refused(tmp_path: Path, made: bytes) -> None:
-    """A list in another encoding is an error like any other."""
-    folder = written(tmp_path / "s", made)
-    (folder / "series").write_bytes(b"\xff\xfe0.patch\n")
-
-    assert wrong(folder)
-
-
 # The header.
 
 
@@ -430,30 +340,6 @@ def test_the_header_is_read(made: bytes) -> None:
     assert (one.subject, one.status, one.reason, one.drop_when) == ("Change something", "Pending", "the test wants it", "the test ends")
     assert one.files == ("a.txt",)
     assert one.data.startswith(b"diff --git a/a.txt b/a.txt")
-
-
-def test_a_subject_reads_as_it_was_written(repository: Repository) -> None:
-    """Long subjects and those beyond ASCII, which git encodes and folds, are shown as their author wrote them."""
-    subject = "Größe der Blöcke: nimm die kleinste, die für jede Ebene und für jede Anzahl von Experten genügt – immer"
-    repository.commit({"a": b""})
-
-    assert patch.parse("x.patch", repository.change({"b": b"x\n"}, subject)).subject == subject
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("Reason: ", "Reason\nReason: "), ("Upstream-Status: ", "Drop-When\nUpstream-Status: "),
-        ("Subject: ", "Subject: =?unicode_escape?q?=5Cud800?= "),
-    ],
-    ids=["bare-reason", "bare-drop-when", "subject-that-is-no-text"],
-)  # fmt: skip
-def test_a_header_may_have_any_line(cli: Cli, mini: Mini, old: str, new: str) -> None:
-    """A trailer's bare name says nothing, and is no fault; what no text can hold is replaced."""
-    mini.edit("forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch", old, new)
-    done = cli("apply", *mini.words)
-
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("trailer", patch.TRAILERS)

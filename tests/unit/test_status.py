@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import pull_requests, series
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
+from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.core import github
 from sparkwright.forks import fetch
@@ -31,20 +29,12 @@ def edited(*changes: tuple[int, str]) -> bytes:
     return made.encode()
 
 
-def carry(host: Host, number: int, files: Mapping[str, bytes | None]) -> None:
-    """Open a pull request and let both stacks carry it."""
-    head = host.pull(number, files, start="v1")
-    seen = Seen("api", f"Improve number {number}", "octocat", "open", head, "", "main")
-    record = pull_requests.record(host.session(), host.ledger, seen, number, "the test wants it", "the test ends")
-    host.write(*host.ledger.records, msgspec.structs.replace(record, stacks={host.stack: {}, "2026.11": {}}))
-
-
 @pytest.fixture(name="made")
 def _made(host: Host) -> Host:
     """Return the host with two stacks on one release: a pick in both, two patches of ours in one."""
     host.work.commit({"a.txt": TEXT, "b.txt": TEXT, "docs/big.txt": TEXT}, "Begin")
     host.lock()
-    carry(host, 7, {"c.txt": b"picked\n"})
+    host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1"), stacks=("2026.11",))
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
     host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
     other = host.root / "forks" / "2026.11"

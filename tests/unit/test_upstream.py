@@ -184,22 +184,6 @@ def merged(repository: Repository, name: str, files: dict[str, bytes | None], me
     return head, at(repository)
 
 
-def test_an_ancestor_is_told_from_a_history_that_is_not_there(objects: Objects, repository: Repository, host: Host) -> None:
-    """Yes, no, and unknown: a commit that was fetched without its history says nothing of what it holds."""
-    first, last = at(repository), repository.commit({"a.txt": b"2\n"})
-    host.work.commit({"a.txt": b"1\n"}, "Begin")
-    old = host.work.commit({"a.txt": b"2\n"}, "Next")
-    new = host.work.commit({"a.txt": b"3\n"}, "Last")
-    host.lock()
-    session = host.session()
-    for commit in (old, new):
-        session.mirror(host.url).commit(commit)
-
-    assert history.is_ancestor(objects, first, last) is True
-    assert history.is_ancestor(objects, last, first) is False
-    assert history.is_ancestor(session.objects, old, new) is None
-
-
 def test_the_states_of_a_file_are_those_of_the_branch(objects: Objects, repository: Repository) -> None:
     """Newest first, each with the commit of the branch that made it: of what a merge brought, the merge; zeros where it was removed."""
     ids = [at(repository, "HEAD:a.txt")]

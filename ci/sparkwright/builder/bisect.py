@@ -1,5 +1,5 @@
 """
-Bisect: the upstream commit, release or patch at which an answer changes, found by ``git bisect``.
+Bisect: the upstream commit or patch at which an answer changes, found by ``git bisect``.
 
 The states become a line of commits in a scratch repository, and git chooses which to ask about. The
 answer is that of a patch (does it apply?), or of a command: 0 is good, 125 no answer, all else bad
@@ -25,7 +25,7 @@ from sparkwright.builder import pipeline
 from sparkwright.cherry_picks import apply, drift, patch, series, upstream
 from sparkwright.cherry_picks.drift import Trial
 from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError
-from sparkwright.cherry_picks.upstream import Base, Release, Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import digest, git, process
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import CommandError, SparkwrightError
@@ -84,7 +84,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     Attributes:
         last, first: The trials before and after the change.
-        commit: The commit's day and subject, or the release.
+        commit: The commit's day and subject.
         page: The page of the pull request that the subject names.
         tried: The number of bases that were tried, of how many.
     """
@@ -152,9 +152,11 @@ def search(names: Sequence[str], ask: Callable[[int], Answer]) -> tuple[int, int
     end = len(names) - 1
     answers = {0: ask(0), end: ask(end)}
     if answers[0] == answers[end] or "skip" in answers.values():
-        details = [f"{names[number]}: {answers[number]}" for number in answers]
-        what = "The answer is not good at one end and bad at the other."
-        raise PatchError("bisect-undecided", what, details=details)
+        raise PatchError(
+            "bisect-undecided",
+            "The answer is not good at one end and bad at the other.",
+            details=[f"{names[number]}: {answers[number]}" for number in answers],
+        )
     with tempfile.TemporaryDirectory() as folder:
         run = partial(git.run, cwd=Path(folder))
         run(["init", "-q", "--bare", "."])
@@ -188,16 +190,21 @@ def line_of_commits(fork: Upstream, patch: Patch | None, start: str, end: str) -
     book, objects = fork.book, fork.session.objects
     assert book
     if not start and not (patch and patch.pick):
-        what = f"{patch.name if patch else 'The search'} needs a commit to start from."
-        todo = "Name one with --from, or search releases with --releases."
-        raise SourceError("not-provided", what, todo=todo)
+        raise SourceError(
+            "not-provided",
+            f"{patch.name if patch else 'The search'} needs a commit to start from.",
+            todo="Name one with --from.",
+        )
     tip = fork.commit(book.branch)
     begin = fork.commit(start) if start else book.record(patch.pick).base if patch else ""
     last = fork.commit(end) if end else tip
     for name, commit in ((start, begin), (end or book.branch, last)):
         if not commit or not objects.has(f"{commit}^{{commit}}"):
-            what = f"{redact_credentials(book.url)} has no branch, tag or commit {name}."
-            raise SourceError("not-provided", what, todo="Choose ends with --from and --to.")
+            raise SourceError(
+                "not-provided",
+                f"{redact_credentials(book.url)} has no branch, tag or commit {name}.",
+                todo="Choose ends with --from and --to.",
+            )
     line = [begin, *upstream.revisions(objects, "--first-parent", last, f"^{begin}")]
     if len(line) < 2:
         raise SourceError("not-provided", f"{last[:12]} does not follow {begin[:12]}.")
@@ -212,49 +219,23 @@ def patch_over_commits(fork: Upstream, patches: Sequence[Patch], line: Sequence[
         bisect-undecided: See `search`.
         source-unreachable, offline: See `Upstream.at_commit`.
     """
-    bases = [partial(fork.at_commit, commit[:12], commit, patches) for commit in line]
-    turn, number = _patch_turn(fork, patches, bases)
-    what, page = _named(fork, line[number])
-    return msgspec.structs.replace(turn, commit=what, page=page)
+    tried: dict[int, Trial] = {}
 
+    def ask(number: int) -> Answer:
+        base = fork.at_commit(line[number][:12], line[number], patches)
+        tried[number] = trial = drift.trials(fork, patches, base)[-1]
+        console.note(f"{trial.base}: {trial.state} (of {len(line)})")
+        return "good" if trial.applies else "bad"
 
-def patch_over_releases(
-    fork: Upstream, patches: Sequence[Patch], releases: Sequence[Release]
-) -> Turn:
-    """
-    Return the release at which the state of the last of *patches* changes; see
-    `patch_over_commits`.
-    """
-    bases = [partial(upstream.of_release, fork.session, release) for release in releases]
-    turn, number = _patch_turn(fork, patches, bases)
-    name = f"{releases[number].project} {releases[number].version}"
-    return msgspec.structs.replace(turn, commit=name)
+    last, first = search([commit[:12] for commit in line], ask)
+    counts = (len(tried), len(line))
+    return Turn(patches[-1].name, tried[last], tried[first], *_named(fork, line[first]), counts)
 
 
 def _named(fork: Upstream, name: str) -> tuple[str, str]:
     """Return a commit as text, and the page of its pull request."""
     commit = upstream.commit(fork.session.objects, name)
     return commit.line(), fork.book.page(commit.number) if fork.book and commit.number else ""
-
-
-def _patch_turn(
-    fork: Upstream, patches: Sequence[Patch], bases: Sequence[Callable[[], Base]]
-) -> tuple[Turn, int]:
-    tried: dict[int, Trial] = {}
-
-    def ask(number: int) -> Answer:
-        tried[number] = trial = drift.trials(fork, patches, bases[number]())[-1]
-        console.note(f"{trial.base}: {trial.state} (of {len(bases)})")
-        return "good" if trial.applies else "bad"
-
-    try:
-        last, first = search(["", *map(str, range(1, len(bases)))], ask)
-    except PatchError as error:
-        details = [f"{trial.base}: {trial.state}" for trial in tried.values()]
-        what = f"{patches[-1].name} is the same at both ends."
-        raise PatchError(error.reference, what, details=details) from None
-    counts = (len(tried), len(bases))
-    return Turn(patches[-1].name, tried[last], tried[first], "", "", counts), first
 
 
 def checkout(
@@ -344,19 +325,18 @@ class Predicate:
         inputs = pipeline.reviewed(pipeline.inputs(session, self._fork))
         wheel = built.sha256 if built else ""
         key = digest.key("predicate", [self._command, files, tree, wheel, self._fork, inputs])
-        known = store.get("predicate", key, int)
-        log = self._log(name)
-        status = known
-        if known is None or again:
-            path = pipeline.wheel_path(session, built) if built else None
-            status = self._run(name, session, tree, log, path)
-            store.put("predicate", key, status)
-        if known is not None and status is not None and _answer(known) != _answer(status):
-            details = [f"exit statuses: {known}, {status}", f"last output: {log}"]
-            what = f"The command gives several answers about {name}."
-            todo = "Make the command repeatable."
-            raise PatchError("bisect-undecided", what, details=details, todo=todo)
-        assert status is not None
+        known, log = store.get("predicate", key, int), self._log(name)
+        path = pipeline.wheel_path(session, built) if built else None
+        ask = partial(self._run, name, session, tree, log, path)
+        status = ask() if known is None or again else known
+        store.put("predicate", key, status)
+        if known is not None and _answer(known) != _answer(status):
+            raise PatchError(
+                "bisect-undecided",
+                f"The command gives several answers about {name}.",
+                details=[f"exit statuses: {known}, {status}", f"last output: {log}"],
+                todo="Make the command repeatable.",
+            )
         filename = built.filename if built else ""
         step = Step(name, _answer(status), tree, filename, status, log=str(log))
         return self._record(msgspec.structs.replace(step, seconds=time.monotonic() - began))
@@ -392,8 +372,11 @@ class Predicate:
                 raise
             status = int(str(error.data["status"]))
             if not 0 < status < 128:
-                what = f"The command was ended about {name}, with status {status}."
-                raise PatchError("predicate-failed", what, details=error.details) from error
+                raise PatchError(
+                    "predicate-failed",
+                    f"The command was ended about {name}, with status {status}.",
+                    details=error.details,
+                ) from error
             return status
         return 0
 
@@ -419,8 +402,9 @@ def over_commits(
     locked, replace = session.lock.forks[name], msgspec.structs.replace
     source = locked.git
     if source is None or mirror is None:
-        what = f"Stack {session.project.stack} locks no git source of {name}."
-        raise SourceError("not-provided", what)
+        raise SourceError(
+            "not-provided", f"Stack {session.project.stack} locks no git source of {name}."
+        )
     patches = () if bare else series.of(session, name)
 
     def make(commit: str) -> tuple[RunContext, str]:
@@ -448,8 +432,9 @@ def over_patches(session: RunContext, fork: str, predicate: Predicate) -> Cause:
     """
     patches = series.of(session, fork)
     if not patches:
-        what = f"{fork} has no patches in stack {session.project.stack}."
-        raise SourceError("not-provided", what)
+        raise SourceError(
+            "not-provided", f"{fork} has no patches in stack {session.project.stack}."
+        )
     base, folder = fetch.fetch(session, fork).tree, predicate.folder / "project"
     states: list[tuple[str, Make]] = [
         (

@@ -99,8 +99,8 @@ class SeriesIndex:
         folder = Path(self._folder.name)
         (folder / "info").mkdir()
         (folder / "info" / "alternates").write_text(f"{self._objects.path.resolve() / 'objects'}\n")
-        self._index = folder / "index"
-        self._env = {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_INDEX_FILE": str(self._index)}
+        self.path = folder / "index"
+        self._env = {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_INDEX_FILE": str(self.path)}
         # A file may stand where a new path has a folder.
         wanted = set(self._paths)
         for path in self._paths:
@@ -144,14 +144,6 @@ class SeriesIndex:
     def blob(self, path: str) -> bytes:
         """Return the file at *path*; nothing if there is none."""
         return self._git("cat-file", "blob", f":{path}", check=False)[1]
-
-    def save(self) -> bytes:
-        """Return the state of the index for `restore`."""
-        return self._index.read_bytes()
-
-    def restore(self, state: bytes) -> None:
-        """Make the index hold *state* again."""
-        self._index.write_bytes(state)
 
     def store(self, before: Files, states: Sequence[Files]) -> list[str]:
         """Store a tree for each of *states*, which follow *before*, and return their ids."""
@@ -235,25 +227,30 @@ def evaluate(
     if not patches:
         return []
     with SeriesIndex(objects, base, patches) as index:
-        before = current = index.files()
-        for batch in _batches(patches):
-            results = _apply_batch(index, current, batch) if len(batch) > 1 else []
-            for patch in batch[len(results) :]:
-                outcome = _attempt(index, current, patch, movable=not strict or bool(patch.pick))
-                current = index.files() if outcome.status == "applied" else current
-                results.append((outcome, current))
-                if strict and outcome.status != "applied":
-                    break
-            current = results[-1][1]
-            outcomes += [outcome for outcome, _ in results]
-            states += [files for _, files in results]
-            if strict and outcomes[-1].status != "applied":
+        before = index.files()
+        for outcome, files in _try_all(index, before, patches, strict=strict):
+            outcomes.append(outcome)
+            states.append(files)
+            if strict and outcome.status != "applied":
                 break
         trees = index.store(before, states)
-    return [
-        msgspec.structs.replace(outcome, tree=tree)
-        for outcome, tree in zip(outcomes, trees, strict=True)
-    ]
+    replace = msgspec.structs.replace
+    return [replace(done, tree=tree) for done, tree in zip(outcomes, trees, strict=True)]
+
+
+def _try_all(
+    index: SeriesIndex, files: Files, patches: Sequence[Patch], *, strict: bool
+) -> Iterator[tuple[Outcome, Files]]:
+    """Yield the outcome of each patch and the files after it."""
+    for batch in _batches(patches):
+        states = _apply_batch(index, files, batch) if len(batch) > 1 else []
+        for state in states:
+            yield Outcome("applied"), state
+        files = states[-1] if states else files
+        for patch in batch[len(states) :]:
+            outcome = _attempt(index, files, patch, movable=not strict or bool(patch.pick))
+            files = index.files() if outcome.status == "applied" else files
+            yield outcome, files
 
 
 def _batches(patches: Sequence[Patch]) -> Iterator[list[Patch]]:
@@ -273,25 +270,21 @@ def _batches(patches: Sequence[Patch]) -> Iterator[list[Patch]]:
         yield batch
 
 
-def _apply_batch(
-    index: SeriesIndex, before: Files, batch: Sequence[Patch]
-) -> list[tuple[Outcome, Files]]:
+def _apply_batch(index: SeriesIndex, files: Files, batch: Sequence[Patch]) -> list[Files]:
     """
     Apply patches of different files by one call of git, and return the files after each; nothing
     if they have to be tried one by one.
     """
-    saved, results = index.save(), list[tuple[Outcome, Files]]()
+    saved, states = index.path.read_bytes(), [files]
     fits, output = index.apply(b"".join(patch.data for patch in batch))
-    after = index.files() if fits and not _OFFSET.search(output) else before
+    after = index.files() if fits and not _OFFSET.search(output) else files
     for patch in batch:
-        files = {path: entry for path, entry in before.items() if path not in _paths(patch)}
-        files |= {path: after[path] for path in _paths(patch) if path in after}
-        if files == before:
-            index.restore(saved)
+        state = {path: entry for path, entry in states[-1].items() if path not in _paths(patch)}
+        states.append(state | {path: after[path] for path in _paths(patch) if path in after})
+        if states[-1] == states[-2]:
+            index.path.write_bytes(saved)
             return []
-        results.append((Outcome("applied"), files))
-        before = files
-    return results
+    return states[1:]
 
 
 def _attempt(index: SeriesIndex, before: Files, patch: Patch, *, movable: bool) -> Outcome:
@@ -303,11 +296,9 @@ def _attempt(index: SeriesIndex, before: Files, patch: Patch, *, movable: bool) 
         part.hunks and part.old == part.new and b"\nnew mode " not in part.data for part in parts
     ):
         return Outcome("empty", says=("it changes nothing",))
-    saved = index.save()
-    fits, output = index.apply(patch.data)
+    fits, output = index.apply(patch.data, check=True)
     moved = len(_OFFSET.findall(output))
     if not fits or moved or b"\n\\ " in patch.data or _repeatable(patch):
-        index.restore(saved)
         reverse_fits, reverse_output = index.apply(patch.data, reverse=True, check=True)
         reverse_fits = reverse_fits and not list(_joined_lines(index, patch, done=True))
         # A patch that fits at its own lines is not there already because similar lines are
@@ -318,7 +309,7 @@ def _attempt(index: SeriesIndex, before: Files, patch: Patch, *, movable: bool) 
             return Outcome("already-upstream", says=says)
         if reasons := _obstacles(index, patch, fits, output, movable=movable):
             return Outcome("conflict", says=tuple(reasons))
-        index.apply(patch.data)
+    index.apply(patch.data)
     if index.files() == before:
         return Outcome("already-upstream", says=("the tree is the same with it as without",))
     return Outcome("applied", moved=moved)

@@ -110,9 +110,10 @@ def _spec(before: ForkSpec, version: str) -> ForkSpec:
     """
     sources, replace = before.sources, msgspec.structs.replace
     if sources.sdist is None:
-        todo = "Edit stack.yaml and run `sparkwright lock`."
         raise SourceError(
-            "not-provided", "The fork has no release on the package index to bump to.", todo=todo
+            "not-provided",
+            "The fork has no release on the package index to bump to.",
+            todo="Edit stack.yaml and run `sparkwright lock`.",
         )
     old, project, git = sources.sdist.version, sources.sdist.name, sources.git
     if git and git.ref.endswith(old):
@@ -179,14 +180,11 @@ def _stack_text(project: Project, fork: str, before: ForkSpec, after: ForkSpec) 
         text = text[: match.start(1)] + block + text[match.end(1) :]
     expected = msgspec.structs.replace(project.spec, forks={**project.spec.forks, fork: after})
     if strict_yaml.parse(text, StackSpec, str(project.stack_file)) != expected:
-        details = [f"expected: {fork} at {new} instead of {old}"]
-        todo = (
-            "Change the versions by hand, run `sparkwright lock`, then `sparkwright patch rebase`."
-        )
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",
-            details=details,
-            todo=todo,
+            details=[f"expected: {fork} at {new} instead of {old}"],
+            todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
+            "rebase`.",
         )
     return text

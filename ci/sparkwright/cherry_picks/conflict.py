@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import posixpath
-import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -350,7 +349,7 @@ def lines(report: ConflictReport) -> list[str]:
     for test in report.evidence:
         mark = "could not be tested" if test.holds is None else "yes" if test.holds else "no"
         rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
-    rows = [line for row in rows for line in _wrapped(_plain(row))]
+    rows = [_plain(row) for row in rows]
     for command, _, why in (command.partition("    ") for command in report.commands):
         rows += [f"to go on: {command}", *([f"          {why.strip()}"] if why else [])]
     return rows
@@ -358,16 +357,6 @@ def lines(report: ConflictReport) -> list[str]:
 
 def _cut(text: str, columns: int = COLUMNS) -> str:
     return text if len(text) <= columns else f"{text[: columns - 1]}…"
-
-
-def _wrapped(row: str) -> list[str]:
-    """Return *row* as lines for a narrow terminal; long names stay whole."""
-    if len(row) <= COLUMNS:
-        return [row]
-    deeper = " " * (len(row) - len(row.lstrip()) + 4)
-    return textwrap.wrap(
-        row, COLUMNS, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
-    )
 
 
 _FILE = {

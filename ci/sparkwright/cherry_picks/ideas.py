@@ -324,8 +324,11 @@ def derive(session: RunContext, last: Sequence[tuple[str, str]] = ()) -> list[Ab
             session, name, book.packages.get(name, Package()), dict(last).get(name, "")
         )
         if not known:
-            todo = "Run this with a connection once; the releases stay in the store."
-            raise SourceError("not-provided", f"No release of {name} can be asked.", todo=todo)
+            raise SourceError(
+                "not-provided",
+                f"No release of {name} can be asked.",
+                todo="Run this with a connection once; the releases stay in the store.",
+            )
         trees[name] = []
         with console.progress(f"releases of {name}", len(known)) as progress:
             for number, release in enumerate(known, 1):

@@ -131,9 +131,10 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if record := self.known(number):
             return record
-        todo = f"Write one with `sparkwright patch pick {number}`."
         raise SourceError(
-            "not-provided", f"The ledger of {self.url} has no record #{number}.", todo=todo
+            "not-provided",
+            f"The ledger of {self.url} has no record #{number}.",
+            todo=f"Write one with `sparkwright patch pick {number}`.",
         )
 
     def known(self, number: int) -> Record | None:

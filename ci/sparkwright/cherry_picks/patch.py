@@ -258,12 +258,16 @@ def parse(name: str, data: bytes) -> Patch:
     marks = tuple(f"{trailer}: " for trailer in TRAILERS)
     trailers = dict(line.split(": ", 1) for line in text.splitlines() if line.startswith(marks))
     if missing := [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]:
-        details = [f"missing trailer: {', '.join(missing)}"]
-        raise PatchError("patch-invalid", f"The header of {name} is incomplete.", details=details)
-    if trailers["Upstream-Status"].split()[0] not in STATUSES:
-        details = [trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"]
         raise PatchError(
-            "patch-invalid", f"{name} has an unknown Upstream-Status.", details=details
+            "patch-invalid",
+            f"The header of {name} is incomplete.",
+            details=[f"missing trailer: {', '.join(missing)}"],
+        )
+    if trailers["Upstream-Status"].split()[0] not in STATUSES:
+        raise PatchError(
+            "patch-invalid",
+            f"{name} has an unknown Upstream-Status.",
+            details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
         )
     diff = rest[(b"\n" + rest).index(b"\ndiff --git ") :]
     try:
@@ -475,8 +479,11 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
             at += 1
         whole = all(line.endswith(b"\n") for line in before[:-1] + after[:-1])
         if (len(before), len(after)) != (count, new_count) or not whole:
-            details = [f"at its line {start}: {count} and {new_count} lines announced"]
-            raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=details)
+            raise PatchError(
+                "patch-invalid",
+                f"A hunk of {path} is cut off.",
+                details=[f"at its line {start}: {count} and {new_count} lines announced"],
+            )
         heading = match[5].decode("utf-8", "replace").strip()
         yield Hunk(start, new_start, heading, tuple(before), tuple(after), last)
     # git ignores them. A mail's patch is followed by its signature.
@@ -485,7 +492,8 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
         and lines[at].startswith((b"@", b"+", b"-", b" "))
         and lines[at].rstrip() != b"--"
     ):
-        details = [lines[at].decode("utf-8", "replace")]
         raise PatchError(
-            "patch-invalid", f"A hunk of {path} has more lines than it announces.", details=details
+            "patch-invalid",
+            f"A hunk of {path} has more lines than it announces.",
+            details=[lines[at].decode("utf-8", "replace")],
         )

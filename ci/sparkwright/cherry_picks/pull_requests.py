@@ -79,8 +79,10 @@ def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRe
     log = history.log(session.objects, "--first-parent", "--extended-regexp", *patterns, tip)
     merge = next((commit for commit in reversed(log) if commit.number == number), None)
     if merge is None and head is None:
-        what = f"{ledger.url} has neither a pull request {number} nor a commit that names it."
-        raise GitHubError("pull-request-gone", what)
+        raise GitHubError(
+            "pull-request-gone",
+            f"{ledger.url} has neither a pull request {number} nor a commit that names it.",
+        )
     squash = merge if merge and not merge.subject.startswith("Merge ") else None
     name = merge.commit if merge else known.merge if known else ""
     return PullRequestSnapshot(
@@ -165,8 +167,9 @@ def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
         _fetch_head(session, ledger, number, pull.head)
         base = history.merge_base(objects, pull.head, tip) if tip else None
         if base is None:
-            what = f"#{number} has no common history with {pull.branch}."
-            raise PatchError("pick-mismatch", what)
+            raise PatchError(
+                "pick-mismatch", f"#{number} has no common history with {pull.branch}."
+            )
         if base == pull.head:
             raise _unclear(number, pull, "its commits are part of the branch")
         return base
@@ -215,9 +218,10 @@ def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullReque
             heads.
     """
     if old.merge and pull.merge and old.merge != pull.merge:
-        details = [f"pinned: {old.merge}", f"now:    {pull.merge}"]
         raise PatchError(
-            "pick-moved", f"The merge commit of #{old.number} changed.", details=details
+            "pick-moved",
+            f"The merge commit of #{old.number} changed.",
+            details=[f"pinned: {old.merge}", f"now:    {pull.merge}"],
         )
     if UNRESOLVED in (old.head, pull.head) or old.head == pull.head:
         return
@@ -284,9 +288,10 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
             asked or does not have them.
     """
     if not record.pinned:
-        what = f"The ledger does not pin {record.name} of {ledger.url}."
         raise PatchError(
-            "pick-mismatch", what, todo=f"Run `sparkwright patch pick {record.number}`."
+            "pick-mismatch",
+            f"The ledger does not pin {record.name} of {ledger.url}.",
+            todo=f"Run `sparkwright patch pick {record.number}`.",
         )
     if data := stored_diff(session, record):
         return data

@@ -220,8 +220,11 @@ def load_state(folder: Path) -> State:
     try:
         return msgspec.json.decode((folder / ".git" / "sparkwright.json").read_bytes(), type=State)
     except (OSError, msgspec.DecodeError):
-        todo = "Make one with `sparkwright patch rebase`."
-        raise SourceError("not-provided", f"There is no worktree at {folder}.", todo=todo) from None
+        raise SourceError(
+            "not-provided",
+            f"There is no worktree at {folder}.",
+            todo="Make one with `sparkwright patch rebase`.",
+        ) from None
 
 
 def abort(session: RunContext, fork: str) -> None:
@@ -262,8 +265,11 @@ def commit_series(
         words = ["commit-tree", tree, *parent]
         status, out, errors = work.run(words, env=env, stdin=message.encode(), check=False)
         if status:
-            what = f"git makes no commit of {message.partition(chr(10))[0]!r}."
-            raise PatchError("patch-invalid", what, details=errors.splitlines()[-5:])
+            raise PatchError(
+                "patch-invalid",
+                f"git makes no commit of {message.partition(chr(10))[0]!r}.",
+                details=errors.splitlines()[-5:],
+            )
         return out.decode().strip()
 
     root = tip = commit(base, [], "sparkwright", "", title)
@@ -302,8 +308,11 @@ def exported(work: Objects, base: str, tip: str) -> dict[str, bytes]:
     for row in rows[1].decode().splitlines():
         commit, *parents = row.split()
         if len(parents) != 1:
-            what = f"{commit[:12]} has {len(parents)} parents; a series is a line of commits."
-            raise PatchError("patch-invalid", what, todo="Make it one with git rebase.")
+            raise PatchError(
+                "patch-invalid",
+                f"{commit[:12]} has {len(parents)} parents; a series is a line of commits.",
+                todo="Make it one with git rebase.",
+            )
         raw = work.run(["log", "-1", "--encoding=UTF-8", _HEADER, commit, "--"])[1]
         slug, _, head = raw.decode("utf-8", "surrogateescape").partition("\n")
         name, start = f"{slug.lower()[:72].strip('-')}.patch", head.rfind(f"\n{FILE}: ")
@@ -315,12 +324,17 @@ def exported(work: Objects, base: str, tip: str) -> dict[str, bytes]:
             or not (_NAME.fullmatch(name) and name.isprintable())
             or len(name.encode("utf-8", "replace")) > 200
         ):
-            what = f"{commit[:12]} would become {name!r}, a name that is taken or not a patch's."
-            todo = f"Name its file in the last line of its message: {FILE}: NAME.patch"
-            raise PatchError("patch-invalid", what, todo=todo)
+            raise PatchError(
+                "patch-invalid",
+                f"{commit[:12]} would become {name!r}, a name that is taken or not a patch's.",
+                todo=f"Name its file in the last line of its message: {FILE}: NAME.patch",
+            )
         if "\n---\n" in head:
-            what = f"The message of {commit[:12]} has a line ---, which ends the text of a patch."
-            raise PatchError("patch-invalid", what, todo="Change that line.")
+            raise PatchError(
+                "patch-invalid",
+                f"The message of {commit[:12]} has a line ---, which ends the text of a patch.",
+                todo="Change that line.",
+            )
         header = head.rstrip("\n").encode("utf-8", "surrogateescape")
         diff = render(work, parents[0], commit, context=CONTEXT)
         files[name] = header + b"\n---\n" + diff
@@ -366,9 +380,11 @@ def collect(
     work.borrow(session.objects.path.parent)
     _check_finished(fork, folder)
     if work.run(["merge-base", "--is-ancestor", PICKS, "HEAD"], check=False)[0]:
-        what = f"The worktree of {fork} has other picks than the ledger pins."
-        todo = "Put changes into commits of their own, after the picks; they become patches."
-        raise PatchError("export-mismatch", what, todo=todo)
+        raise PatchError(
+            "export-mismatch",
+            f"The worktree of {fork} has other picks than the ledger pins.",
+            todo="Put changes into commits of their own, after the picks; they become patches.",
+        )
     files = exported(work, PICKS, "HEAD")
     # A half-written export is finished here, so it must not matter which files are listed.
     paths = session.project.series_folder(fork).glob("*.patch")
@@ -382,8 +398,11 @@ def collect(
     written = [parse(name, data) for name, data in files.items()]
     applied = apply.apply_patches(work, fork, work.resolve(f"{PICKS}^{{tree}}"), written).tree
     if applied != work.resolve("HEAD^{tree}"):
-        what = f"The exported series of {fork} would give another tree than the worktree has."
-        raise PatchError("export-mismatch", what, details=[applied])
+        raise PatchError(
+            "export-mismatch",
+            f"The exported series of {fork} would give another tree than the worktree has.",
+            details=[applied],
+        )
     return recorded, files
 
 
@@ -394,8 +413,11 @@ def _check_finished(fork: str, folder: Path) -> None:
     status = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1]
     changed = status.decode("utf-8", "replace").splitlines()[:10]
     if waiting := [*waiting, *(f"not committed: {line}" for line in changed)]:
-        what = f"The worktree of {fork} is not ready."
-        raise PatchError("rebase-unfinished", what, details=[str(folder), *waiting])
+        raise PatchError(
+            "rebase-unfinished",
+            f"The worktree of {fork} is not ready.",
+            details=[str(folder), *waiting],
+        )
 
 
 def _account(
@@ -412,8 +434,11 @@ def _account(
     now, before = _digests(session, fork, recorded.files), recorded.digests
     present = {name for name in now if name.endswith(".patch")}
     if unknown := sorted(set(drop) - present - before.keys()):
-        what = f"The series of {fork} has no patch {', '.join(unknown)} to drop."
-        raise SourceError("not-provided", what, details=sorted(present))
+        raise SourceError(
+            "not-provided",
+            f"The series of {fork} has no patch {', '.join(unknown)} to drop.",
+            details=sorted(present),
+        )
     if lost := sorted(present - files.keys() - recorded.gone.keys() - set(drop)):
         raise PatchError(
             "patch-lost", f"The worktree of {fork} lost {len(lost)} patches.", details=lost
@@ -425,10 +450,11 @@ def _account(
         for name, value in now.items()
         if value not in (before.get(name), fresh.get(name)) and name not in drop
     ]:
-        what = f"{', '.join(changed)} of {fork} changed since the worktree was made."
         give_up = "or give the worktree up: `sparkwright patch rebase --abort`."
         raise PatchError(
-            "export-mismatch", what, todo=f"Take those changes back and export again, {give_up}"
+            "export-mismatch",
+            f"{', '.join(changed)} of {fork} changed since the worktree was made.",
+            todo=f"Take those changes back and export again, {give_up}",
         )
 
 
@@ -456,18 +482,17 @@ def write(
     listed = list(filter(None, (line.partition("#")[0].strip() for line in old.splitlines())))
     wanted = {folder / name: data for name, data in files.items()}
     wanted |= {root / name: text.encode() for name, text in (others or {}).items()}
-    fresh = {
-        path: data
-        for path, data in wanted.items()
-        if not path.exists() or path.read_bytes() != data
+    before = {
+        path: path.read_bytes() for path in {*folder.glob("*.patch"), *wanted} if path.exists()
     }
-    removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
-    kinds = {path: "changed" if path.exists() else "new" for path in fresh}
-    kinds |= dict.fromkeys(removed, "removed")
+    fresh = {path: data for path, data in wanted.items() if before.get(path) != data}
+    removed = sorted(before.keys() - wanted.keys())
     changed = [
-        f"{kind}: {path.name if path.parent == folder else path.relative_to(root)}"
-        for path, kind in kinds.items()
+        f"{'changed' if path in before else 'new'}: "
+        f"{path.name if path.parent == folder else path.relative_to(root)}"
+        for path in fresh
     ]
+    changed += [f"removed: {path.name}" for path in removed]
     changed += ["order: series"] if listed and order != listed else []
     if changed and others is not None:
         _replace(listing, f"{UNFINISHED}\n{old}".encode())
@@ -516,7 +541,10 @@ def check(upstream: Upstream) -> int:
     folder = upstream.session.project.series_folder(upstream.fork)
     files = rendered(upstream)
     if wrong := [name for name, data in files.items() if (folder / name).read_bytes() != data]:
-        what = f"{len(wrong)} patches of {upstream.fork} are not in the exported form."
-        raise PatchError("export-mismatch", what, details=wrong)
+        raise PatchError(
+            "export-mismatch",
+            f"{len(wrong)} patches of {upstream.fork} are not in the exported form.",
+            details=wrong,
+        )
     console.note(f"{upstream.fork}: {len(files)} patches are in the exported form")
     return len(files)

@@ -30,9 +30,11 @@ def names(folder: Path) -> list[str]:
     wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
     if wrong:
-        todo = "List every patch once, in the order of application."
         raise PatchError(
-            "patch-invalid", f"{listing} and its folder disagree.", details=wrong, todo=todo
+            "patch-invalid",
+            f"{listing} and its folder disagree.",
+            details=wrong,
+            todo="List every patch once, in the order of application.",
         )
     return listed
 

@@ -256,8 +256,10 @@ class Upstream:
             return of_release(self.session, release)
         if commit := self.commit(name):
             return self.at_commit(name, commit, patches)
-        what = f"{name} is neither a release nor a branch, tag or commit of {self.fork}."
-        raise SourceError("not-provided", what)
+        raise SourceError(
+            "not-provided",
+            f"{name} is neither a release nor a branch, tag or commit of {self.fork}.",
+        )
 
     def later_releases(self, *, optional: bool = False) -> list[Release]:
         """Return the releases after the locked one, oldest first; see `releases`."""
@@ -273,18 +275,15 @@ class Upstream:
         Yield the newest release (or *every* one) after the locked source, and the branch's tip;
         skip the unreachable ones.
         """
-        newer, tip = self.later_releases(optional=True), self._newest(patches)
-        for release in newer if every else newer[-1:]:
-            if tip and release.day > tip.name.rpartition(" ")[2]:
-                yield tip
-                tip = None
+        releases = self.later_releases(optional=True)
+        for release in releases if every else releases[-1:]:
             try:
                 yield of_release(self.session, release)
             except SourceError as error:
                 if error.reference != "source-unreachable":
                     raise
                 console.warn(f"{release.project} {release.version} is left out: {error.what}")
-        if tip:
+        if tip := self._newest(patches):
             yield tip
 
     def _newest(self, patches: Collection[Patch]) -> Base | None:
@@ -362,28 +361,6 @@ def releases(session: RunContext, project: str, *, optional: bool = False) -> li
     listed = [by_version[version] for version in sorted(by_version)]
     session.store.put("releases", key, listed)
     return listed
-
-
-def between(session: RunContext, project: str, start: str, end: str) -> list[Release]:
-    """
-    Return the releases of *project* from *start* to *end* (empty: the newest), oldest first.
-
-    Raises:
-        not-provided: An end is no release, or the ends are in the wrong order.
-        source-unreachable: The index does not answer.
-    """
-    listed = releases(session, project)
-    names = [release.version for release in listed]
-    for name in filter(None, (start, end)):
-        if name not in names:
-            details = [f"there are: {', '.join(names) or 'none'}"]
-            what = f"There is no release {project} {name}."
-            raise SourceError("not-provided", what, details=details)
-    stop = names.index(end) + 1 if end else len(names)
-    if names.index(start) >= stop:
-        todo = "Choose ends with --from and --to."
-        raise SourceError("not-provided", f"{project} {start} is later than {end}.", todo=todo)
-    return listed[names.index(start) : stop]
 
 
 class Evidence(msgspec.Struct, frozen=True):

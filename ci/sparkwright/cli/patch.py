@@ -18,7 +18,6 @@ from sparkwright.cherry_picks import apply, conflict, ideas, ledger, pull_reques
 from sparkwright.cherry_picks import bump as bumps
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import rebase as rebases
-from sparkwright.cherry_picks import upstream as revisions
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import MEANING, Drift, Line, Trial, measure
 from sparkwright.cherry_picks.ledger import Ledger, Record
@@ -193,11 +192,6 @@ def _add_bisect(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAME",
         help="where to end (default: upstream's newest)",
-    )
-    add(
-        "--releases",
-        action="store_true",
-        help="search releases of the package index instead of commits",
     )
     add(
         "--alone",
@@ -693,17 +687,9 @@ def bisect(arguments: argparse.Namespace) -> int:
         return _bisect_command(session, fork, arguments)
     upstream = Upstream(session, fork)
     patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
-    if arguments.releases:
-        sdist = session.lock.forks[fork].sdist
-        if sdist is None:
-            raise SourceError("not-provided", f"{fork} has no releases on the package index.")
-        start = arguments.start or sdist.version
-        between = revisions.between(session, sdist.name, start, arguments.end)
-        turn = bisection.patch_over_releases(upstream, patches, between)
-    else:
-        ledger.require(session.project.root, fork)
-        commits = bisection.line_of_commits(upstream, patches[-1], arguments.start, arguments.end)
-        turn = bisection.patch_over_commits(upstream, patches, commits)
+    ledger.require(session.project.root, fork)
+    commits = bisection.line_of_commits(upstream, patches[-1], arguments.start, arguments.end)
+    turn = bisection.patch_over_commits(upstream, patches, commits)
     rows = [
         [label, trial.base, MEANING[trial.state]]
         for label, trial in (("last", turn.last), ("first", turn.first))
@@ -736,12 +722,7 @@ def _upto(patches: Sequence[Patch], name: str, *, alone: bool) -> list[Patch]:
 def _bisect_command(session: RunContext, fork: str, arguments: argparse.Namespace) -> int:
     """Search for what changed a command's answer, and show every state that was tried."""
     session = dataclasses.replace(session, forks=(fork,))
-    predicate = Predicate(
-        session,
-        fork,
-        arguments.program,
-        build=arguments.build,
-    )
+    predicate = Predicate(session, fork, arguments.program, build=arguments.build)
     cause = None
     with session.store.lock(f"bisect-{session.project.stack}-{fork}"):
         try:
