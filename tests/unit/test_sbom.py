@@ -39,7 +39,7 @@ PARTS = SbomInput(
     needs=(SourceTree("cutlass", FOLDER, "8" * 40, "8" * 40, (), ()),),
     bases=(LockedFile("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
     vendored={
-        "qutlass": VendoredLock("https://github.com/acme/qutlass.git", "main", "unresolved", "unresolved"),
+        "qutlass": VendoredLock("https://github.com/acme/qutlass.git", "main", "unresolved", "unresolved", kind="fetchcontent"),
         "third/party": VendoredLock("https://git.example/p.git", "v1", COMMIT, "b" * 40, kind="submodule"),
     },
     tools=(LockedFile("nvidia-cuda-nvcc", "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl", "4" * 64),),

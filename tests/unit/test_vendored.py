@@ -127,7 +127,7 @@ def test_unsafe_declaration_is_refused(option: str, value: str) -> None:
         declared(call("fetchcontent_declare", "part", *repository, option, value))
 
 
-PART = VendoredLock(URL, COMMIT, COMMIT, "2" * 40)
+PART = VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="fetchcontent")
 DECLARED = Declaration("part", URL, COMMIT, "CMakeLists.txt:7")
 
 

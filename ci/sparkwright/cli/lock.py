@@ -136,7 +136,9 @@ def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declarat
         if name in spec.ignored or not declaration.pinnable:
             continue
         if vendored.mismatch(declaration, locked.fetched.get(name)):
-            source = VendoredLock(declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED)
+            source = VendoredLock(
+                declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
+            )
             entries |= resolve.pin(session, spec, name, source, declaration.modules)
         else:
             entries |= {n: entry for n, entry in locked.vendored.items() if below(n, [name])}

@@ -23,7 +23,7 @@ _TREE = re.compile(r"[0-9a-f]{40}|unresolved")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
     A git source.
 
@@ -50,7 +50,7 @@ class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len(self.commit) == 40 and self.tree != UNRESOLVED
 
 
-class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
     A file of the package index.
 
@@ -76,7 +76,7 @@ class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"filename {self.filename!r} is a path")
 
 
-class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True):
+class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
     A source that the fork's tree names and its build would download.
 
@@ -85,10 +85,10 @@ class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True):
             trace of a configure.
     """
 
-    kind: Literal["submodule", "fetchcontent"] = "fetchcontent"
+    kind: Literal["submodule", "fetchcontent"]
 
 
-class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
     The locked sources of a fork, by kind, the bases of its graft, by machine, and the sources that
     it vendors, by name.
@@ -157,15 +157,4 @@ def render(lock: Lock) -> str:
     """
     Return the text of lock.yaml; unset fields are left out, so that a diff shows decisions only.
     """
-    data = msgspec.to_builtins(lock)
-    for fork in data["forks"].values():
-        for kind in [kind for kind, value in fork.items() if not value]:
-            del fork[kind]
-        for entry in [
-            *fork.values(),
-            *fork.get("bases", {}).values(),
-            *fork.get("vendored", {}).values(),
-        ]:
-            for field in [field for field, value in entry.items() if value in ("", [], ())]:
-                del entry[field]
-    return "# Written by `sparkwright lock`; review it, do not edit it.\n" + strict_yaml.dump(data)
+    return "# Written by `sparkwright lock`; review it, do not edit it.\n" + strict_yaml.dump(lock)
