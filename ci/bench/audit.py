@@ -21,7 +21,7 @@ import measure
 from sparkwright.audit import policy, wheel
 from sparkwright.audit.library import LibraryAudit
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import Library
+from sparkwright.audit.report import AuditedLibrary
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf
@@ -92,7 +92,7 @@ def ours(libraries: dict[str, Path], scratch: Path) -> None:
             shared = elf.shared_object(data)
             audited = LibraryAudit(plain, "vllm", name, nothing, programs, ours=False)
             audited.check_host(data, shared, ())
-            audited.check_device(Library(name, "", 0, "base"), data, shared, scratch)
+            audited.check_device(AuditedLibrary(name, "", 0, "base"), data, shared, scratch)
 
 
 def listed(libraries: dict[str, Path]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import measure
 from sparkwright.builder import host_info
-from sparkwright.builder.compile.costs import Costs, Expected, Shipped, ShippedFile
+from sparkwright.builder.compile.costs import Costs, ExpectedCost, Shipped, ShippedFile
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -24,7 +24,7 @@ def more(parser: argparse.ArgumentParser) -> None:
 options = measure.arguments(__doc__ or "", more)
 session = measure.session(options)
 record = Costs(options.record, {}, {}) if options.record else Costs.of(session, options.fork)
-costs: dict[str, Expected] = {unit: record.expected(unit) for unit in record.recorded}
+costs: dict[str, ExpectedCost] = {unit: record.expected(unit) for unit in record.recorded}
 if not costs:
     sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")
 nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")

@@ -24,8 +24,8 @@ import msgspec
 
 import measure
 from sparkwright.builder.compile import launcher, ninja_file
-from sparkwright.builder.compile.costs import Costs, Expected, ShippedFile
-from sparkwright.builder.compile.ninja_file import HEAVY, Order
+from sparkwright.builder.compile.costs import Costs, ExpectedCost, ShippedFile
+from sparkwright.builder.compile.ninja_file import HEAVY, CompileOrder
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 
@@ -63,17 +63,17 @@ class Replay(msgspec.Struct, frozen=True):
     peak: float
 
 
-def recorded(options: argparse.Namespace) -> list[Expected]:
+def recorded(options: argparse.Namespace) -> list[ExpectedCost]:
     """Return the recorded build: a record of this machine, else the one that the stack ships."""
     if options.record:
         costs = Costs(options.record, {}, {})
         return [costs.expected(unit) for unit in costs.recorded]
     path = options.root / "build" / "2026.11" / "costs.yaml"
     shipped = strict_yaml.load(path, ShippedFile).forks["vllm"]
-    return [Expected(*cost) for cost in shipped.units.values()]
+    return [ExpectedCost(*cost) for cost in shipped.units.values()]
 
 
-def lower_bound(units: Sequence[Expected], cores: int, megabytes: float) -> float:
+def lower_bound(units: Sequence[ExpectedCost], cores: int, megabytes: float) -> float:
     """
     Return the seconds below which no schedule can be.
 
@@ -85,9 +85,9 @@ def lower_bound(units: Sequence[Expected], cores: int, megabytes: float) -> floa
     return max(work, held, *(unit.seconds for unit in units))
 
 
-def replay(units: Sequence[Expected], order: Order) -> Replay:
+def replay(units: Sequence[ExpectedCost], order: CompileOrder) -> Replay:
     """Return what ninja makes of *units* that stand in this order."""
-    waiting, running = list(units), list[tuple[float, int, Expected]]()
+    waiting, running = list(units), list[tuple[float, int, ExpectedCost]]()
     now = peak = 0.0
     started = 0
     while waiting or running:
@@ -103,13 +103,13 @@ def replay(units: Sequence[Expected], order: Order) -> Replay:
     return Replay(now, peak)
 
 
-def row(units: Sequence[Expected], cores: int, gigabytes: int) -> Row:
+def row(units: Sequence[ExpectedCost], cores: int, gigabytes: int) -> Row:
     """Replay *units* on one machine."""
     megabytes = gigabytes * 1000
     bound, order = lower_bound(units, cores, megabytes), ninja_file.order(units, cores, megabytes)
     longest = sorted(units, key=lambda unit: -unit.seconds)
     chosen = replay(longest, order)
-    fixed = [(jobs, replay(units, Order(jobs, jobs))) for jobs in range(1, cores + 1)]
+    fixed = [(jobs, replay(units, CompileOrder(jobs, jobs))) for jobs in range(1, cores + 1)]
     safe = [pair for pair in fixed if pair[1].peak <= megabytes] or fixed[:1]
     jobs, best = min(safe, key=lambda pair: pair[1].makespan)
     # Deterministic: the n-th unit takes 70 to 130 % of its time, which the order did not know.

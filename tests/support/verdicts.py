@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 from tests.support import wheels
 
-from sparkwright.audit.report import Subject as AuditSubject
+from sparkwright.audit.report import AuditedWheel
 from sparkwright.core import strict_yaml
 from sparkwright.gates import declared
 from sparkwright.gates import ladder as ladders
@@ -154,7 +154,7 @@ def _given(rung: str) -> tuple[str, ...]:
         return tuple(f"line-{name}" for name in contract.recipes[recipes.load(wheels.ROOT, RECIPE).contract].lines)
     if rung == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
-    stock = AuditSubject("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
+    stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
     return tuple(one.name for one in throughput.checks(_result(stock, 0.0, 3, 7, ()))) if rung == "G8" else ()
 
 
@@ -169,7 +169,7 @@ def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, c
 
 
 @functools.lru_cache
-def _result(about: AuditSubject, slower: float, blocks: int, seed: int, cells: tuple[Cell, ...]) -> Result:
+def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: tuple[Cell, ...]) -> Result:
     speeds = policy().speeds
     assert isinstance(speeds, Speeds)
     chance, asked = random.Random(seed), cells or speeds.cells

@@ -24,7 +24,7 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.audit import wheel_reader
-from sparkwright.audit.report import Subject
+from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.source_tree import SourceTree
@@ -214,7 +214,7 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
         verdicts.write_result(path, verdicts.result(path))
 
 
-def subject(path: Path) -> Subject:
+def subject(path: Path) -> AuditedWheel:
     """Return what the wheel at *path* is called, and its sha256."""
     return wheel_reader.subject(path)
 

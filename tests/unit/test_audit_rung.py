@@ -7,24 +7,24 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import (
     RULES,
+    AuditedLibrary,
+    AuditedWheel,
     AuditReport,
     Checker,
     Finding,
-    Library,
     OpcodeCount,
-    Subject,
 )
 from sparkwright.audit.tools import ALL
 from sparkwright.gates import audited
 from sparkwright.gates.verdict import Check, worst
 
 RAN = tuple(Checker(name, "ran", "all is well", "1") for name in ALL)
-LIBRARY = Library(
+LIBRARY = AuditedLibrary(
     "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1},
     opcodes=(OpcodeCount("OMMA", 4, 2),),
 )  # fmt: skip
 SOUND = AuditReport(
-    Subject("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()),
+    AuditedWheel("probe-1-py3-none-any.whl", "0" * 64, 10, "probe", "1", ()),
     "sm_121f",
     "0" * 64,
     (LIBRARY,),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.audit import tools
-from sparkwright.audit.report import Checker, Subject
+from sparkwright.audit.report import AuditedWheel, Checker
 from sparkwright.audit.tools import HostLibrary
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel import archive, elf
@@ -33,10 +33,10 @@ STABLE = "torch_get_const_data_ptr(p, p)"
 UNSTABLE = "_ZN2at4_ops3add4callERKNS_6TensorES4_RKN3c106ScalarE(p, p, p)"
 
 
-def about(file: str = f"probe-1-cp38-abi3-manylinux_2_34_{MACHINE}.whl") -> Subject:
+def about(file: str = f"probe-1-cp38-abi3-manylinux_2_34_{MACHINE}.whl") -> AuditedWheel:
     """Return a wheel's facts as its file name states them."""
     platforms = (file.removesuffix(".whl").rpartition("-")[2],)
-    return Subject(file, "0" * 64, 1, "probe", "1", platforms)
+    return AuditedWheel(file, "0" * 64, 1, "probe", "1", platforms)
 
 
 def contents(python: str = "", requires: tuple[str, ...] = ()) -> Contents:

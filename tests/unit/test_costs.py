@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.compile.costs import Cost, Costs, Expected, Shipped, ShippedFile
+from sparkwright.builder.compile.costs import Cost, Costs, ExpectedCost, Shipped, ShippedFile
 from sparkwright.core import strict_yaml
 
 UNITS = {"csrc/shipped.cu": (20.0, 2000), "csrc/both.cu": (21.0, 2100)}
@@ -21,14 +21,16 @@ def costs(folder: Path) -> Costs:
 @pytest.mark.parametrize(
     ("unit", "expected"),
     [
-        ("csrc/both.cu", Expected(12.35, 999)),
-        ("csrc/shipped.cu", Expected(20.0, 2000)),
-        ("csrc/moe/topk.cu", Expected(20, 5000, measured=False)),
-        ("csrc/other.cu", Expected(20, 3000, measured=False)),
-        ("csrc/a.cpp", Expected(20, 1200, measured=False)),
+        ("csrc/both.cu", ExpectedCost(12.35, 999)),
+        ("csrc/shipped.cu", ExpectedCost(20.0, 2000)),
+        ("csrc/moe/topk.cu", ExpectedCost(20, 5000, measured=False)),
+        ("csrc/other.cu", ExpectedCost(20, 3000, measured=False)),
+        ("csrc/a.cpp", ExpectedCost(20, 1200, measured=False)),
     ],
 )
-def test_measured_costs_count_before_guesses(tmp_path: Path, unit: str, expected: Expected) -> None:
+def test_measured_costs_count_before_guesses(
+    tmp_path: Path, unit: str, expected: ExpectedCost
+) -> None:
     """This machine's record first, then the stack's, then the first pattern."""
     costs(tmp_path).add([Cost("csrc/both.cu", 12.35, 999)])
 
@@ -40,7 +42,7 @@ def test_the_largest_of_the_newest_peaks_counts(tmp_path: Path) -> None:
     for seconds, megabytes in ((1, 9000), (2, 500), (3, 700), (4, 600)):
         costs(tmp_path).add([Cost("a.cu", seconds, megabytes)])
 
-    assert costs(tmp_path).expected("a.cu") == Expected(4, 700)
+    assert costs(tmp_path).expected("a.cu") == ExpectedCost(4, 700)
 
 
 @pytest.mark.parametrize("length", range(1, 60, 7))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.audit.report import Subject
+from sparkwright.audit.report import AuditedWheel
 from sparkwright.gates import ladder
 from sparkwright.gates.declared import declared
 from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb
@@ -32,7 +32,7 @@ from sparkwright.gates.verdict import (
     worst,
 )
 
-WHEEL = Subject("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
+WHEEL = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
 MAKERS = {
     "pass": passed("one", "it holds"),
     "fail": failed("one", "it does not hold", "broken"),

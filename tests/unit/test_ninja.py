@@ -20,7 +20,7 @@ from tests.refusals import refusal
 
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.compile.ninja import BuildFolder, Limits
+from sparkwright.builder.compile.ninja import BuildFolder, CompileLimits
 from sparkwright.builder.environment.ccache import Cache
 from sparkwright.builder.environment.sandbox import Sandbox
 
@@ -29,7 +29,7 @@ NINJA = Path(
     shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
 )
 PATIENCE = 90
-LIMITS = Limits(2, 10_000)
+LIMITS = CompileLimits(2, 10_000)
 RULES = {".cpp": "gcc"}
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
 COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
@@ -86,7 +86,7 @@ class Work:
         log = self.folder / "compile.log"
         return BuildFolder("test", NINJA, self.folder, Sandbox("none"), env, log, cache)
 
-    def compile(self, limits: Limits = LIMITS, cache: Cache | None = None) -> list[str]:
+    def compile(self, limits: CompileLimits = LIMITS, cache: Cache | None = None) -> list[str]:
         """Compile everything, and return the units that were not taken from the cache."""
         calls = self.build_folder(cache).compile((), self.ledger(), limits)
         return sorted(call.unit for call in calls if not call.hit)
@@ -133,7 +133,7 @@ def test_units_start_longest_first(work: Work) -> None:
     for name, seconds in (("b.cu", 5), ("a.cu", 9), ("d.cu", 1), ("c.cu", 3)):
         work.add(name, "", seconds)
 
-    assert work.compile(Limits(1, 10_000)) == ["a.cu", "b.cu", "c.cu", "d.cu"]
+    assert work.compile(CompileLimits(1, 10_000)) == ["a.cu", "b.cu", "c.cu", "d.cu"]
     assert [line for line in work.events() if line.startswith("+")] == [
         "+ a.cu",
         "+ b.cu",
@@ -193,7 +193,7 @@ def test_a_unit_that_is_killed_for_memory_alone_is_refused_and_remembered(work: 
     assert isinstance(peak, int)
     assert work.ledger().expected("a.cpp").megabytes == peak > 0
     with refusal("memory-too-small", match=r"a\.cpp"):
-        work.compile(Limits(2, peak - 1))
+        work.compile(CompileLimits(2, peak - 1))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
     work.add("a.cu", f"sleep 0.2\n{text}", 1)
 
     with refusal(reference, match=r"a\.cu") as raised:
-        work.compile(Limits(1, 10_000))
+        work.compile(CompileLimits(1, 10_000))
 
     assert words in "\n".join([raised.value.what, *raised.value.details])
     assert work.recorded() == ["good.cu"]
@@ -230,11 +230,11 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
 def test_a_compiler_that_uses_no_cpu_is_ended_and_named(work: Work) -> None:
     """One that works for longer than that is left to work."""
     work.add("busy.cu", "timeout --foreground 5 sh -c 'while :; do :; done'; true", 9)
-    assert work.compile(Limits(2, 10_000, patience=3)) == ["busy.cu"]
+    assert work.compile(CompileLimits(2, 10_000, patience=3)) == ["busy.cu"]
     work.add("hangs.cu", "sleep 1000")
 
     with refusal("compiler-hung", match=r"hangs\.cu"):
-        work.compile(Limits(2, 10_000, patience=1))
+        work.compile(CompileLimits(2, 10_000, patience=1))
     wait_for(lambda: not work.processes())
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.builder.compile import ninja_file
-from sparkwright.builder.compile.costs import Expected
-from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge, Order
+from sparkwright.builder.compile.costs import ExpectedCost
+from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge, CompileOrder
 
 #: Of the test environment, else of the machine.
 NINJA = Path(
@@ -43,10 +43,10 @@ build a.so: CUDA_COMPILER__a dir/short.cu.o dir/large.cu.o dir/lo$:ng.cu.o dir/p
 default all
 """
 COSTS = {
-    "/s rc/short.cu": Expected(1, 100),
-    "/s rc/long$.cu": Expected(50, 100),
-    "/s rc/large.cu": Expected(9, HEAVY + 1),
-    "/s rc/pooled.cu": Expected(8, HEAVY + 1),
+    "/s rc/short.cu": ExpectedCost(1, 100),
+    "/s rc/long$.cu": ExpectedCost(50, 100),
+    "/s rc/large.cu": ExpectedCost(9, HEAVY + 1),
+    "/s rc/pooled.cu": ExpectedCost(8, HEAVY + 1),
 }
 
 
@@ -88,8 +88,8 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
         lines.append(f"subninja /in/{name}/build.ninja\n")
     (tmp_path / "build.ninja").write_text("".join(lines))
 
-    def cost(unit: str) -> Expected:
-        return Expected(int(unit[-4]), HEAVY * 2)
+    def cost(unit: str) -> ExpectedCost:
+        return ExpectedCost(int(unit[-4]), HEAVY * 2)
 
     ninja_file.write_schedule(tmp_path, Path("/in"), cost, 1)
 
@@ -105,7 +105,7 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
 
 units = st.lists(
     st.builds(
-        Expected,
+        ExpectedCost,
         seconds=st.integers(1, 100).map(float),
         megabytes=st.integers(100, 9000),
     ),
@@ -115,7 +115,7 @@ units = st.lists(
 
 @given(units, st.integers(1, 12), st.integers(9000, 60000))
 def test_no_units_that_can_meet_exceed_the_memory(
-    units: Sequence[Expected], cores: int, megabytes: int
+    units: Sequence[ExpectedCost], cores: int, megabytes: int
 ) -> None:
     """The largest units that the order lets run together fit, whatever their times are."""
     order = ninja_file.order(units, cores, megabytes)
@@ -130,10 +130,10 @@ def test_no_units_that_can_meet_exceed_the_memory(
 
 @given(units.filter(bool), st.integers(1, 12))
 def test_the_replay_is_between_the_bound_and_one_unit_after_the_other(
-    units: Sequence[Expected], cores: int
+    units: Sequence[ExpectedCost], cores: int
 ) -> None:
     """No schedule is below the work shared among the cores, or the longest unit."""
     seconds = [unit.seconds for unit in units]
-    makespan = ninja_file.makespan(units, Order(cores, cores))
+    makespan = ninja_file.makespan(units, CompileOrder(cores, cores))
 
     assert max(sum(seconds) / cores, *seconds) <= makespan <= sum(seconds)

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from sparkwright.audit import device_code, tools
 from sparkwright.audit.device_code import GAINS, DeviceImage
 from sparkwright.audit.policy import AuditPolicy, LibraryPolicy, is_generation
-from sparkwright.audit.report import Finding, Library, OpcodeCount
+from sparkwright.audit.report import AuditedLibrary, Finding, OpcodeCount
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import NO_BITS, Buffer, ElfUnreadable, SharedObject
@@ -112,8 +112,8 @@ class LibraryAudit:
             self.find("driver-unnamed", f"it calls {calls}, and does not want {DRIVER}")
 
     def check_device(
-        self, library: Library, data: Buffer, shared: SharedObject, scratch: Path
-    ) -> Library:
+        self, library: AuditedLibrary, data: Buffer, shared: SharedObject, scratch: Path
+    ) -> AuditedLibrary:
         """
         Return *library* with the contents of its device code, and report differences from the
         policy.
@@ -142,8 +142,8 @@ class LibraryAudit:
             return library
 
     def _check_device(
-        self, library: Library, data: Buffer, shared: SharedObject, scratch: Path
-    ) -> Library:
+        self, library: AuditedLibrary, data: Buffer, shared: SharedObject, scratch: Path
+    ) -> AuditedLibrary:
         images, cubins = self._read(data, shared, scratch)
         # A fatbin is a translation unit, of which the driver takes one image.
         units: dict[int, list[DeviceImage]] = {}
@@ -285,11 +285,11 @@ class LibraryAudit:
 
     def _check_kernels(
         self,
-        library: Library,
+        library: AuditedLibrary,
         kernels: Mapping[str, tuple[Counter[str], list[DeviceImage]]],
         archs: Sequence[str],
         wants: LibraryPolicy,
-    ) -> Library:
+    ) -> AuditedLibrary:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
         arch = "+".join(archs) or self._policy.target
         totals, traps = list[OpcodeCount](), 0

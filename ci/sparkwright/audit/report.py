@@ -30,7 +30,7 @@ class AuditError(SparkwrightError):
     }
 
 
-class Subject(msgspec.Struct, frozen=True):
+class AuditedWheel(msgspec.Struct, frozen=True):
     """
     The wheel that a report is about.
 
@@ -131,7 +131,7 @@ class OpcodeCount(msgspec.Struct, frozen=True):
     least: int
 
 
-class Library(msgspec.Struct, frozen=True):
+class AuditedLibrary(msgspec.Struct, frozen=True):
     """
     An ELF member.
 
@@ -183,18 +183,18 @@ class AuditReport(msgspec.Struct, frozen=True):
     Attributes:
         target: What target libraries had to be made for (``sm_121f``).
         policy: The sha256 of the policy, so that a verdict names what it was judged by.
-        device_code: The sha256 over the sorted, distinct `Library.device_code` of all libraries;
-            empty without device code. It does not change when only Python, host code or the
-            version label does.
+        device_code: The sha256 over the sorted, distinct `AuditedLibrary.device_code`; empty
+            without device code. It does not change when only Python, host code or the version
+            label does.
         judged: ``stack`` if the wheel must be what the stack's build makes; ``any`` if it was not
             built here, and is judged by what every wheel must keep to.
         checkers: The results of other projects' tools.
     """
 
-    subject: Subject
+    subject: AuditedWheel
     target: str
     policy: str
-    libraries: tuple[Library, ...]
+    libraries: tuple[AuditedLibrary, ...]
     findings: tuple[Finding, ...]
     device_code: str
     judged: Literal["stack", "any"] = "stack"
@@ -274,7 +274,7 @@ def _title(report: AuditReport) -> str:
     return title + (f", device code {report.device_code[:16]}…" if report.device_code else "")
 
 
-def _cells(library: Library) -> list[str]:
+def _cells(library: AuditedLibrary) -> list[str]:
     opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
     if library.opcodes or library.traps:
         opcodes.append(f"traps {library.traps}")

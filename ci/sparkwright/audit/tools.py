@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from sparkwright.audit.report import Checker, Finding, Subject
+from sparkwright.audit.report import AuditedWheel, Checker, Finding
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel.elf import Buffer, version_key, version_text
 from sparkwright.core import process
@@ -64,7 +64,7 @@ T = TypeVar("T")
 Result = tuple[str, list[Finding]]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CheckerResult(msgspec.Struct, frozen=True):
     """The part of a checker in an audit, and its findings."""
 
     checker: Checker
@@ -146,15 +146,17 @@ def _answer(
         raise _NotRun(f"{name} ended with status {status} and no answer: {reason}") from error
 
 
-def _outcome(name: Name, not_needed: str, run: Callable[[], Result]) -> Outcome:
+def _outcome(name: Name, not_needed: str, run: Callable[[], Result]) -> CheckerResult:
     """Return the outcome of *run*, unless the checker is *not_needed* for the reason given."""
     if not_needed:
-        return Outcome(Checker(name, "not-needed", not_needed))
+        return CheckerResult(Checker(name, "not-needed", not_needed))
     try:
         says, findings = run()
     except _NotRun as error:
-        return Outcome(Checker(name, "not-run", str(error)))
-    return Outcome(Checker(name, "ran", says, importlib.metadata.version(name)), tuple(findings))
+        return CheckerResult(Checker(name, "not-run", str(error)))
+    return CheckerResult(
+        Checker(name, "ran", says, importlib.metadata.version(name)), tuple(findings)
+    )
 
 
 def _require_all(name: Name, answered: Sequence[str], paths: Mapping[str, str]) -> None:
@@ -180,7 +182,7 @@ class _Abi3Answer(msgspec.Struct):
     specs: dict[str, _Abi3Spec]
 
 
-def python_floor(about: Subject, contents: Contents) -> tuple[int, ...]:
+def python_floor(about: AuditedWheel, contents: Contents) -> tuple[int, ...]:
     """Return the oldest Python that may install the wheel, by its tag and ``Requires-Python``."""
     floors = [version_key(text) for text in re.findall(r">=\s*(\d+\.\d+)", contents.python)]
     floors += [(3, int(minor)) for minor in _ABI3_TAG.findall(about.file)]
@@ -188,12 +190,12 @@ def python_floor(about: Subject, contents: Contents) -> tuple[int, ...]:
 
 
 def abi3(
-    about: Subject,
+    about: AuditedWheel,
     contents: Contents,
     libraries: Sequence[HostLibrary],
     scratch: Path,
     timeout: float = TIMEOUT,
-) -> Outcome:
+) -> CheckerResult:
     """Return abi3audit's result for the libraries whose name promises the limited API of Python."""
     paths = {
         str(library.path): library.name
@@ -262,7 +264,7 @@ def torch(
     stable: Callable[[str], bool],
     scratch: Path,
     timeout: float = TIMEOUT,
-) -> Outcome:
+) -> CheckerResult:
     """
     Return torch-abi-audit's result for the libraries that need torch.
 
@@ -315,7 +317,9 @@ def promised_glibc(platforms: Sequence[str]) -> tuple[int, int] | None:
     return min(((int(match[1]), int(match[2])) for match in matches if match), default=None)
 
 
-def platform_tag(wheel: Path, about: Subject, scratch: Path, timeout: float = TIMEOUT) -> Outcome:
+def platform_tag(
+    wheel: Path, about: AuditedWheel, scratch: Path, timeout: float = TIMEOUT
+) -> CheckerResult:
     """Return whether auditwheel's tag, by the needed symbols, is at most as new as the wheel's."""
     promised = promised_glibc(about.platforms)
 

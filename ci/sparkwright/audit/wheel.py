@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from sparkwright.audit import device_code, tools, wheel_reader
 from sparkwright.audit.library import DRIVER_FILES, LibraryAudit
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy
-from sparkwright.audit.report import AuditReport, Checker, Finding, Library, Subject
-from sparkwright.audit.tools import HostLibrary, Outcome
+from sparkwright.audit.report import AuditedLibrary, AuditedWheel, AuditReport, Checker, Finding
+from sparkwright.audit.tools import CheckerResult, HostLibrary
 from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
@@ -66,7 +66,7 @@ def audit(
     about = wheel_reader.subject(wheel)
     contents = wheel_reader.contents(wheel, about)
     listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
-    libraries, hosts = list[Library](), list[HostLibrary]()
+    libraries, hosts = list[AuditedLibrary](), list[HostLibrary]()
     findings = [*_whole(about, contents.names, listed)]
     parent = scratch or Path(tempfile.gettempdir())
     with (
@@ -104,7 +104,9 @@ def audit(
         jobs |= {name: pool.submit(runs[name]) for name in checkers if name not in jobs}
         skipped = "it was not asked for"
         outcomes = [
-            jobs[name].result() if name in jobs else Outcome(Checker(name, "not-run", skipped))
+            jobs[name].result()
+            if name in jobs
+            else CheckerResult(Checker(name, "not-run", skipped))
             for name in tools.ALL
         ]
     if judged == "stack":
@@ -127,7 +129,9 @@ def audit(
     )
 
 
-def _whole(about: Subject, names: Sequence[str], listed: DistributionPolicy) -> Iterator[Finding]:
+def _whole(
+    about: AuditedWheel, names: Sequence[str], listed: DistributionPolicy
+) -> Iterator[Finding]:
     """Yield findings about the wheel's size, and copies of others' libraries among its members."""
     if listed.size_max is not None and about.size > listed.size_max:
         yield Finding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
@@ -144,11 +148,17 @@ def _whole(about: Subject, names: Sequence[str], listed: DistributionPolicy) -> 
 
 
 def _inspect(
-    audited: LibraryAudit, binary: Binary, about: Subject, hosts: list[HostLibrary], folder: Path
-) -> Library:
+    audited: LibraryAudit,
+    binary: Binary,
+    about: AuditedWheel,
+    hosts: list[HostLibrary],
+    folder: Path,
+) -> AuditedLibrary:
     """Return the contents of one library, and add it without its device code to *hosts*."""
     wants = audited.wants
-    library = Library(binary.name, binary.sha256, binary.size, wants.role if wants else "unknown")
+    library = AuditedLibrary(
+        binary.name, binary.sha256, binary.size, wants.role if wants else "unknown"
+    )
     if wants is None and audited.ours:
         audited.find("library-unknown", f"no policy for {about.name} names it")
     elif wants and wants.size_max is not None and binary.size > wants.size_max:

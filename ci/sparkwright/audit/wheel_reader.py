@@ -23,7 +23,7 @@ from typing import IO
 import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from sparkwright.audit.report import Finding, Subject
+from sparkwright.audit.report import AuditedWheel, Finding
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text
 from sparkwright.builder.wheel.elf import MAGIC
@@ -70,7 +70,7 @@ class _Units(msgspec.Struct):
     units: tuple[CompiledUnit, ...] = ()
 
 
-def subject(wheel: Path) -> Subject:
+def subject(wheel: Path) -> AuditedWheel:
     """
     Return what the file name and the bytes of *wheel* state.
 
@@ -96,11 +96,13 @@ def subject(wheel: Path) -> Subject:
         what = f"{wheel.name} has more than {archives.MOST_MEMBERS} members."
         raise WheelError("wheel-invalid", what)
     platforms = tuple(sorted({tag.platform for tag in tags}))
-    return Subject(wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms)
+    return AuditedWheel(
+        wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms
+    )
 
 
 def _metadata(
-    archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: Subject
+    archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: AuditedWheel
 ) -> tuple[str, Message]:
     """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
     tops = {name.partition("/")[0] for name in listed}
@@ -117,7 +119,7 @@ def _metadata(
     return folders[0], metadata
 
 
-def contents(wheel: Path, about: Subject) -> Contents:
+def contents(wheel: Path, about: AuditedWheel) -> Contents:
     """
     Return what the directory and the metadata of *wheel* state.
 
@@ -137,7 +139,7 @@ def contents(wheel: Path, about: Subject) -> Contents:
 
 
 def walk(
-    wheel: Path, about: Subject, scratch: Path, visit: Callable[[Binary], None]
+    wheel: Path, about: AuditedWheel, scratch: Path, visit: Callable[[Binary], None]
 ) -> tuple[Finding, ...]:
     """
     Read every member of *wheel* once, and return the differences between RECORD and the members.

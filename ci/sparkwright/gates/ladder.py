@@ -14,7 +14,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.audit.report import Subject
+from sparkwright.audit.report import AuditedWheel
 from sparkwright.core.console import console, duration
 from sparkwright.gates import declared
 from sparkwright.gates.verdict import Check, State, Verdict, not_run, worst
@@ -71,7 +71,7 @@ class Ladder(msgspec.Struct, frozen=True):
     """
 
     stack: str
-    wheel: Subject | None
+    wheel: AuditedWheel | None
     verdicts: tuple[Verdict, ...]
     device_code: str = ""
     host: dict[str, str] = {}
@@ -93,7 +93,7 @@ def climb(
     rungs: Sequence[Rung],
     *,
     stack: str,
-    wheel: Subject | None = None,
+    wheel: AuditedWheel | None = None,
     device_code: Callable[[], str] = str,
     host: Mapping[str, str] | None = None,
     keep_going: bool = False,
@@ -129,12 +129,12 @@ def climb(
     return _bound(stack, wheel, verdicts, device_code(), host)
 
 
-def _bound(stack: str, wheel: Subject | None, verdicts: Sequence[Verdict], code: str, host: Mapping[str, str] | None) -> Ladder:
+def _bound(stack: str, wheel: AuditedWheel | None, verdicts: Sequence[Verdict], code: str, host: Mapping[str, str] | None) -> Ladder:
     return Ladder(stack, wheel, tuple(replace(verdict, device_code=code) for verdict in verdicts), code, dict(host or {}))
 
 
 def verdict(
-    rung: Rung, checks: Sequence[Check], wheel: Subject | None, host: Mapping[str, str] | None = None, *,
+    rung: Rung, checks: Sequence[Check], wheel: AuditedWheel | None, host: Mapping[str, str] | None = None, *,
     began: float = 0.0, seconds: float = 0.0,
 ) -> Verdict:  # fmt: skip
     """

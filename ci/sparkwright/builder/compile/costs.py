@@ -30,7 +30,7 @@ NEWEST = 3
 OVERHEAD = 120.0
 
 
-class Expected(msgspec.Struct, frozen=True):
+class ExpectedCost(msgspec.Struct, frozen=True):
     """
     The expected cost of a unit.
 
@@ -127,17 +127,17 @@ class Costs:
     def _remember(self, cost: Cost) -> None:
         self.recorded[cost.unit] = [*self.recorded.get(cost.unit, [])[1 - NEWEST :], cost]
 
-    def expected(self, unit: str) -> Expected:
+    def expected(self, unit: str) -> ExpectedCost:
         """Return the expected cost of *unit*."""
         if costs := self.recorded.get(unit):
-            return Expected(costs[-1].seconds, max(cost.megabytes for cost in costs))
+            return ExpectedCost(costs[-1].seconds, max(cost.megabytes for cost in costs))
         if unit in self._shipped:
-            return Expected(*self._shipped[unit])
+            return ExpectedCost(*self._shipped[unit])
         seconds, megabytes = GUESS
         for pattern, size in self._patterns.items():
             if PurePath(unit).match(pattern):
-                return Expected(seconds, size, measured=False)
-        return Expected(seconds, megabytes, measured=False)
+                return ExpectedCost(seconds, size, measured=False)
+        return ExpectedCost(seconds, megabytes, measured=False)
 
     def add(self, costs: Iterable[Cost]) -> None:
         """Append *costs* to the record."""

@@ -59,7 +59,7 @@ _CRASHED = re.compile(
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CompileLimits(msgspec.Struct, frozen=True):
     """
     What compilers may take.
 
@@ -114,10 +114,10 @@ def memory_budget(memory: int) -> int:
     return memory // 1_000_000 or int(process.available_megabytes() * SHARE)
 
 
-def limits(session: RunContext) -> Limits:
+def limits(session: RunContext) -> CompileLimits:
     """Return what the compilers of *session* may take."""
     cores = session.jobs or len(os.sched_getaffinity(0))
-    return Limits(cores, memory_budget(session.memory), session.unit_timeout or PATIENCE)
+    return CompileLimits(cores, memory_budget(session.memory), session.unit_timeout or PATIENCE)
 
 
 def install_launcher(folder: Path) -> Path:
@@ -194,7 +194,7 @@ class BuildFolder:
         self,
         goals: Sequence[str],
         costs: Costs,
-        limits: Limits,
+        limits: CompileLimits,
         env: Mapping[str, str] | None = None,
     ) -> list[CompilerCall]:
         """
@@ -256,7 +256,7 @@ class BuildFolder:
         jobs: int,
         env: Mapping[str, str],
         costs: Costs,
-        limits: Limits,
+        limits: CompileLimits,
     ) -> None:
         """Run ninja until *goals* are made; what was killed for memory is made alone, once."""
         while failed := self._ninja(["-j", str(jobs), *goals], env):
@@ -335,7 +335,7 @@ class BuildFolder:
         call = self._call(edge.output)
         return bool(killed) and not (call and call.hung)
 
-    def _error(self, edge: FailedEdge, limits: Limits) -> SparkwrightError:
+    def _error(self, edge: FailedEdge, limits: CompileLimits) -> SparkwrightError:
         call = self._call(edge.output)
         if call is None or not call.hung:
             return _compile_error(self._unit(edge.output), edge)
@@ -389,7 +389,7 @@ def _compile_error(unit: str, failed: FailedEdge) -> SparkwrightError:
 
 
 def _memory_error(
-    reference: str, what: str, unit: str, megabytes: int, limits: Limits
+    reference: str, what: str, unit: str, megabytes: int, limits: CompileLimits
 ) -> BuildError:
     details = [
         f"largest process of its compiler, as measured: {megabytes / 1000:.1f} GB",

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
-from sparkwright.builder.compile.costs import Expected
+from sparkwright.builder.compile.costs import ExpectedCost
 
 #: The file beside ``build.ninja`` that ninja is given.
 SCHEDULE = "sparkwright.ninja"
@@ -51,14 +51,14 @@ class CompileEdge(msgspec.Struct, frozen=True):
     output: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class CompileOrder(msgspec.Struct, frozen=True):
     """How many edges run at once (``-j``), and how many of them in the pool ``heavy``."""
 
     jobs: int
     heavy: int
 
 
-def order(units: Sequence[Expected], cores: int, megabytes: int) -> Order:
+def order(units: Sequence[ExpectedCost], cores: int, megabytes: int) -> CompileOrder:
     """
     Return the fastest order of *units* that never holds more than *megabytes*.
 
@@ -75,12 +75,12 @@ def order(units: Sequence[Expected], cores: int, megabytes: int) -> Order:
             break
         fitting = sum(total <= left for total in itertools.accumulate(beside))
         jobs = cores if fitting == len(beside) and left >= 0 else depth + fitting
-        orders.append(Order(max(jobs, 1), max(depth, 1)))
+        orders.append(CompileOrder(max(jobs, 1), max(depth, 1)))
     longest = sorted(units, key=lambda unit: -unit.seconds)
     return min(orders, key=lambda candidate: makespan(longest, candidate))
 
 
-def makespan(units: Sequence[Expected], chosen: Order) -> float:
+def makespan(units: Sequence[ExpectedCost], chosen: CompileOrder) -> float:
     """Return the seconds that ninja takes for *units* that stand in this order."""
     waiting, running = list(units), list[tuple[float, bool]]()
     now, heavy = 0.0, 0
@@ -110,7 +110,9 @@ def compile_edges(build: Path, inside: Path) -> list[CompileEdge]:
     return [edge for statements in files for _, edge in statements if edge]
 
 
-def write_schedule(build: Path, inside: Path, cost: Callable[[str], Expected], depth: int) -> None:
+def write_schedule(
+    build: Path, inside: Path, cost: Callable[[str], ExpectedCost], depth: int
+) -> None:
     """
     Write the schedule of the build folder.
 
@@ -152,7 +154,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _sorted(
-    statements: Sequence[tuple[str, CompileEdge | None]], cost: Callable[[str], Expected]
+    statements: Sequence[tuple[str, CompileEdge | None]], cost: Callable[[str], ExpectedCost]
 ) -> tuple[list[str], float]:
     """Return the statements with compile edges in order, and the seconds of the longest unit."""
     costs = {slot: cost(edge.unit) for slot, (_, edge) in enumerate(statements) if edge}

@@ -19,7 +19,7 @@ import msgspec
 
 from sparkwright.audit import wheel_reader
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import Subject
+from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
@@ -151,7 +151,7 @@ def _check_metadata(name: WheelName, texts: Mapping[str, bytes]) -> None:
         raise WheelError("wheel-mismatch", f"{name.filename} says inside that it is another wheel.", details=faults)
 
 
-def _machine(filename: str, about: Subject) -> Machine:
+def _machine(filename: str, about: AuditedWheel) -> Machine:
     found = {next((MACHINES[end] for end in MACHINES if tag.endswith(end)), None) for tag in about.platforms}
     machine = found.pop()
     if found or machine is None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sparkwright.audit import device_code
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import Subject
+from sparkwright.audit.report import AuditedWheel
 from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
@@ -26,7 +26,7 @@ class Found:
         audit: The stack's policy, by which device code is digested; None to leave it unread.
     """
 
-    def __init__(self, about: Subject, audit: AuditPolicy | None) -> None:
+    def __init__(self, about: AuditedWheel, audit: AuditPolicy | None) -> None:
         self._about, self._audit = about, audit
         self.binaries: list[Binary] = []
         self.counts: dict[str, dict[str, int]] = {}
