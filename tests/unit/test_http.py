@@ -23,6 +23,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 def _listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Say], Listener]]:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+    http.host_of("http://localhost/")  # imports requests, which may take seconds on a busy machine
     listeners: list[Listener] = []
 
     def listen(say: Say) -> Listener:

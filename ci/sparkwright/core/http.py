@@ -67,6 +67,13 @@ class _Deadline:
     """
 
     def __init__(self, seconds: float, stopped: threading.Event | None, token: str) -> None:
+        import requests
+        from urllib3.exceptions import HTTPError
+
+        # Those of an address are ValueErrors.
+        libraries = (requests.RequestException, HTTPError, http.client.HTTPException)
+        self._errors = (OSError, *libraries, ValueError, AttributeError)
+        # Importing the libraries takes no part of the time.
         self.until, self.expired = time.monotonic() + seconds, False
         self._seconds, self._stopped, self._token = seconds, stopped, token
         self._sockets: list[socket.socket] = []
@@ -93,14 +100,11 @@ class _Deadline:
     @contextlib.contextmanager
     def guard(self, kind: Kind) -> Iterator[None]:
         """Raise `HttpFailure` for whatever the libraries raise within the block."""
-        from urllib3.exceptions import HTTPError
-
         try:
             yield
-        # Errors of requests are OSErrors, those of an address ValueErrors, too.
-        except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
+        except self._errors as error:
             if self.expired:
-                text = f"no whole reply within {self._seconds:g} s"
+                text = f"no whole reply within {self._seconds:.3g} s"
                 raise HttpFailure("slow", text) from None
             kind = "address" if kind == "unreachable" and isinstance(error, ValueError) else kind
             text = one_line(redact_credentials(str(error)), 300, self._token)
