@@ -69,7 +69,7 @@ def test_an_unknown_stack_is_refused(mini: Mini, stack: str, capsys: pytest.Capt
     ("words", "said"),
     [
         ([], "No command is given"),
-        (["buidl"], "nearest: build"),
+        (["builds"], "nearest: build"),
         (["drift"], "nearest: patch drift"),
         (["patch"], "nearest: patch status, patch pick"),
         (["patch", "pikc"], "nearest: patch pick"),
