@@ -101,15 +101,6 @@ def file_of(objects: Objects, base: Files, before: Files, after: Files, **more: 
     return found
 
 
-def test_a_missing_file_is_looked_for_under_its_name(objects: Objects) -> None:
-    """Upstream moved it, perhaps: up to three files of the same name are named."""
-    base = {f"{folder}/a.py": b"x\n" for folder in ("new", "old", "other", "some")} | {"a.pyc": b"", "b.py": b""}
-    found = file_of(objects, base, {"src/a.py": b"1\n"}, {"src/a.py": b"2\n"})
-
-    assert (found.state, found.fits) == ("missing", False)
-    assert found.candidates == ("new/a.py", "old/a.py", "other/a.py")
-
-
 # Upstream's part.
 
 
@@ -191,7 +182,6 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
     assert report == caught.value.data["conflict"]
     assert [one.subject for one in report.files[0].base_lacks] == ["Last"]
     assert json.loads(msgspec.json.encode(caught.value.document()))["conflict"]["files"][0]["path"] == "a.txt"
-
 
 
 # Whatever comes.

@@ -355,7 +355,6 @@ def test_a_stack_drops_what_it_carried(upstream: Host, api: Api) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["7", "--carry", "--drop"],
         ["7", "--drop", "--exclude", "a.txt=why"],
         ["7", "8", "--exclude", "a.txt=why"],
     ],

@@ -242,23 +242,6 @@ def test_there_is_one_worktree_at_a_time(made: Host, maintainer: Maintainer) -> 
     assert not list((made.root / ".rebase" / made.stack).iterdir())
 
 
-def test_nothing_of_the_maintainers_configuration_reaches_what_the_program_runs(made: Host, maintainer: Maintainer) -> None:
-    """What a configuration would change is as the series has it, in the worktree, too; git am goes on without a signature or a hook."""
-    later(made, (30, "theirs\n"))
-    with refusal("patch-conflict"):
-        do(made, "rebase", "--onto", "main")
-    maintainer.write("a.txt", edited((10, "first\n"), (30, "theirs\nsecond\n")))
-    maintainer.git("add", "a.txt")
-    maintainer.git("am", "--continue")
-    assert (maintainer.folder / "dos.txt").read_bytes() == b"one\r\ntwo  \r\nthree\r\nfour  \r\n"
-    assert (maintainer.folder / "b.txt").read_bytes() == edited((50, "third  \n"))
-    do(made, "export")
-
-    assert patches(made)["second.patch"].count(b"\nFrom") == 0
-    assert b"+third  \n" in patches(made)["third.patch"]
-    assert b"+four  \r\n" in patches(made)["second.patch"]
-
-
 # On another base.
 
 

@@ -353,15 +353,6 @@ def test_each_trailer_is_mandatory(made: bytes, trailer: str, value: str) -> Non
         assert caught.value.details == (f"missing trailer: {trailer}",)
 
 
-def test_the_status_is_one_of_a_few(made: bytes) -> None:
-    """An Upstream-Status that nobody knows is refused with those that are known; words after a known one may explain it."""
-    with refusal("patch-invalid", match="unknown Upstream-Status") as caught:
-        patch.parse("x.patch", made.replace(b"Pending", b"pending"))
-
-    assert "Pending, Submitted" in caught.value.details[1]
-    assert patch.parse("x.patch", made.replace(b"Pending", b"Submitted [#44740]")).status == "Submitted [#44740]"
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"diff --git a/x b/x\n--- a/x\n+++ b/x\n", b"Subject: x\n\nUpstream-Status: Pending\n", b"\xff" * 50]
 )

@@ -141,23 +141,6 @@ def test_a_history_that_is_not_there_is_no_evidence(begun: Host) -> None:
     assert found["ancestor"].says == found["patch-id"].says == "the history of main is not known here"
 
 
-# A stack of patches.
-
-
-def test_patches_are_taken_away_newest_first(begun: Host) -> None:
-    """The second patch changed the first one's context, so the first can be taken away only after it."""
-    begun.pull(7, {"a.txt": edited(("line 3", "line three"))})
-    begun.squash(7)
-    begun.pull(8, {"a.txt": edited(("line 3", "line three"), ("line 4", "line four"))})
-    begun.squash(8)
-    begun.push()
-    patches = [pinned(begun, number, begun.work.git("rev-parse", f"main~{8 - number}"))[1] for number in (7, 8)]
-    session = begun.session()
-    tree = base(begun, session).tree
-
-    assert apply.taken_away(session.objects, tree, patches) == {"#7", "#8"}
-    assert apply.taken_away(session.objects, tree, patches[:1]) == frozenset()
-
 
 # History.
 

@@ -325,16 +325,16 @@ class Predicate:
         inputs = pipeline.reviewed(pipeline.inputs(session, self._fork))
         wheel = built.sha256 if built else ""
         key = digest.key("predicate", [self._command, files, tree, wheel, self._fork, inputs])
-        known, log = store.get("predicate", key, int), self._log(name)
+        previous, log = store.get("predicate", key, int), self._log(name)
         path = pipeline.wheel_path(session, built) if built else None
         ask = partial(self._run, name, session, tree, log, path)
-        status = ask() if known is None or again else known
+        status = ask() if previous is None or again else previous
         store.put("predicate", key, status)
-        if known is not None and _answer(known) != _answer(status):
+        if previous is not None and _answer(previous) != _answer(status):
             raise PatchError(
                 "bisect-undecided",
                 f"The command gives several answers about {name}.",
-                details=[f"exit statuses: {known}, {status}", f"last output: {log}"],
+                details=[f"exit statuses: {previous}, {status}", f"last output: {log}"],
                 todo="Make the command repeatable.",
             )
         filename = built.filename if built else ""

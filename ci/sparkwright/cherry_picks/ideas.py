@@ -291,19 +291,19 @@ def releases(session: RunContext, name: str, package: Package, last: str = "") -
     from packaging.version import Version
 
     if not package.wheels:
-        known = upstream.releases(session, name, optional=True)
+        listed = upstream.releases(session, name, optional=True)
         return [
             release
-            for release in known
+            for release in listed
             if Version(release.version) >= Version(package.since)
             and not (last and Version(release.version) > Version(last))
         ]
-    found = []
+    wheels = []
     for version, filename in package.wheels.items():
         project = filename.split("-", maxsplit=1)[0].replace("_", "-")
         sha256 = package_index.find(project, filename).sha256
-        found.append(Release(project, version, filename, sha256, folder=package.folder))
-    return found
+        wheels.append(Release(project, version, filename, sha256, folder=package.folder))
+    return wheels
 
 
 def derive(session: RunContext, last: Sequence[tuple[str, str]] = ()) -> list[Absorption]:
@@ -320,18 +320,18 @@ def derive(session: RunContext, last: Sequence[tuple[str, str]] = ()) -> list[Ab
     book = load(session.project.root)
     trees: dict[str, list[tuple[str, str]]] = {}
     for name in dict.fromkeys(idea.package for idea in book.ideas):
-        known = releases(
+        listed = releases(
             session, name, book.packages.get(name, Package()), dict(last).get(name, "")
         )
-        if not known:
+        if not listed:
             raise SourceError(
                 "not-provided",
                 f"No release of {name} can be asked.",
                 todo="Run this with a connection once; the releases stay in the store.",
             )
         trees[name] = []
-        with console.progress(f"releases of {name}", len(known)) as progress:
-            for number, release in enumerate(known, 1):
+        with console.progress(f"releases of {name}", len(listed)) as progress:
+            for number, release in enumerate(listed, 1):
                 trees[name].append((release.version, upstream.of_release(session, release).tree))
                 progress.update(number, release.version)
     return [

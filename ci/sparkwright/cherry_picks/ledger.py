@@ -129,7 +129,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             not-provided: There is none.
         """
-        if record := self.known(number):
+        if record := self.find(number):
             return record
         raise SourceError(
             "not-provided",
@@ -137,7 +137,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             todo=f"Write one with `sparkwright patch pick {number}`.",
         )
 
-    def known(self, number: int) -> Record | None:
+    def find(self, number: int) -> Record | None:
         """Return the record of pull request *number*, or None if there is none."""
         return next((record for record in self.records if record.number == number), None)
 
@@ -148,7 +148,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_record(self, record: Record) -> Ledger:
         """Return the ledger with *record* in its old place, or at the end."""
         records = [record if old.number == record.number else old for old in self.records]
-        records += [] if self.known(record.number) else [record]
+        records += [] if self.find(record.number) else [record]
         return msgspec.structs.replace(self, records=tuple(records))
 
     def without(self, stack: str, names: Collection[str]) -> Ledger:

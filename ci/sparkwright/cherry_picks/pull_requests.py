@@ -69,7 +69,7 @@ def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSna
 
 
 def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
-    mirror, known = session.mirror(ledger.url), ledger.known(number)
+    mirror, previous = session.mirror(ledger.url), ledger.find(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
         raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
@@ -84,7 +84,7 @@ def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRe
             f"{ledger.url} has neither a pull request {number} nor a commit that names it.",
         )
     squash = merge if merge and not merge.subject.startswith("Merge ") else None
-    name = merge.commit if merge else known.merge if known else ""
+    name = merge.commit if merge else previous.merge if previous else ""
     return PullRequestSnapshot(
         "git",
         squash.subject[: squash.subject.rindex("(#")].strip() if squash else UNRESOLVED,
@@ -128,12 +128,12 @@ def record(
         source-unreachable: The repository does not offer its commits.
     """
     base, tip = _base(session, ledger, pull, number), pull.merge or pull.head
-    data, known = _rendered(session, ledger, base, tip), ledger.known(number)
+    data, previous = _rendered(session, ledger, base, tip), ledger.find(number)
     # git alone may not know what an earlier record does.
     old = {
-        field: getattr(known, field)
+        field: getattr(previous, field)
         for field in ("title", "author", "state", "head")
-        if known and getattr(pull, field) == UNRESOLVED
+        if previous and getattr(pull, field) == UNRESOLVED
     }
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     fresh = Record(
@@ -144,12 +144,12 @@ def record(
         head=pull.head,
         base=base,
         merge=pull.merge,
-        seen=known.seen if known and "state" in old else today,
+        seen=previous.seen if previous and "state" in old else today,
         date=history.commit(session.objects, tip).date,
         sha256=digest.sha256_bytes(data),
         patch_id=patch.patch_id(session.objects, data),
         files=tuple(part.path for part in patch.sections(data)),
-        stacks=known.stacks if known else {},
+        stacks=previous.stacks if previous else {},
         reason=reason,
         drop_when=drop_when,
     )
@@ -180,7 +180,7 @@ def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
             details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
         )
     # A squash and a merge bring one commit to the branch. A pull request that was rebased onto it
-    # is known by its last commit only, so its own commits are compared with those on the branch.
+    # is previous by its last commit only, so its own commits are compared with those on the branch.
     parents = history.parents(objects, pull.merge)
     if len(parents) > 1 or (parents and history.commit(objects, pull.merge).number == number):
         return parents[0]

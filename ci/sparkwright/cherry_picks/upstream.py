@@ -251,8 +251,8 @@ class Upstream:
                 answer.
         """
         spec = self.session.project.fork(self.fork).sources.sdist
-        known = releases(self.session, spec.name, optional=True) if spec else []
-        if release := next((release for release in known if release.version == name), None):
+        listed = releases(self.session, spec.name, optional=True) if spec else []
+        if release := next((release for release in listed if release.version == name), None):
             return of_release(self.session, release)
         if commit := self.commit(name):
             return self.at_commit(name, commit, patches)
@@ -266,9 +266,9 @@ class Upstream:
         from packaging.version import Version
 
         sdist = self.session.lock.forks[self.fork].sdist
-        known = releases(self.session, sdist.name, optional=optional) if sdist else []
+        listed = releases(self.session, sdist.name, optional=optional) if sdist else []
         oldest = Version(sdist.version) if sdist else None
-        return [release for release in known if oldest and Version(release.version) > oldest]
+        return [release for release in listed if oldest and Version(release.version) > oldest]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
@@ -341,8 +341,8 @@ def releases(session: RunContext, project: str, *, optional: bool = False) -> li
 
     key = digest.key("releases", project)
     if session.offline:
-        known = session.store.get("releases", key, list[Release]) or []
-        return [release for release in known if _stored(session, release)]
+        stored = session.store.get("releases", key, list[Release]) or []
+        return [release for release in stored if _stored(session, release)]
     by_version = {}
     try:
         for file in package_index.files(project):
@@ -404,8 +404,8 @@ def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bo
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
     objects = upstream.session.objects
-    known = base.commit and objects.has(f"{record.merge}^{{commit}}")
-    holds = is_ancestor(objects, record.merge, base.commit) if known else None
+    fetched = base.commit and objects.has(f"{record.merge}^{{commit}}")
+    holds = is_ancestor(objects, record.merge, base.commit) if fetched else None
     if holds is None:
         return None, f"the history of {base.name} is not known here"
     return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"

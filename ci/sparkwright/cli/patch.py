@@ -345,7 +345,7 @@ def _pick(
     excluded: dict[str, str],
 ) -> Record:
     book, stack = ledger.require(session.project.root, fork), session.project.stack
-    known = book.known(number)
+    known = book.find(number)
     reason = arguments.reason or (known.reason if known else "")
     drop_when = arguments.drop_when or (known.drop_when if known else "")
     if not reason.strip() or not drop_when.strip():

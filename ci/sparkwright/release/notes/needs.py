@@ -129,7 +129,7 @@ def _later(base: str, fork: Fork) -> bool:
 
 def _record(session: RunContext, fork: Fork, one: Carried) -> Record | None:
     book = ledger.load(session.project.root, fork.name) if one.pick else None
-    return book.known(one.pick) if book else None
+    return book.find(one.pick) if book else None
 
 
 def _said(session: RunContext, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
