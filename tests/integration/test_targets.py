@@ -203,7 +203,7 @@ class Parts:
         name = WheelName("widget", "1.5", f"cp39-abi3-linux_{platform.machine()}")
         files = {f"widget/{target}.abi3.so": library.read_bytes() for target in ("_core", "_extra", "_other")}
         files |= {path: text.encode() for path, text in WIDGET.items() if path.startswith("widget/")}
-        wheelfile.write(self.folder / name.filename, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
+        wheelfile.write(self.folder, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
         sha256 = digest.sha256_file(self.folder / name.filename)
         place = package_index.path_of(self.store, sha256, name.filename)
         place.parent.mkdir(parents=True)

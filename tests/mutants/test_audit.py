@@ -114,7 +114,7 @@ class Workshop:
         folder.mkdir()
         path = folder / f"probe-1-cp38-abi3-{tag}_{MACHINE}.whl"
         metadata = "Metadata-Version: 2.4\nName: probe\nVersion: 1\nRequires-Python: >=3.8\n"
-        wheelfile.write(path, WheelName.of(path.name), files, metadata, pure=False)
+        wheelfile.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
         return path
 
     def ask(self, wheel: Path) -> tuple[Check, ...]:

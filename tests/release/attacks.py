@@ -551,7 +551,7 @@ def _inner_name(scene: Scene) -> None:
     folder = scene.user.folder / "made"
     folder.mkdir()
     name = WheelName("torch", "2.14.0", "py3-none-any")
-    archive.write(folder / name.filename, name, {"torch.py": b""}, wheels.metadata("other", "2.14.0"), pure=True)
+    archive.write(folder, name, {"torch.py": b""}, wheels.metadata("other", "2.14.0"), pure=True)
     torch = scene.host.made["others"][0]
     text = lock_of(scene, NEWEST).decode()
     row = next(line for line in text.splitlines() if "/torch-2.14.0-" in line)

@@ -93,7 +93,7 @@ def plain(
         made[f"{package}/data.bin"] = _noise(f"{project}{version}", size)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name.filename
-    wheelfile.write(path, name, made, metadata(project, version, requires, python), pure=tag.endswith("any"))
+    wheelfile.write(path.parent, name, made, metadata(project, version, requires, python), pure=tag.endswith("any"))
     return path
 
 
@@ -147,7 +147,7 @@ def ours(
         made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name.filename
-    wheelfile.write(path, name, made, metadata(project, whole, requires), pure=name.tag.endswith("any"))
+    wheelfile.write(path.parent, name, made, metadata(project, whole, requires), pure=name.tag.endswith("any"))
     return path
 
 

@@ -218,7 +218,7 @@ def _sources(tmp_path: Path) -> Path:
     path = tmp_path / "wheels" / name.filename
     path.parent.mkdir()
     files = {f"{name.info}/licenses/LICENSE": b"Apache\n", "flashinfer/a.cu": b"a\n", "flashinfer/b.cu": b"b\n"}
-    archive.write(path, name, files, metadata, pure=True)
+    archive.write(path.parent, name, files, metadata, pure=True)
     return path
 
 

@@ -68,7 +68,7 @@ def write_wheel(
     """Write a wheel of the distribution ``probe``, with *name* in its METADATA."""
     path = folder / f"probe-1-py3-none-{tag}.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
-    archive.write(path, WheelName.of(path.name), files, metadata, pure=False)
+    archive.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
     return path
 
 

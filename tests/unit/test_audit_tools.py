@@ -117,7 +117,7 @@ def test_auditwheel_compares_the_tag_with_the_symbols(
     path = tmp_path / f"probe-1-py3-none-{tag}.whl"
     metadata = "Metadata-Version: 2.4\nName: probe\nVersion: 1\n"
     files = {NAME: (tmp_path / "a.so").read_bytes()}
-    archive.write(path, WheelName.of(path.name), files, metadata, pure=False)
+    archive.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
     outcome = tools.platform_tag(path, about(path.name), tmp_path)
 
     assert [finding.rule for finding in outcome.findings] == rules

@@ -49,7 +49,7 @@ def uv(folder: Path, wheel: Path) -> Path:
 def wheel(tmp_path: Path) -> Path:
     """Return a wheel with everything that installers treat in their own way."""
     path = tmp_path / NAME.filename
-    archive.write(path, NAME, FILES, wheels.metadata("mini", NAME.version), pure=True)
+    archive.write(path.parent, NAME, FILES, wheels.metadata("mini", NAME.version), pure=True)
     return path
 
 

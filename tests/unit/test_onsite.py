@@ -68,7 +68,7 @@ def packed(folder: Path, name: str, files: Mapping[str, bytes], version: str = V
     made = WheelName(name.replace("-", "_"), version, "py3-none-any")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / made.filename
-    archive.write(path, made, files, f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", pure=True)
+    archive.write(path.parent, made, files, f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", pure=True)
     return path
 
 

@@ -174,7 +174,7 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
     path = mini.root / name.filename
     files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(members, b"\x7fELF")
     metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
-    archive.write(path, name, files, metadata, pure=False)
+    archive.write(path.parent, name, files, metadata, pure=False)
     sha256 = digest.sha256_file(path)
     run = mini.session()
     place = run.store.folder("downloads", sha256) / path.name

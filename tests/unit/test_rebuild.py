@@ -40,7 +40,7 @@ METADATA = "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
 def made(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Return a wheel of *files* in the new *folder*."""
     folder.mkdir()
-    wheelfile.write(folder / NAME, WheelName.of(NAME), files, METADATA, pure=True)
+    wheelfile.write(folder, WheelName.of(NAME), files, METADATA, pure=True)
     return folder / NAME
 
 
@@ -125,7 +125,7 @@ def test_code_that_differs_is_told_from_names_that_do(
         path = tmp_path / f"{number}" / "mini_vllm-1.0-py3-none-any.whl"
         path.parent.mkdir()
         metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
-        wheelfile.write(path, WheelName.of(path.name), {library: data}, metadata, pure=False)
+        wheelfile.write(path.parent, WheelName.of(path.name), {library: data}, metadata, pure=False)
         wheels.append(path)
     result = rebuild(*wheels)
 

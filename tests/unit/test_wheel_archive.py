@@ -406,7 +406,7 @@ def test_a_written_wheel_has_a_true_record_and_the_same_bytes_in_any_order(out: 
     name = WheelName.of("mini_headers-1.0+a-py3-none-any.whl")
     results = []
     for files in ({"b.h": b"b", "a.h": b"a"}, {"a.h": b"a", "b.h": b"b"}):
-        archive.write(out / name.filename, name, files, "Metadata-Version: 2.4\nName: mini-headers\nVersion: 1.0+a\n", pure=True)
+        archive.write(out, name, files, "Metadata-Version: 2.4\nName: mini-headers\nVersion: 1.0+a\n", pure=True)
         results.append((out / name.filename).read_bytes())
 
     assert verify(out / name.filename).keys() == {"a.h", "b.h", f"{name.info}/METADATA", f"{name.info}/WHEEL"}

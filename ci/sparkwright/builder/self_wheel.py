@@ -68,20 +68,16 @@ def write(
     files |= project_data.carried() | dict(further or {})
     version = labelled(sparkwright.__version__, label) if label else sparkwright.__version__
     name = WheelName("sparkwright", version, "py3-none-any")
-    files[f"{name.info}/entry_points.txt"] = (
-        b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n"
-    )
     wanted = "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
     metadata = (
         f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: "
         f">=3.11\n{wanted}"
     )
-    files[f"{name.info}/{archive.SBOM}"] = sbom.document(
-        SbomInput(properties={"built": "program"}), name
-    )
-    path = folder / name.filename
-    archive.write(path, name, files, metadata, pure=True)
-    return path
+    dist_info = {
+        "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n",
+        archive.SBOM: sbom.document(SbomInput(properties={"built": "program"}), name),
+    }
+    return archive.write(folder, name, files, metadata, pure=True, dist_info=dist_info)
 
 
 def required(

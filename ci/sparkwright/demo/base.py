@@ -111,7 +111,7 @@ def write_base_wheel(
         "Requires-Python: >=3.9\nLicense-File: LICENSE\n"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    archive.write(folder / name.filename, name, members, metadata, pure=False)
+    archive.write(folder, name, members, metadata, pure=False)
     return folder / name.filename
 
 

@@ -163,15 +163,31 @@ def _mode(executable: bool) -> int:
 
 
 def write(
-    path: Path, name: WheelName, files: Mapping[str, bytes], metadata: str, *, pure: bool
-) -> None:
-    """Write a wheel of *files* with the given METADATA text."""
+    folder: Path,
+    name: WheelName,
+    files: Mapping[str, bytes],
+    metadata: str,
+    *,
+    pure: bool,
+    dist_info: Mapping[str, bytes] | None = None,
+) -> Path:
+    """
+    Write the wheel *name* to *folder* and return its path.
+
+    Args:
+        files: Its members.
+        metadata: The text of METADATA.
+        dist_info: Further files of its ``.dist-info`` by their path in it.
+    """
+    path = folder / name.filename
     wheel = _Writer(path, name)
-    for member in sorted(files):
-        wheel.add(member, files[member])
+    members = {**files, **{f"{name.info}/{file}": data for file, data in (dist_info or {}).items()}}
+    for member in sorted(members):
+        wheel.add(member, members[member])
     wheel.add(f"{name.info}/METADATA", metadata.encode())
     wheel.add(f"{name.info}/WHEEL", _wheel_text(name.tag, pure))
     wheel.close()
+    return path
 
 
 def _wheel_text(tag: str, pure: bool) -> bytes:

@@ -77,8 +77,7 @@ def build(
         root = "cutlass_library" if source == LIBRARY else f"{package}/{source}"
         for path, data in context.objects.files(tree, source):
             files[f"{root}/{path.removeprefix(source + '/')}"] = data
-    files |= {f"{name.info}/{file}": data for file, data in dist_info.contents(name).items()}
-    wheel = folder / name.filename
     metadata = _METADATA.format(name=distribution, version=name.version)
-    archive.write(wheel, name, files, metadata, pure=True)
-    return wheel
+    return archive.write(
+        folder, name, files, metadata, pure=True, dist_info=dist_info.contents(name)
+    )

@@ -478,14 +478,12 @@ def pack(
         for module, data in libraries.items()
     }
     files[f"{spec.package}/__init__.py"] = package.encode()
-    files |= {f"{name.info}/{file}": data for file, data in dist_info.contents(name).items()}
-    files |= {f"{name.info}/{file.partition('/')[2]}": text for file, text in texts.items()}
+    added = {file.removeprefix(f"{origin.info}/"): text for file, text in texts.items()}
+    added |= dist_info.contents(name)
     lines = "".join(
         f"{key}: {value}\n"
         for key in ("License-Expression", "License-File")
         for value in head.get_all(key, [])
     )
     metadata = _METADATA.format(name=spec.distribution, licenses=lines, fork=head["Name"], **fields)
-    path = folder / name.filename
-    archive.write(path, name, files, metadata, pure=False)
-    return path
+    return archive.write(folder, name, files, metadata, pure=False, dist_info=added)
