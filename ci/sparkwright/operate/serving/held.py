@@ -1,5 +1,5 @@
 """
-What runs on this machine: one server at a time, which every `serve` and `health` of this user sees.
+What runs on this machine: one server at a time, which every `serve` of this user sees.
 
 The lock is the kernel's, on a descriptor that the server's keepers inherit: it is free when nothing of the server is left, and no sooner,
 however `serve` ended. (`filelock` hides its descriptor, so it cannot be inherited.) The record beside it says what runs.

@@ -81,9 +81,9 @@ def _patch(one: Drift, trial: Trial) -> Iterator[str]:
     yield ""
     if trial.state == "conflict":
         yield block(trial.says or ("git does not say where",))
-        yield f"To mend it: `sparkwright patch rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `export`."
+        yield f"To mend it: `sparkwright patch rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `sparkwright patch export`."
     else:
-        yield f"Because: {plain(trial.proof)}. The next bump drops it, or `export --drop` does."
+        yield f"Because: {plain(trial.proof)}. The next bump drops it, or `patch export --drop` does."
     yield ""
 
 

@@ -31,7 +31,7 @@ def read(path: Path) -> Result:
     Raises:
         file-invalid: It cannot be read, is too large, is no Result, or is of another format.
     """
-    todo = "Give a file that `sparkwright gate`, `bench` or `verify` wrote; one of another version is read by that version."
+    todo = "Give a file that `sparkwright gate` or `bench` wrote; one of another version is read by that version."
     try:
         size = path.stat().st_size
         if size > LARGEST:
