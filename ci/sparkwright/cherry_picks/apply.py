@@ -14,11 +14,10 @@ disk. One fast-import then stores the trees of all steps, so the time does not g
 
 from __future__ import annotations
 
-import posixpath
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import msgspec
@@ -92,7 +91,7 @@ class SeriesIndex:
 
     def __init__(self, objects: Objects, base: str, patches: Sequence[Patch]) -> None:
         self._objects, self._base = objects, base
-        self._paths = {path for patch in patches for path in _paths(patch)}
+        self._wanted = {path for patch in patches for path in _paths(patch)}
         self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
 
     def __enter__(self) -> SeriesIndex:
@@ -102,13 +101,11 @@ class SeriesIndex:
         self.path = folder / "index"
         self._env = {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_INDEX_FILE": str(self.path)}
         # A file may stand where a new path has a folder.
-        wanted = set(self._paths)
-        for path in self._paths:
-            while path := posixpath.dirname(path):
-                wanted.add(path)
-        words = ["ls-tree", "-z", "--full-tree", self._base, "--", *sorted(wanted)]
-        rows = self._objects.run(words)[1].split(b"\0") if wanted else []
-        entries = b"".join(row + b"\0" for row in rows if b" blob " in row)
+        folders = {str(parent) for path in self._wanted for parent in PurePosixPath(path).parents}
+        paths = self._objects.paths(self._base)
+        self.base = {path: paths[path] for path in (self._wanted | folders) & paths.keys()}
+        rows = (f"{mode} {blob}\t{path}\0" for path, (mode, blob) in self.base.items())
+        entries = "".join(rows).encode("utf-8", "surrogateescape")
         self._git("update-index", "--force-write-index", "-z", "--index-info", stdin=entries)
         return self
 
@@ -145,9 +142,9 @@ class SeriesIndex:
         """Return the file at *path*; nothing if there is none."""
         return self._git("cat-file", "blob", f":{path}", check=False)[1]
 
-    def store(self, before: Files, states: Sequence[Files]) -> list[str]:
-        """Store a tree for each of *states*, which follow *before*, and return their ids."""
-        stored = {blob for _, blob in before.values()}
+    def store(self, states: Sequence[Files]) -> list[str]:
+        """Store a tree for each of *states*, in order, and return their ids."""
+        before, stored = self.base, {blob for _, blob in self.base.values()}
         blobs = {blob: blob for files in states for _, blob in files.values() if blob not in stored}
         contents = dict(self._objects.contents(blobs, env=self._env))
         ref = f"refs/import/{Path(self._folder.name).name}"
@@ -227,13 +224,12 @@ def evaluate(
     if not patches:
         return []
     with SeriesIndex(objects, base, patches) as index:
-        before = index.files()
-        for outcome, files in _try_all(index, before, patches, strict=strict):
+        for outcome, files in _try_all(index, index.base, patches, strict=strict):
             outcomes.append(outcome)
             states.append(files)
             if strict and outcome.status != "applied":
                 break
-        trees = index.store(before, states)
+        trees = index.store(states)
     replace = msgspec.structs.replace
     return [replace(done, tree=tree) for done, tree in zip(outcomes, trees, strict=True)]
 
