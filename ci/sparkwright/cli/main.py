@@ -187,7 +187,7 @@ def run(words: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("", "sparkwright"):
             raise
-        raise _part_missing(" ".join(words[:2]), error.name or "") from error
+        raise _part_missing(" ".join(words[: 1 + (words[0] in GROUPS)]), str(error.name)) from error
 
 
 def _part_missing(command: str, name: str) -> CommandError:
