@@ -92,7 +92,9 @@ def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
     assert set(ours) - set(base) == {f"{info}/sparkwright.json", f"{info}/sboms/sparkwright.cdx.json"}
     assert not set(base) - set(ours)
     patched, restated = {"mini_vllm/quantization/nvfp4_scales.py"}, {"mini_vllm/_version.py", f"{info}/METADATA"}
-    assert {name for name in base if base[name] != ours[name]} == COMPILED | patched | restated | {f"{info}/WHEEL", f"{info}/RECORD"}
+    # WHEEL is written anew, and may say the same.
+    changed = {name for name in base if base[name] != ours[name]} - {f"{info}/WHEEL"}
+    assert changed == COMPILED | patched | restated | {f"{info}/RECORD"}
     assert ours[UNTOUCHED] == base[UNTOUCHED]
 
 

@@ -297,7 +297,7 @@ def _reason(scene: Scene) -> None:
 
 @case("back, and nothing is before it", "release-unknown")
 def _back(scene: Scene) -> None:
-    scene.words = ["rollback", "--reason", "it is slow"]
+    scene.words = ["release", "rollback", "--reason", "it is slow"]
 
 
 @case("no index at the place", "index-missing")
