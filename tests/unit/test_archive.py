@@ -186,6 +186,19 @@ def test_a_member_that_lies_about_its_size_is_refused(tmp_path: Path, claim: int
         list(archive.wheel_members(path, "mini"))
 
 
+def test_a_wheel_without_the_folder_is_refused(tmp_path: Path) -> None:
+    """A source that is a folder inside a wheel must be in it."""
+    with refusal("archive-unsafe", match="has no folder 'mini/third'"):
+        list(archive.wheel_members(zipped(tmp_path, {"mini/x.py": b""}), "mini/third"))
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "mini/../../evil", "mini/.git/config", "mini\\..\\evil", "mini/a\nb"])
+def test_an_unsafe_name_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """An unsafe name condemns the wheel, even where it lies outside of the folder that is read."""
+    with refusal("archive-unsafe", match="would leave its folder"):
+        list(archive.wheel_members(zipped(tmp_path, {name: b"", "mini/a": b""}), "mini"))
+
+
 @settings(max_examples=100)
 @given(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]), st.data())
 def test_any_damage_of_a_wheel_is_seen_or_harmless(tmp_path_factory: pytest.TempPathFactory, method: int, data: st.DataObject) -> None:

@@ -127,6 +127,17 @@ def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, 
     assert not list((store.root / "downloads").rglob("*mini*"))
 
 
+def test_partial_download_of_other_bytes_is_a_mismatch_and_is_removed(store: Store) -> None:
+    """Bytes left by something else do not stay in the way of the next run."""
+    partial(store).parent.mkdir(parents=True)
+    partial(store).write_bytes(b"x" * 1_000_000)
+    with refusal("source-mismatch", match="arrived with other bytes"):
+        obtain(store)
+
+    assert not partial(store).exists()
+    assert obtain(store).read_bytes() == CONTENT
+
+
 def test_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index, served: indexserver.Served) -> None:
     """The error comes before a byte is downloaded."""
     index.offer(stated="0" * 64)

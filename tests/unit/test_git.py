@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
@@ -147,6 +148,44 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None
     objects.checkout(tree, folder, index)
 
     assert content(folder) == many
+
+
+@pytest.mark.parametrize("damage", [b"", b"DIRC", b"\0" * 200])
+def test_a_damaged_index_is_made_anew(objects: Objects, tmp_path: Path, damage: bytes) -> None:
+    """The folder is right although git's memory of it, its index, was lost."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects), folder, index)
+    index.write_bytes(damage)
+    (folder / "a.txt").write_bytes(b"other")
+    objects.checkout(stored(objects), folder, index)
+
+    assert content(folder) == FILES
+
+
+def test_a_lock_of_a_killed_git_does_not_stop_a_checkout(objects: Objects, tmp_path: Path) -> None:
+    """The lock, a half-written file and a missing one are mended."""
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(stored(objects), folder, index)
+    Path(f"{index}.lock").write_bytes(b"half an index")
+    (folder / "a.txt").write_bytes(b"tw")
+    (folder / "src" / "b.c").unlink()
+    objects.checkout(stored(objects, a_txt=b"two\n"), folder, index)
+
+    assert content(folder) == FILES | {"a.txt": b"two\n"}
+
+
+def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
+    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    objects = Objects(tmp_path / "objects.git")
+    tree = stored(objects)
+    before = sorted((tmp_path / ".git").rglob("*"))
+    (objects.path / "HEAD").write_bytes(b"garbage")
+    for use in (lambda: objects.paths(tree), lambda: stored(objects)):
+        with refusal("git-failed"):
+            use()
+
+    assert sorted((tmp_path / ".git").rglob("*")) == before
 
 
 # Other repositories.

@@ -302,6 +302,29 @@ def test_server_cannot_make_messages_hold_the_token(world: World, capsys: pytest
     assert "SECRET" not in everything(caught.value) + "".join(capsys.readouterr())
 
 
+def echo_status_line(handler: Handler) -> None:
+    """Answer with a status line that is the client's own Authorization header."""
+    handler.wfile.write(f"HTTP/1.1 {handler.headers['Authorization']}\r\n\r\n".encode())
+    handler.close_connection = True
+
+
+def echo_host(handler: Handler) -> None:
+    """Redirect to a host whose name is the client's token."""
+    handler.answer(302, Location=f"http://{handler.headers['Authorization'].removeprefix('Bearer ')}.example/")
+
+
+@pytest.mark.parametrize("answered", [echo_status_line, echo_host])
+def test_token_in_a_status_line_or_a_host_is_not_shown(world: World, caplog: pytest.LogCaptureFixture, answered: Answer) -> None:
+    """Neither the error holds it, in any case of letters, nor a log of the HTTP libraries."""
+    caplog.set_level(0)
+    answer(world, answered)
+    with refusal("github-unreachable") as caught:
+        pull(world, TOKEN, patience=2)
+
+    assert set(world.authorizations) == {f"Bearer {TOKEN}"}
+    assert "secret" not in (everything(caught.value) + caplog.text).lower()
+
+
 @given(st.text(st.characters() | st.sampled_from("\x1b[]\x07\x9b\x9d\\m;"), max_size=60), st.integers(1, 40))
 def test_one_line_is_one_line(text: str, limit: int) -> None:
     """Any text becomes one printable line within the limit, and what is one already stays as it is."""

@@ -399,6 +399,21 @@ def test_a_damaged_mirror_heals_or_says_what_to_remove(
     assert sorted((outer / ".git").rglob("*")) == before
 
 
+def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repository, commits: list[str]) -> None:
+    """Lock files and half packs that a killed git left do not stop the next fetch, and do not stay."""
+    upstream = prepared(run, repository, commits)
+    later = repository.commit({"later.txt": b"later\n"})
+    names = ("shallow.lock", "packed-refs.lock", "refs/fetched/main.lock", f"refs/pinned/{later}.lock", "objects/pack/tmp_pack_x1")
+    left = [upstream.path / name for name in names]
+    for path in left:
+        path.write_bytes(b"half")
+    upstream.history("main", newest=True)
+    upstream.commit(later)
+
+    assert run.objects.has(f"{later}^{{commit}}")
+    assert not [path for path in left if path.exists()]
+
+
 # Several processes, and dead ones.
 
 PROGRAM = """

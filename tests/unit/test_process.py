@@ -44,6 +44,12 @@ def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
     assert len(caught.value.details) < 30
 
 
+@pytest.mark.parametrize("run", [lambda command, log: process.run(command, log=log), lambda command, _: process.output(command)], ids=["run", "output"])
+def test_a_missing_program_is_refused_by_its_name(tmp_path: Path, run: Callable[[list[str], Path], object]) -> None:
+    with refusal("tool-missing", match="no-such-program is not installed"):
+        run(["no-such-program"], tmp_path / "x.log")
+
+
 def test_a_short_program_that_hangs_is_ended() -> None:
     """A program that says nothing within its time counts as failed."""
     with refusal("command-failed", match=r"did not end within 0\.2 s"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +83,16 @@ def test_a_prefix_is_resolved_by_the_ref(make: Make, repository: Repository, com
     fetched = fetch.fetch(make(commit[:digits]), "mini")
 
     assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, repository.tree(), False)
+
+
+def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository, commit: str) -> None:
+    """A tag that was moved to another commit is a mismatch that shows both, although the old commit is still there."""
+    moved = repository.commit({"a.txt": b"2\n"})
+    repository.git("tag", "--force", "v1")
+    with refusal("source-mismatch", match="v1 of mini is not the locked commit") as caught:
+        fetch.fetch(make(commit[:9]), "mini")
+
+    assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
 
 
 def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
@@ -170,6 +181,16 @@ def test_a_submodule_that_is_not_locked_is_refused(make: Make, nest: Nest, missi
     assert caught.value.details == (f"{missing.removeprefix('third/party/')} @ {commit}",)
 
 
+@pytest.mark.parametrize("other", ["third/party", "third/party/deps/inner"])
+def test_a_submodule_at_another_commit_is_refused(make: Make, nest: Nest, other: str) -> None:
+    """A lock that names another commit than the tree does not decide which of both is built."""
+    locked = nest.locked()
+    locked[other] = msgspec.structs.replace(locked[other], commit="1" * 40)
+
+    with refusal("source-unresolved", match="submodules that the lock does not name"):
+        fetch.fetch(nest.run(make(nest.commit), locked), "mini")
+
+
 def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> None:
     """Folders that the lock leaves out, of the source and of a submodule, neither come nor count; the rest is as it was."""
     run = nest.run(make(nest.commit), nest.locked(inner=("docs",)), without=("docs",))
@@ -228,6 +249,15 @@ def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Rep
     assert resolve.resolve(run).forks["mini"].git == resolve.resolve(gone).forks["mini"].git == expected
     assert resolve.unresolved(run, resolve.resolve(run)) == [f"mini: v7 of {URL}"]
     assert "left unresolved" in capsys.readouterr().err
+
+
+def test_lock_does_not_take_a_commit_that_stack_yaml_excludes(make: Make, repository: Repository, commit: str) -> None:
+    """A tag that names another commit than stack.yaml states stays unresolved."""
+    run = make()
+    spec = msgspec.structs.replace(run.project.spec.forks["mini"], sources=SourceSpecs(git=GitSpec(URL, "v1", "0" * 9)))
+    run.project.spec = msgspec.structs.replace(run.project.spec, forks={"mini": spec})
+
+    assert resolve.resolve(run).forks["mini"].git == GitLock(URL, "v1", "0" * 9, UNRESOLVED)
 
 
 # The mirror map.

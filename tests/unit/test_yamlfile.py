@@ -69,6 +69,12 @@ def test_an_unknown_field_is_refused_by_its_name() -> None:
     assert "`xcommit`" in refused('commit: "1234567"\nxcommit: x\n')
 
 
+@pytest.mark.parametrize(("text", "words"), [("arch: '12.1f'\n", "`commit`"), ("", "null")], ids=["field", "everything"])
+def test_a_missing_field_is_refused(text: str, words: str) -> None:
+    """A file that lacks a mandatory field, or that was emptied by accident, is not a record with defaults."""
+    assert words in refused(text)
+
+
 def test_a_duplicate_key_is_refused_with_its_line() -> None:
     """The second of two equal keys is an error that says where it stands."""
     said = refused("commit: a\narch: b\ncommit: c\n")
@@ -180,6 +186,12 @@ def test_a_lock_with_a_malformed_value_is_refused(project: Project, field: str, 
 
     assert f"'{value}'" in caught.value.details[0]
     assert "lock.yaml" in caught.value.what
+
+
+def test_a_missing_lock_is_refused(project: Project) -> None:
+    """A stack without a lock cannot be built; the error names the file."""
+    with refusal("file-invalid", match=r"lock\.yaml cannot be read"):
+        lock.read(project)
 
 
 @pytest.mark.parametrize("commit", [COMMIT[:7], COMMIT[:39], "unresolved"])
