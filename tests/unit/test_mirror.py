@@ -399,6 +399,17 @@ def test_a_damaged_mirror_heals_or_says_what_to_remove(
     assert sorted((outer / ".git").rglob("*")) == before
 
 
+def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, commits: list[str]) -> None:
+    """A fetch that fails for a broken mirror is not reported as a host that does not answer."""
+    path = prepared(run, repository, commits).path
+    DAMAGE["packs overwritten"](path)
+    later = repository.commit({"later.txt": b"later\n"})
+    with refusal("mirror-damaged", match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
+        run.mirror(URL).commit(later)
+
+    assert str(path) in caught.value.todo
+
+
 def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repository, commits: list[str]) -> None:
     """Lock files and half packs that a killed git left do not stop the next fetch, and do not stay."""
     upstream = prepared(run, repository, commits)

@@ -1,0 +1,95 @@
+"""Wheels by a project's own backend, and grafts: what neither can make is refused before anything is taken for a wheel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.refusals import refusal
+
+from sparkwright.builder.configure import Library
+from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.wheel import archive, graft, pep517
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
+from sparkwright.core.git import REGULAR
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.stack import Project
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (b"def build_wheel(folder):\n    raise SystemExit('no compiler')\n", "mini's build backend failed"),
+        (b"def build_wheel(folder):\n    return 'mini-1.0-py3-none-any.whl'\n", "made 0 wheels instead of one"),
+    ],
+    ids=["fails", "no wheel"],
+)
+def test_a_backend_that_makes_no_wheel_is_refused(tmp_path: Path, store: Store, backend: bytes, words: str) -> None:
+    """The error names the log, and no wheel is there."""
+    tools = Toolchain("key", tmp_path / "tools")
+    tools.python.parent.mkdir(parents=True)
+    tools.python.symlink_to(sys.executable)
+    (tools.root / "lib/python3.11/site-packages/nvidia/cu13").mkdir(parents=True)
+    run = RunContext(Project(ROOT, "2026.11"), store, (), tmp_path)
+    tree = run.objects.store_files([("pyproject.toml", REGULAR, PYPROJECT), ("backend.py", REGULAR, backend)])
+    files = DistInfoFiles(b"", SbomInput())
+
+    with refusal("build-failed", match=words) as caught:
+        pep517.build(run, tools, ForkEnvironment(), "mini", tree, "t", files, tmp_path)
+    assert "full log: " in caught.value.details[-1]
+    assert not [*tmp_path.rglob("*.whl")]
+
+
+CORE = Library("_core", "lib/_core.abi3.so", True)
+
+
+@pytest.fixture(name="base")
+def _base(tmp_path: Path) -> Path:
+    """Return an official wheel with one library ``_core`` and two libraries ``_twice``."""
+    name = WheelName("mini", "1.0", "cp39-abi3-linux_x86_64")
+    files = {f"mini/{path}.abi3.so": b"" for path in ("_core", "a/_twice", "b/_twice")}
+    archive.write(tmp_path, name, files, "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n", pure=False)
+    return tmp_path / name.filename
+
+
+@pytest.mark.parametrize(
+    ("targets", "libraries", "details"),
+    [
+        (("_core", "_more"), (CORE, Library("_more", "_more.abi3.so", False)), ("_more: _more.abi3.so: not in the wheel",)),
+        (("all",), (CORE, Library("_more", "_more.abi3.so", True)), ("_more: _more.abi3.so: not in the wheel",)),
+        (
+            ("all",),
+            (CORE, Library("_twice", "_twice.abi3.so", False)),
+            ("_twice: _twice.abi3.so: mini/a/_twice.abi3.so, mini/b/_twice.abi3.so",),
+        ),
+        (("all",), (Library("_test", "_test.so", False),), ()),
+    ],
+    ids=["named", "installed", "twice", "none"],
+)
+def test_a_library_without_exactly_one_member_in_the_base_is_refused(
+    base: Path, targets: tuple[str, ...], libraries: tuple[Library, ...], details: tuple[str, ...]
+) -> None:
+    """What the official wheel does not have cannot be replaced; the error names target, library and members."""
+    assert graft.replaced_members(base, [CORE], ForkEnvironment(targets=targets)) == {"mini/_core.abi3.so": CORE.path}
+    with refusal("base-mismatch", match="not exactly one library for each target") as caught:
+        graft.replaced_members(base, libraries, ForkEnvironment(targets=targets))
+
+    assert caught.value.details == details
+
+
+def test_a_build_without_the_library_is_refused(base: Path, tmp_path: Path, store: Store) -> None:
+    """A build that ended well, but did not write the library, gives no wheel."""
+    run = RunContext(Project(ROOT, "2026.11"), store, (), tmp_path)
+    tree = run.objects.store_files([("mini/a.py", REGULAR, b"")])
+    source = SourceTree("mini", FetchedSource("mini", "git", "mini", "1" * 40, tree, True), tree, tree, (), ())
+
+    with refusal("compile-failed", match=r"made no _core\.abi3\.so"):
+        graft.changes(run, source, base, tmp_path, {"mini/_core.abi3.so": CORE.path}, ForkEnvironment(package="mini"))
