@@ -20,7 +20,12 @@ from tests.refusals import refusal
 from sparkwright.audit import policy, wheel_reader
 from sparkwright.builder.wheel import archive, flashinfer_aot
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.flashinfer_aot import Answer, AotSpec, Module, ModuleSpec
+from sparkwright.builder.wheel.flashinfer_aot import (
+    AotModule,
+    AotSpec,
+    GeneratedModules,
+    ModuleSpec,
+)
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
 from sparkwright.core import strict_yaml
 from sparkwright.forks.stack import Project
@@ -80,7 +85,7 @@ def spec(**changes: Any) -> AotSpec:
     return AotSpec("flashinfer", "flashinfer-jit-cache", (msgspec.convert(fields, type=ModuleSpec),))
 
 
-def generate(package: Path, *calls: tuple[str, Mapping[str, Any]]) -> Answer:
+def generate(package: Path, *calls: tuple[str, Mapping[str, Any]]) -> GeneratedModules:
     """Run the script as a build does: in a process of its own, with files for question and answer."""
     build = package.parent / "build"
     build.mkdir(exist_ok=True)
@@ -88,7 +93,7 @@ def generate(package: Path, *calls: tuple[str, Mapping[str, Any]]) -> Answer:
     listed = [{"call": f"flashinfer.jit.{call}", "arguments": arguments} for call, arguments in calls]
     question.write_text(json.dumps({"package": str(package), "build": str(build), "answer": str(answer), "calls": listed}), "utf-8")
     subprocess.run([sys.executable, "-I", str(flashinfer_aot._SCRIPT), str(question)], check=True, timeout=120)
-    return msgspec.json.decode(answer.read_bytes(), type=Answer)
+    return msgspec.json.decode(answer.read_bytes(), type=GeneratedModules)
 
 
 def test_modules_are_generated_without_the_rest_of_flashinfer(package: Path) -> None:
@@ -125,19 +130,19 @@ def test_a_call_that_generates_no_module_is_refused_with_its_reason(
     assert detail in "\n".join(caught.value.details)
 
 
-def module(name: str, *codes: str) -> Module:
-    return Module(name, TOY_CALL, codes)
+def module(name: str, *codes: str) -> AotModule:
+    return AotModule(name, TOY_CALL, codes)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../up", "/root", "a/b", "a b", "a\n"])
 def test_a_module_that_would_leave_its_folder_is_refused(name: str) -> None:
     with refusal("module-unknown"):
-        flashinfer_aot.check(Answer((module(name, "sm_121f"),)), spec(), "12.1f", Path("aot.yaml"))
+        flashinfer_aot.check(GeneratedModules((module(name, "sm_121f"),)), spec(), "12.1f", Path("aot.yaml"))
 
 
 def test_a_module_from_two_entries_is_refused() -> None:
     with refusal("file-invalid") as caught:
-        flashinfer_aot.check(Answer((module("a", "sm_121f"),) * 2), spec(), "12.1f", Path("aot.yaml"))
+        flashinfer_aot.check(GeneratedModules((module("a", "sm_121f"),) * 2), spec(), "12.1f", Path("aot.yaml"))
     assert caught.value.details == ("a",)
 
 
@@ -154,7 +159,7 @@ def test_a_module_from_two_entries_is_refused() -> None:
     ],
 )
 def test_a_module_for_another_architecture_than_its_entry_says_is_refused(arch: str, codes: tuple[str, ...], allowed: bool) -> None:
-    answer = Answer((module("a", *codes),))
+    answer = GeneratedModules((module("a", *codes),))
     if allowed:
         assert flashinfer_aot.check(answer, spec(arch=arch), "12.1f", Path("aot.yaml")) == answer.modules
     else:

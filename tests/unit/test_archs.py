@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.rules import ArchRules, Rule, Site
+from sparkwright.builder.arch.rules import ArchRule, ArchRules, Site
 from sparkwright.core import strict_yaml
 
 REVIEWED = Path(__file__).parents[2] / "build"
@@ -27,18 +27,18 @@ endif()
 pick(REPACK_ARCHS "8.0+PTX" "${ARCHS}")
 """
 
-RULE = Rule(
+RULE = ArchRule(
     name="supported", fork="mini", file="CMakeLists.txt", command="set", where=("SUPPORTED",), argument=1,
     expect="7.5;12.0", append=("12.1",),
     under=("TOOLKIT VERSION_GREATER_EQUAL 13.0",), reason="folds", drop_when="listed",
 )  # fmt: skip
 
 
-def rewrite(text: str, *rules: Rule) -> tuple[dict[str, bytes], tuple[Site, ...]]:
+def rewrite(text: str, *rules: ArchRule) -> tuple[dict[str, bytes], tuple[Site, ...]]:
     return archs.rewrite({"CMakeLists.txt": text.encode()}.get, rules)
 
 
-def change(**fields: object) -> Rule:
+def change(**fields: object) -> ArchRule:
     return msgspec.structs.replace(RULE, **fields)
 
 

@@ -14,7 +14,7 @@ from tests.support.fatbins import container, entry
 
 from sparkwright.audit import device_code
 from sparkwright.builder.wheel import elf, fatbin
-from sparkwright.builder.wheel.fatbin import Entry, FatbinUnreadable
+from sparkwright.builder.wheel.fatbin import FatbinEntry, FatbinUnreadable
 from sparkwright.core import process
 from sparkwright.core.digest import sha256_bytes, sha256_file
 
@@ -25,7 +25,7 @@ SOURCE = "__global__ void twice(float* data) { data[threadIdx.x] *= 2.f; }\n"
 PACKINGS = {"none": "", "speed": "lz4", "balance": "zstd", "size": "zstd"}
 
 
-def read(data: bytes) -> list[Entry]:
+def read(data: bytes) -> list[FatbinEntry]:
     return list(fatbin.entries(data, [(0, len(data))]))
 
 

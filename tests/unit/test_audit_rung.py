@@ -9,9 +9,9 @@ from sparkwright.audit.report import (
     RULES,
     AuditedLibrary,
     AuditedWheel,
+    AuditFinding,
     AuditReport,
     Checker,
-    Finding,
     OpcodeCount,
 )
 from sparkwright.audit.tools import ALL
@@ -61,7 +61,7 @@ def test_a_sound_report_passes_with_its_figures() -> None:
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_a_finding_of_any_rule_fails_the_rung(rule: str) -> None:
     """With the rule as its reference, and the place as a sample."""
-    report = replace(SOUND, findings=(Finding("probe/_C.so", rule, "it is so"),))
+    report = replace(SOUND, findings=(AuditFinding("probe/_C.so", rule, "it is so"),))
     (bad,) = [check for check in audited.run(report) if check.state != "pass"]
     assert (bad.state, bad.reference, bad.samples[0].case, bad.samples[0].found) == (
         "fail",

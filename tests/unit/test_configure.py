@@ -10,7 +10,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import configure
-from sparkwright.builder.configure import Configured, Unit
+from sparkwright.builder.configure import Configured, TranslationUnit
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.core import process
 
@@ -82,11 +82,11 @@ def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env:
     found = run(source, tmp_path / "build", cuda_bin, cuda_env)
     assert {unit.object for unit in found.units if unit.source == "one.cu"} == {"CMakeFiles/first.dir/one.cu.o"}
     assert tuple(msgspec.structs.replace(unit, object="") for unit in found.units) == (
-        Unit("first", "<build>/made.cu", "CUDA", ("compute_121f:sm_121f",)),
-        Unit("first", "one.cu", "CUDA", ("compute_121f:sm_121f",)),
-        Unit("first", "plain.cpp", "CXX"),
-        Unit("first", "two.cu", "CUDA", PTX80),
-        Unit("second", "sub/three.cu", "CUDA", ("compute_121f:sm_121f", "compute_90:compute_90")),
+        TranslationUnit("first", "<build>/made.cu", "CUDA", ("compute_121f:sm_121f",)),
+        TranslationUnit("first", "one.cu", "CUDA", ("compute_121f:sm_121f",)),
+        TranslationUnit("first", "plain.cpp", "CXX"),
+        TranslationUnit("first", "two.cu", "CUDA", PTX80),
+        TranslationUnit("second", "sub/three.cu", "CUDA", ("compute_121f:sm_121f", "compute_90:compute_90")),
     )
     assert ("sub/CMakeLists.txt", 2, "set_target_properties") in [(call.file, call.line, call.command) for call in found.calls]
     assert not any(str(tmp_path) in argument for call in found.calls for argument in call.arguments)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sparkwright.builder import host_info
-from sparkwright.builder.host_info import Endpoint, Gpu, HostInfo, facts
+from sparkwright.builder.host_info import Endpoint, GpuInfo, HostInfo, facts
 from sparkwright.cli import doctor, main
 from sparkwright.cli.doctor import CacheContents, VerbAdvice
 from sparkwright.core.console import console
@@ -32,7 +32,7 @@ SPARK = HostInfo(
     libc_version="2.39",
     python="3.12.3",
     python_headers=True,
-    gpus=(Gpu("NVIDIA GB10", "12.1", "580.95.05"),),
+    gpus=(GpuInfo("NVIDIA GB10", "12.1", "580.95.05"),),
     tools={"git": "2.43.0", "gcc": "13.3.0", "g++": "13.3.0"},
     docker="28.2.2",
     container="",
@@ -139,12 +139,12 @@ def test_a_machine_without_a_base_wheel_cannot_graft(project: Project, change: d
     ("gpus", "state", "words"),
     [
         ((), "not-run", "no GPU here"),
-        ((Gpu("NVIDIA H200", "9.0", "580.65.06"),), "not-run", "is SM 9.0"),
-        ((Gpu("NVIDIA GB10", "12.1", "570.10"),), "look", "driver 580 or newer"),
-        ((Gpu("NVIDIA GB10", "12.1", "580.95.05"),), "look", "the GPU that the wheels are for"),
+        ((GpuInfo("NVIDIA H200", "9.0", "580.65.06"),), "not-run", "is SM 9.0"),
+        ((GpuInfo("NVIDIA GB10", "12.1", "570.10"),), "look", "driver 580 or newer"),
+        ((GpuInfo("NVIDIA GB10", "12.1", "580.95.05"),), "look", "the GPU that the wheels are for"),
     ],
 )
-def test_gates_run_only_on_the_right_gpu(project: Project, gpus: tuple[Gpu, ...], state: str, words: str) -> None:
+def test_gates_run_only_on_the_right_gpu(project: Project, gpus: tuple[GpuInfo, ...], state: str, words: str) -> None:
     """Without a GPU, or with another one, gates are not-run, never passed."""
     (found,) = of(advice(msgspec.structs.replace(SPARK, gpus=gpus), project), "gate")
 

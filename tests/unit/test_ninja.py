@@ -21,7 +21,7 @@ from tests.refusals import refusal
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder, CompileLimits
-from sparkwright.builder.environment.ccache import Cache
+from sparkwright.builder.environment.ccache import Ccache
 from sparkwright.builder.environment.sandbox import Sandbox
 
 #: Of the test environment, else of the machine.
@@ -80,13 +80,13 @@ class Work:
         """Return the costs, as the stack ships them and as this folder's record has them."""
         return Costs(self.record, self.costs, {})
 
-    def build_folder(self, cache: Cache | None = None) -> BuildFolder:
+    def build_folder(self, cache: Ccache | None = None) -> BuildFolder:
         """Return the build folder, without a sandbox."""
         env = {**os.environ, **(cache.environment if cache else {})}
         log = self.folder / "compile.log"
         return BuildFolder("test", NINJA, self.folder, Sandbox("none"), env, log, cache)
 
-    def compile(self, limits: CompileLimits = LIMITS, cache: Cache | None = None) -> list[str]:
+    def compile(self, limits: CompileLimits = LIMITS, cache: Ccache | None = None) -> list[str]:
         """Compile everything, and return the units that were not taken from the cache."""
         calls = self.build_folder(cache).compile((), self.ledger(), limits)
         return sorted(call.unit for call in calls if not call.hit)
@@ -308,7 +308,7 @@ def test_the_launcher_ends_with_the_status_of_the_program(
 def test_a_unit_from_the_compiler_cache_has_no_cost(work: Work) -> None:
     """The second build folder compiles nothing, and records nothing."""
     settings = {"CCACHE_DIR": str(work.folder / "ccache"), "CCACHE_DEPEND": "true"}
-    cache = Cache(shutil.which("ccache") or "", settings)
+    cache = Ccache(shutil.which("ccache") or "", settings)
     work.add("a.cpp", "int a() { return 1; }\n")
     assert work.compile(cache=cache) == ["a.cpp"]
     shutil.rmtree(work.build)

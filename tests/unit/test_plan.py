@@ -12,9 +12,9 @@ from tests.refusals import refusal
 from sparkwright.builder import configure
 from sparkwright.builder.arch import plan
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.plan import Plan
-from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Rule
-from sparkwright.builder.configure import Call, Configured, Unit
+from sparkwright.builder.arch.plan import ArchPlan
+from sparkwright.builder.arch.rules import ArchException, ArchRule, ArchRules, DroppedUnits
+from sparkwright.builder.configure import Call, Configured, TranslationUnit
 from sparkwright.core import process
 
 NATIVE = ("compute_121f:sm_121f",)
@@ -88,11 +88,11 @@ endfunction()
 
 RULES = ArchRules(
     rules=(
-        Rule(
+        ArchRule(
             name="known", fork="mini", file="CMakeLists.txt", command="set", where=("KNOWN_ARCHS",), argument=1, expect="8.0;12.0",
             append=("12.1",), under=("VERSION_GREATER_EQUAL 12.9",), reason="12.1 folds to 12.0", drop_when="listed",
         ),
-        Rule(
+        ArchRule(
             name="repack", fork="mini", file="CMakeLists.txt", command="meet", where=("REPACK_ARCHS",), argument=1, expect="8.0+PTX",
             append=("12.0f",), reason="nothing in it is special", drop_when="listed",
         ),
@@ -101,10 +101,10 @@ RULES = ArchRules(
 KEEP = ArchException("mini", "repack/*.cu", "never called on this arch", "compute_80")
 
 
-def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> Plan:
+def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> ArchPlan:
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
-    made = tuple(Unit("t", f"{letter}.cu", "CUDA", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
-    configured = Configured((*made, Unit("t", "x.cpp", "CXX")), calls)
+    made = tuple(TranslationUnit("t", f"{letter}.cu", "CUDA", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
+    configured = Configured((*made, TranslationUnit("t", "x.cpp", "CXX")), calls)
     read = {"CMakeLists.txt": text.encode()}.get
     return plan.examine(configured, arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
 
@@ -224,7 +224,7 @@ class Tree:
         self.root, self.cuda_bin, self.cuda_env = root, cuda_bin, cuda_env
         self._numbers = itertools.count()
 
-    def judge(self, applied: ArchRules, *, request: str = "12.1f", rules: ArchRules = RULES, text: str = TEXT) -> Plan:
+    def judge(self, applied: ArchRules, *, request: str = "12.1f", rules: ArchRules = RULES, text: str = TEXT) -> ArchPlan:
         folder = self.root / f"tree{next(self._numbers)}"
         (folder / "repack").mkdir(parents=True)
         for name in ("core.cu", "more.cu", "fp4.cu", "repack/one.cu"):

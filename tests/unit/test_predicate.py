@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.builder import bisect
-from sparkwright.builder.bisect import Answer
+from sparkwright.builder.bisect import BisectAnswer
 from sparkwright.cherry_picks import ledger
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
@@ -36,7 +36,7 @@ def test_a_turn_is_found_around_what_gives_no_answer(data: st.DataObject) -> Non
     mute = data.draw(st.sets(st.integers(1, max(count - 2, 1)), max_size=30)) - {0, count - 1}
     asked: list[int] = []
 
-    def ask(place: int) -> Answer:
+    def ask(place: int) -> BisectAnswer:
         asked.append(place)
         return "skip" if place in mute else "good" if place < turn else "bad"
 

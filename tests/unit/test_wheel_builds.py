@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.configure import Library
+from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, graft, pep517
@@ -48,7 +48,7 @@ def test_a_backend_that_makes_no_wheel_is_refused(tmp_path: Path, store: Store, 
     assert not [*tmp_path.rglob("*.whl")]
 
 
-CORE = Library("_core", "lib/_core.abi3.so", True)
+CORE = CMakeLibrary("_core", "lib/_core.abi3.so", True)
 
 
 @pytest.fixture(name="base")
@@ -63,19 +63,19 @@ def _base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("targets", "libraries", "details"),
     [
-        (("_core", "_more"), (CORE, Library("_more", "_more.abi3.so", False)), ("_more: _more.abi3.so: not in the wheel",)),
-        (("all",), (CORE, Library("_more", "_more.abi3.so", True)), ("_more: _more.abi3.so: not in the wheel",)),
+        (("_core", "_more"), (CORE, CMakeLibrary("_more", "_more.abi3.so", False)), ("_more: _more.abi3.so: not in the wheel",)),
+        (("all",), (CORE, CMakeLibrary("_more", "_more.abi3.so", True)), ("_more: _more.abi3.so: not in the wheel",)),
         (
             ("all",),
-            (CORE, Library("_twice", "_twice.abi3.so", False)),
+            (CORE, CMakeLibrary("_twice", "_twice.abi3.so", False)),
             ("_twice: _twice.abi3.so: mini/a/_twice.abi3.so, mini/b/_twice.abi3.so",),
         ),
-        (("all",), (Library("_test", "_test.so", False),), ()),
+        (("all",), (CMakeLibrary("_test", "_test.so", False),), ()),
     ],
     ids=["named", "installed", "twice", "none"],
 )
 def test_a_library_without_exactly_one_member_in_the_base_is_refused(
-    base: Path, targets: tuple[str, ...], libraries: tuple[Library, ...], details: tuple[str, ...]
+    base: Path, targets: tuple[str, ...], libraries: tuple[CMakeLibrary, ...], details: tuple[str, ...]
 ) -> None:
     """What the official wheel does not have cannot be replaced; the error names target, library and members."""
     assert graft.replaced_members(base, [CORE], ForkEnvironment(targets=targets)) == {"mini/_core.abi3.so": CORE.path}

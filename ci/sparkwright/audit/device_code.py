@@ -33,7 +33,7 @@ import msgspec
 from sparkwright.audit.policy import is_generation
 from sparkwright.builder.wheel import elf, fatbin
 from sparkwright.builder.wheel.elf import Buffer, SharedObject
-from sparkwright.builder.wheel.fatbin import Entry
+from sparkwright.builder.wheel.fatbin import FatbinEntry
 from sparkwright.core.digest import canonical, sha256_bytes
 
 #: A note holds one command line; a larger one is not a note.
@@ -128,7 +128,7 @@ def images(
         ElfUnreadable: A cubin cannot be read.
     """
     if library.machine == elf.CUDA:
-        yield _cubin(data, Entry("cubin", "", 0, len(data), len(data), "", 0))
+        yield _cubin(data, FatbinEntry("cubin", "", 0, len(data), len(data), "", 0))
     for entry in fatbin.entries(data, library.fatbins):
         if entry.kind == "cubin" and is_generation(entry.arch, generation):
             yield _cubin(data, entry)
@@ -142,7 +142,7 @@ def images(
             yield DeviceImage("ptx", entry.container, entry.arch, target, sha256), text
 
 
-def _cubin(data: Buffer, entry: Entry) -> tuple[DeviceImage, bytes]:
+def _cubin(data: Buffer, entry: FatbinEntry) -> tuple[DeviceImage, bytes]:
     content = fatbin.unpack(data, entry)
     target, kernels = read_cubin(content)
     target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from sparkwright.audit import device_code, tools
 from sparkwright.audit.device_code import GAINS, DeviceImage
 from sparkwright.audit.policy import AuditPolicy, LibraryPolicy, is_generation
-from sparkwright.audit.report import AuditedLibrary, Finding, OpcodeCount
+from sparkwright.audit.report import AuditedLibrary, AuditFinding, OpcodeCount
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import NO_BITS, Buffer, ElfUnreadable, SharedObject
@@ -69,11 +69,11 @@ class LibraryAudit:
         self._policy = replace(policy, arch=wants.arch) if wants and wants.arch else policy
         #: Units of this library, and those that are linked into several.
         self._units = [unit for unit in contents.units if unit.library in (name, "")]
-        self.findings: list[Finding] = []
+        self.findings: list[AuditFinding] = []
 
     def find(self, rule: str, message: str, units: Iterable[str] = ()) -> None:
         """Add a finding about the library and these translation units."""
-        self.findings.append(Finding(self.name, rule, message, tuple(units)))
+        self.findings.append(AuditFinding(self.name, rule, message, tuple(units)))
 
     @property
     def target(self) -> LibraryPolicy | None:

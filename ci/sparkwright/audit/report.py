@@ -51,7 +51,7 @@ class AuditedWheel(msgspec.Struct, frozen=True):
     platforms: tuple[str, ...]
 
 
-class Finding(msgspec.Struct, frozen=True, order=True):
+class AuditFinding(msgspec.Struct, frozen=True, order=True):
     """
     A disagreement between a wheel and its policy.
 
@@ -195,7 +195,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     target: str
     policy: str
     libraries: tuple[AuditedLibrary, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     device_code: str
     judged: Literal["stack", "any"] = "stack"
     checkers: tuple[Checker, ...] = ()

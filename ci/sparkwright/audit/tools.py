@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from sparkwright.audit.report import AuditedWheel, Checker, Finding
+from sparkwright.audit.report import AuditedWheel, AuditFinding, Checker
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel.elf import Buffer, version_key, version_text
 from sparkwright.core import process
@@ -61,14 +61,14 @@ _LINE = re.compile(
 
 T = TypeVar("T")
 #: The result in a few words, and the findings.
-Result = tuple[str, list[Finding]]
+Result = tuple[str, list[AuditFinding]]
 
 
 class CheckerResult(msgspec.Struct, frozen=True):
     """The part of a checker in an audit, and its findings."""
 
     checker: Checker
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
 
 
 class HostLibrary(msgspec.Struct, frozen=True):
@@ -207,19 +207,19 @@ def abi3(
     def run() -> Result:
         answer = _answer("abi3audit", ["-R", *paths], scratch, _Abi3Answer, timeout)
         _require_all("abi3audit", list(answer.specs), paths)
-        findings: list[Finding] = []
+        findings: list[AuditFinding] = []
         for path, spec in answer.specs.items():
             result = spec.object.result
             if result.non_abi3_symbols:
                 message = f"it uses {', '.join(sorted(result.non_abi3_symbols)[:5])}"
-                findings.append(Finding(paths[path], "abi3-violated", message))
+                findings.append(AuditFinding(paths[path], "abi3-violated", message))
             if version_key(result.computed) > floor:
                 newer = ", ".join(sorted(result.future_abi3_objects)[:5])
                 message = (
                     f"it needs Python {result.computed}, the wheel promises "
                     f"{version_text(floor)}: {newer}"
                 )
-                findings.append(Finding(paths[path], "abi3-newer", message))
+                findings.append(AuditFinding(paths[path], "abi3-newer", message))
         return f"{len(paths)} libraries, Python {version_text(floor)} promised", findings
 
     return _outcome("abi3audit", "" if paths else "no library is named .abi3.so", run)
@@ -287,18 +287,18 @@ def torch(
             for extension in [*package.extensions, *package.bundled_libs]
         ]
         _require_all("torch-abi-audit", [extension.path for extension in extensions], paths)
-        findings: list[Finding] = []
+        findings: list[AuditFinding] = []
         for extension in extensions:
             name, use = paths[extension.path], extension.torch
             if extension.error or use is None:
                 raise _NotRun(f"torch-abi-audit on {name}: {extension.error or 'no answer'}"[:300])
             if use.uses_torch and not use.stable and stable(name):
                 message = f"it uses {len(use.unstable_symbols)} symbols beside torch's stable ABI"
-                findings.append(Finding(name, "torch-unstable", message))
+                findings.append(AuditFinding(name, "torch-unstable", message))
             oldest = use.min_torch_version or ""
             if oldest and required and version_key(oldest) > (*required, 0, 0)[:3]:
                 message = f"it needs torch {oldest}, the wheel requires {version_text(required)}"
-                findings.append(Finding(name, "torch-newer", message))
+                findings.append(AuditFinding(name, "torch-newer", message))
         uses = [extension.torch for extension in extensions if extension.torch]
         users = sum(use.uses_torch for use in uses)
         steady = sum(use.stable for use in uses)
@@ -329,7 +329,7 @@ def platform_tag(
         real = promised_glibc([answer.sym_tag or ""])
         says = f"{answer.sym_tag}, promised: {', '.join(about.platforms)}"
         newer = real is None or (promised is not None and real > promised)
-        return says, [Finding("", "tag-newer", f"auditwheel says {says}")] if newer else []
+        return says, [AuditFinding("", "tag-newer", f"auditwheel says {says}")] if newer else []
 
     return _outcome("auditwheel", "" if promised else "its tag promises no version of glibc", run)
 

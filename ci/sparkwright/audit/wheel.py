@@ -17,7 +17,13 @@ from msgspec.structs import replace
 from sparkwright.audit import device_code, tools, wheel_reader
 from sparkwright.audit.library import DRIVER_FILES, LibraryAudit
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy
-from sparkwright.audit.report import AuditedLibrary, AuditedWheel, AuditReport, Checker, Finding
+from sparkwright.audit.report import (
+    AuditedLibrary,
+    AuditedWheel,
+    AuditFinding,
+    AuditReport,
+    Checker,
+)
 from sparkwright.audit.tools import CheckerResult, HostLibrary
 from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
@@ -112,7 +118,7 @@ def audit(
     if judged == "stack":
         present = [policy.library(about.name, library.name) for library in libraries]
         findings += [
-            Finding(wants.glob, "library-missing", "the policy asks for it")
+            AuditFinding(wants.glob, "library-missing", "the policy asks for it")
             for wants in listed.libraries
             if wants.role == "target" and wants not in present
         ]
@@ -131,20 +137,20 @@ def audit(
 
 def _whole(
     about: AuditedWheel, names: Sequence[str], listed: DistributionPolicy
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """Yield findings about the wheel's size, and copies of others' libraries among its members."""
     if listed.size_max is not None and about.size > listed.size_max:
-        yield Finding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
+        yield AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
     if _OWNERS.fullmatch(about.name):
         return
     for name in names:
         folder, _, file = name.rpartition("/")
         if DRIVER_FILES.fullmatch(file):
             message = "the driver is the machine's own, and a copy of another version breaks it"
-            yield Finding(name, "vendored-driver", message)
+            yield AuditFinding(name, "vendored-driver", message)
         elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
             message = "two copies of a library in one process do not share their state"
-            yield Finding(name, "vendored-library", message)
+            yield AuditFinding(name, "vendored-library", message)
 
 
 def _inspect(

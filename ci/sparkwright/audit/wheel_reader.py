@@ -23,7 +23,7 @@ from typing import IO
 import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from sparkwright.audit.report import AuditedWheel, Finding
+from sparkwright.audit.report import AuditedWheel, AuditFinding
 from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text
 from sparkwright.builder.wheel.elf import MAGIC
@@ -140,7 +140,7 @@ def contents(wheel: Path, about: AuditedWheel) -> Contents:
 
 def walk(
     wheel: Path, about: AuditedWheel, scratch: Path, visit: Callable[[Binary], None]
-) -> tuple[Finding, ...]:
+) -> tuple[AuditFinding, ...]:
     """
     Read every member of *wheel* once, and return the differences between RECORD and the members.
 
@@ -155,7 +155,7 @@ def walk(
         disk-full: There is no room for a member.
     """
     damage_guard = partial(archives.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     with (
         archives.opened(wheel) as archive,
         translate_disk_full(scratch),
@@ -182,7 +182,8 @@ def walk(
             progress.update(progress.done + info.compress_size, name)
     message = "RECORD lists it, the wheel does not hold it"
     findings += [
-        Finding(name, "record-surplus", message) for name in rows.keys() - listed.keys() - unsigned
+        AuditFinding(name, "record-surplus", message)
+        for name in rows.keys() - listed.keys() - unsigned
     ]
     return tuple(sorted(findings))
 
@@ -200,11 +201,13 @@ def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
     return sha.hexdigest(), is_binary
 
 
-def _differences(name: str, row: tuple[str, str] | None, sha256: str, size: int) -> list[Finding]:
+def _differences(
+    name: str, row: tuple[str, str] | None, sha256: str, size: int
+) -> list[AuditFinding]:
     if row is None:
-        return [Finding(name, "record-missing", "RECORD does not list it")]
+        return [AuditFinding(name, "record-missing", "RECORD does not list it")]
     digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
     if row[0].rstrip("=") == digest and row[1] in ("", str(size)):
         return []
     message = f"RECORD has {row[0] or 'no hash'} and {row[1]} bytes; it is {digest}, {size} bytes"
-    return [Finding(name, "record-mismatch", message)]
+    return [AuditFinding(name, "record-mismatch", message)]

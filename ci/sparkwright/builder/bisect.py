@@ -36,7 +36,7 @@ from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import Project
 
-Answer = Literal["good", "bad", "skip"]
+BisectAnswer = Literal["good", "bad", "skip"]
 #: Makes the checkout of a state, and returns a run on it and the patched tree.
 Make = Callable[[], tuple[RunContext, str]]
 
@@ -97,7 +97,7 @@ class Turn(msgspec.Struct, frozen=True):
     tried: tuple[int, int]
 
 
-class Cause(msgspec.Struct, frozen=True):
+class BisectCause(msgspec.Struct, frozen=True):
     """
     The change that changed the answer of a command.
 
@@ -110,12 +110,12 @@ class Cause(msgspec.Struct, frozen=True):
     over: str
     last: str
     first: str
-    answers: tuple[Answer, Answer]
+    answers: tuple[BisectAnswer, BisectAnswer]
     what: str
     page: str = ""
 
 
-class Step(msgspec.Struct, frozen=True):
+class BisectStep(msgspec.Struct, frozen=True):
     """
     A state that a command was asked about.
 
@@ -128,7 +128,7 @@ class Step(msgspec.Struct, frozen=True):
     """
 
     name: str
-    answer: Answer
+    answer: BisectAnswer
     tree: str = ""
     wheel: str = ""
     status: int | None = None
@@ -137,7 +137,7 @@ class Step(msgspec.Struct, frozen=True):
     log: str = ""
 
 
-def search(names: Sequence[str], ask: Callable[[int], Answer]) -> tuple[int, int]:
+def search(names: Sequence[str], ask: Callable[[int], BisectAnswer]) -> tuple[int, int]:
     """
     Return the last state that answers as the first one does, and the first that answers as the last
     one does.
@@ -221,7 +221,7 @@ def patch_over_commits(fork: Upstream, patches: Sequence[Patch], line: Sequence[
     """
     tried: dict[int, Trial] = {}
 
-    def ask(number: int) -> Answer:
+    def ask(number: int) -> BisectAnswer:
         base = fork.at_commit(line[number][:12], line[number], patches)
         tried[number] = trial = drift.trials(fork, patches, base)[-1]
         console.note(f"{trial.base}: {trial.state} (of {len(line)})")
@@ -296,10 +296,10 @@ class Predicate:
     ) -> None:
         self._session, self._fork, self._command = session, fork, tuple(command)
         self._build = build
-        self.steps: list[Step] = []
+        self.steps: list[BisectStep] = []
         self.folder = session.store.folder("work", session.project.stack, fork, "bisect")
 
-    def ask(self, name: str, make: Make, *, again: bool = False) -> Answer:
+    def ask(self, name: str, make: Make, *, again: bool = False) -> BisectAnswer:
         """
         Return the answer about a state.
 
@@ -319,7 +319,7 @@ class Predicate:
             if error.reference not in NO_STATE:
                 raise
             why = f"{error.reference}: {error.what}"
-            return self._record(Step(name, "skip", why=why, seconds=time.monotonic() - began))
+            return self._record(BisectStep(name, "skip", why=why, seconds=time.monotonic() - began))
         # An edited script asks another question.
         files = [digest.sha256_file(Path(word)) for word in self._command if Path(word).is_file()]
         inputs = pipeline.reviewed(pipeline.inputs(session, self._fork))
@@ -338,10 +338,10 @@ class Predicate:
                 todo="Make the command repeatable.",
             )
         filename = built.filename if built else ""
-        step = Step(name, _answer(status), tree, filename, status, log=str(log))
+        step = BisectStep(name, _answer(status), tree, filename, status, log=str(log))
         return self._record(msgspec.structs.replace(step, seconds=time.monotonic() - began))
 
-    def _record(self, step: Step) -> Answer:
+    def _record(self, step: BisectStep) -> BisectAnswer:
         self.steps.append(step)
         why = f", {step.why}" if step.why else ""
         console.note(f"{step.name}: {step.answer}{why}, {duration(step.seconds)}")
@@ -381,13 +381,13 @@ class Predicate:
         return 0
 
 
-def _answer(status: int) -> Answer:
+def _answer(status: int) -> BisectAnswer:
     return "good" if status == 0 else "skip" if status == SKIP else "bad"
 
 
 def over_commits(
     fork: Upstream, line: Sequence[str], predicate: Predicate, *, bare: bool = False
-) -> Cause:
+) -> BisectCause:
     """
     Return the upstream commit of *line* that changed the answer.
 
@@ -422,7 +422,7 @@ def over_commits(
     return replace(cause, what=what, page=page)
 
 
-def over_patches(session: RunContext, fork: str, predicate: Predicate) -> Cause:
+def over_patches(session: RunContext, fork: str, predicate: Predicate) -> BisectCause:
     """
     Return the patch that changed the answer, together with those before it.
 
@@ -451,7 +451,7 @@ def over_patches(session: RunContext, fork: str, predicate: Predicate) -> Cause:
 
 def _cause(
     states: Sequence[tuple[str, Make]], predicate: Predicate, over: str
-) -> tuple[int, Cause]:
+) -> tuple[int, BisectCause]:
     """
     Return the number of the state at which the answer changes, and the cause without its name.
 
@@ -471,4 +471,4 @@ def _cause(
             todo="Let the command judge these, or make them buildable; every other answer is kept.",
             data={"last": names[last], "first": names[first]},
         )
-    return first, Cause(over, names[last], names[first], (answers[0], answers[1]), "")
+    return first, BisectCause(over, names[last], names[first], (answers[0], answers[1]), "")

@@ -62,7 +62,7 @@ _ARCH = ("-arch", "--gpu-architecture")
 _CODE = ("-code", "--gpu-code")
 
 
-class Unit(msgspec.Struct, frozen=True, order=True):
+class TranslationUnit(msgspec.Struct, frozen=True, order=True):
     """
     A source that a target compiles.
 
@@ -84,7 +84,8 @@ class Unit(msgspec.Struct, frozen=True, order=True):
 
 class Call(msgspec.Struct, frozen=True):
     """
-    A command that CMake ran, with the values of its arguments; *file* is named as `Unit.source` is.
+    A command that CMake ran, with the values of its arguments; *file* is named as
+    `TranslationUnit.source` is.
     """
 
     file: str
@@ -104,7 +105,7 @@ class Configured(msgspec.Struct, frozen=True):
             hashed.
     """
 
-    units: tuple[Unit, ...]
+    units: tuple[TranslationUnit, ...]
     calls: tuple[Call, ...]
 
 
@@ -231,7 +232,7 @@ def _targets(build: Path) -> dict[str, Any]:
     }
 
 
-def _units(folders: _Folders, build: Path, names: Sequence[str]) -> Iterator[Unit]:
+def _units(folders: _Folders, build: Path, names: Sequence[str]) -> Iterator[TranslationUnit]:
     """Yield each unit that the file API names, with the gencode of its command."""
     commands, targets = _commands(build), _targets(build)
     if missing := [name for name in names if name not in targets]:
@@ -245,7 +246,9 @@ def _units(folders: _Folders, build: Path, names: Sequence[str]) -> Iterator[Uni
                 tokens = commands[name, path]
                 code = gencode(tokens) if group["language"] == "CUDA" else ()
                 object_path = tokens[tokens.index("-o") + 1]
-                yield Unit(name, folders.relative(path), group["language"], code, object_path)
+                yield TranslationUnit(
+                    name, folders.relative(path), group["language"], code, object_path
+                )
 
 
 def _commands(build: Path) -> dict[tuple[str, Path], list[str]]:
@@ -290,7 +293,7 @@ def _calls(folders: _Folders, lines: Iterable[bytes], traced: Collection[str]) -
             yield Call(folders.relative(path), entry["line"], command, tuple(arguments))
 
 
-class Library(msgspec.Struct, frozen=True):
+class CMakeLibrary(msgspec.Struct, frozen=True):
     """
     A shared library that a target makes: its path in the build folder, and whether CMake's install
     rules name it.
@@ -301,10 +304,10 @@ class Library(msgspec.Struct, frozen=True):
     installed: bool
 
 
-def libraries(build: Path) -> tuple[Library, ...]:
+def libraries(build: Path) -> tuple[CMakeLibrary, ...]:
     """Return the shared libraries of the configured folder *build*, by target."""
     return tuple(
-        Library(name, target["artifacts"][0]["path"], "install" in target)
+        CMakeLibrary(name, target["artifacts"][0]["path"], "install" in target)
         for name, target in _targets(build).items()
         if target["type"] in ("MODULE_LIBRARY", "SHARED_LIBRARY")
     )

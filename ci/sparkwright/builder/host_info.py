@@ -37,7 +37,7 @@ TOOLS: Mapping[str, str] = {
 }
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class GpuInfo(msgspec.Struct, frozen=True):
     """
     A GPU as its driver names it; *capability* is CUDA's compute capability, ``12.1`` on a GB10.
     """
@@ -77,7 +77,7 @@ class HostInfo(msgspec.Struct, frozen=True):
     libc_version: str
     python: str
     python_headers: bool
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuInfo, ...]
     tools: dict[str, str]
     docker: str
     container: str
@@ -162,12 +162,12 @@ def tool_version(name: str) -> str:
     return match[0] if match else ""
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[GpuInfo, ...]:
     """Return the GPUs that the NVIDIA driver shows."""
     query = ("--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
     rows = command_output("nvidia-smi", *query).splitlines()
     fields = ([field.strip() for field in row.split(",")] for row in rows)
-    return tuple(Gpu(*row) for row in fields if len(row) == 3)
+    return tuple(GpuInfo(*row) for row in fields if len(row) == 3)
 
 
 def processor() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder import bisect as bisection
-from sparkwright.builder.bisect import Cause, Predicate
+from sparkwright.builder.bisect import BisectCause, Predicate
 from sparkwright.cherry_picks import apply, conflict, ideas, ledger, pull_requests, series
 from sparkwright.cherry_picks import bump as bumps
 from sparkwright.cherry_picks import drift as drifts
@@ -746,7 +746,7 @@ def _bisect_command(session: RunContext, fork: str, arguments: argparse.Namespac
     return 0
 
 
-def _cause(upstream: Upstream, predicate: Predicate, arguments: argparse.Namespace) -> Cause:
+def _cause(upstream: Upstream, predicate: Predicate, arguments: argparse.Namespace) -> BisectCause:
     session, fork, names = upstream.session, upstream.fork, (arguments.start, arguments.end)
     if arguments.over == "patches":
         return bisection.over_patches(session, fork, predicate)

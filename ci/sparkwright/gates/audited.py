@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparkwright.audit.report import RULES, AuditReport, Finding
+from sparkwright.audit.report import RULES, AuditFinding, AuditReport
 from sparkwright.gates.verdict import Check, Figure, Sample, declare, failed, not_run, passed
 
 TITLE = "the bytes in the wheel"
@@ -80,7 +80,7 @@ def _group(report: AuditReport, name: str) -> Check:
     return passed(name, f"{says}; {tool.says}" if tool else says, figures=_figures(report, name, 0))
 
 
-def _samples(found: Iterable[Finding]) -> list[Sample]:
+def _samples(found: Iterable[AuditFinding]) -> list[Sample]:
     return [Sample(finding.library or "(the wheel)", RULES[finding.rule], finding.text[:200]) for finding in found]
 
 

@@ -42,7 +42,7 @@ class Argument(msgspec.Struct, frozen=True):
     quoted: bool
 
 
-class Command(msgspec.Struct, frozen=True):
+class CMakeCommand(msgspec.Struct, frozen=True):
     """
     A command.
 
@@ -71,7 +71,7 @@ def _parser() -> Parser:
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_cmake.language()))
 
 
-def parse(text: bytes, origin: str) -> tuple[Command, ...]:
+def parse(text: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     """
     Return the commands of *text* in document order, without those that close a scope.
 
@@ -81,7 +81,7 @@ def parse(text: bytes, origin: str) -> tuple[Command, ...]:
     root = _parser().parse(text).root_node
     if root.has_error:
         raise _malformed(origin, _fault(root))
-    commands: list[Command] = []
+    commands: list[CMakeCommand] = []
     scopes: list[str] = []
     for node in _command_nodes(root):
         name = _text(node.children[0]).lower()
@@ -92,7 +92,7 @@ def parse(text: bytes, origin: str) -> tuple[Command, ...]:
         if name in _OPENERS or name not in _CLOSERS:
             arguments = tuple(_arguments(node))
             line = node.start_point[0] + 1
-            commands.append(Command(name, line, arguments, tuple(scopes)))
+            commands.append(CMakeCommand(name, line, arguments, tuple(scopes)))
         if name in _OPENERS:
             condition = _text(node).partition("(")[2].rpartition(")")[0]
             scopes.append(f"{name}({' '.join(condition.split())})")

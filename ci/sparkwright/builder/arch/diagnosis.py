@@ -18,9 +18,9 @@ from pathlib import PurePosixPath
 import msgspec
 
 from sparkwright.builder.arch import cmake_file
-from sparkwright.builder.arch.cmake_file import Command
-from sparkwright.builder.arch.rules import Rule
-from sparkwright.builder.configure import Call, Unit
+from sparkwright.builder.arch.cmake_file import CMakeCommand
+from sparkwright.builder.arch.rules import ArchRule
+from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.core.errors import FileError
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
@@ -32,7 +32,7 @@ _KEYWORD = re.compile(r"[A-Z_]*ARCH[A-Z_]*")
 Pair = tuple[str, str]
 
 
-class Cause(msgspec.Struct, frozen=True, order=True):
+class ArchCause(msgspec.Struct, frozen=True, order=True):
     """
     The reason for a unit's arch.
 
@@ -84,14 +84,14 @@ class Trace:
         calls: Sequence[Call],
         read: Callable[[str], bytes | None],
         arch: str,
-        rules: Sequence[Rule],
+        rules: Sequence[ArchRule],
     ) -> None:
         self.calls, self.arch, self.rules = calls, arch, rules
         self._read = read
         self._commands = cache(self._parse)
         self._pairs = cache(self._align)
 
-    def cause(self, unit: Unit) -> Cause:
+    def cause(self, unit: TranslationUnit) -> ArchCause:
         """Return the cause of the arch of *unit*."""
         wanted = spell(self.arch)
         # A unit of another generation lost the arch where the whole family was lost, even if the
@@ -111,7 +111,7 @@ class Trace:
                 return self._conclude("", call, value, why)
         return self._search(len(self.calls), "CMAKE_CUDA_ARCHITECTURES", "", wanted)
 
-    def _search(self, index: int, variable: str, value: str, wanted: str) -> Cause:
+    def _search(self, index: int, variable: str, value: str, wanted: str) -> ArchCause:
         """
         Go back from call *index*, which used *variable*, to the call that was given *wanted* (an
         arch, or a whole family) and lost it.
@@ -141,7 +141,7 @@ class Trace:
 
     def _blame(
         self, index: int, variable: str, inputs: Sequence[Pair], wanted: str, why: str
-    ) -> Cause:
+    ) -> ArchCause:
         """Return the argument of call *index* that lacks the arch: a variable, or a literal."""
         lacking = [(t, v) for t, v in inputs if elements(v) and not _has(v, wanted)]
         if not lacking:
@@ -179,7 +179,7 @@ class Trace:
             del values[:width]
         return pairs
 
-    def _parse(self, file: str) -> dict[tuple[str, int], Command]:
+    def _parse(self, file: str) -> dict[tuple[str, int], CMakeCommand]:
         try:
             commands = cmake_file.parse(self._read(file) or b"", file)
         except FileError:
@@ -187,7 +187,7 @@ class Trace:
             return {}
         return {(command.name, command.line): command for command in commands}
 
-    def _conclude(self, variable: str, call: Call | None, value: str, why: str) -> Cause:
+    def _conclude(self, variable: str, call: Call | None, value: str, why: str) -> ArchCause:
         remedy = f"write a rule that appends {self.arch} to it, or list the unit under kept"
         if not call or not elements(value) or value.startswith("-"):
             remedy = (
@@ -198,7 +198,7 @@ class Trace:
             if call and (rule.file, rule.where[0], rule.expect) == (call.file, variable, value):
                 appended = ";".join(rule.append)
                 remedy = f"apply rule {rule.name} of archs.yaml, which appends {appended} to it"
-        return Cause(variable, _origin(call) if call else "", value, why, remedy)
+        return ArchCause(variable, _origin(call) if call else "", value, why, remedy)
 
 
 def _has(value: str, wanted: str) -> bool:
@@ -210,7 +210,7 @@ def _origin(call: Call) -> str:
     return f"{call.file}:{call.line}"
 
 
-def _names_source(call: Call, unit: Unit) -> bool:
+def _names_source(call: Call, unit: TranslationUnit) -> bool:
     folder = PurePosixPath(call.file).parent
     parts = (part for argument in call.arguments for part in argument.split(";") if part)
     return any(unit.source in (part, str(folder / part)) for part in parts)

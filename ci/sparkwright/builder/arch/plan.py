@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 
 from sparkwright.builder import source_tree
-from sparkwright.builder.arch.diagnosis import Cause, Trace, generation, spell
+from sparkwright.builder.arch.diagnosis import ArchCause, Trace, generation, spell
 from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
 from sparkwright.builder.compile import ninja
-from sparkwright.builder.configure import DEPS, Configured, Unit
+from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
 from sparkwright.builder.environment import cross, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
@@ -53,7 +53,7 @@ class PlannedUnit(msgspec.Struct, frozen=True):
     gencode: tuple[str, ...]
     verdict: Verdict
     reason: str = ""
-    cause: Cause | None = None
+    cause: ArchCause | None = None
     object: str = ""
 
     @property
@@ -61,7 +61,7 @@ class PlannedUnit(msgspec.Struct, frozen=True):
         return " ".join(self.gencode) or "(nvcc's default)"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ArchPlan(msgspec.Struct, frozen=True):
     """
     The arch of every CUDA unit.
 
@@ -96,8 +96,8 @@ class PlanComparison(msgspec.Struct, frozen=True):
     """The plan of a fork, and that of the same tree without the rules."""
 
     key: str
-    after: Plan
-    before: Plan
+    after: ArchPlan
+    before: ArchPlan
 
 
 def obtain(
@@ -137,7 +137,9 @@ def obtain(
     return stored
 
 
-def examine_both(session: RunContext, tools: Toolchain, source: SourceTree) -> tuple[Plan, Plan]:
+def examine_both(
+    session: RunContext, tools: Toolchain, source: SourceTree
+) -> tuple[ArchPlan, ArchPlan]:
     """
     Configure *source* and return its plan, and that of the same tree without the rules; callers
     hold the workspace's lock.
@@ -150,7 +152,7 @@ def examine_both(session: RunContext, tools: Toolchain, source: SourceTree) -> t
 
 def _configure_and_examine(
     session: RunContext, tools: Toolchain, source: SourceTree, variant: str = ""
-) -> Plan:
+) -> ArchPlan:
     settings = toolchain.settings(session, source.fork)
     rules = source_tree.all_rules(session).of(source.fork)
     if not settings.needs_vendored:
@@ -182,7 +184,7 @@ def examine(
     fork: str,
     read: Callable[[str], bytes | None],
     sites: Sequence[Site] = (),
-) -> Plan:
+) -> ArchPlan:
     """
     Give every CUDA unit of *configured* its verdict.
 
@@ -197,7 +199,7 @@ def examine(
     cuda = [unit for unit in configured.units if unit.language == "CUDA"]
     units = tuple(_plan_unit(unit, arch, rules.kept, trace) for unit in cuda)
     counts = Counter(unit.verdict for unit in units)
-    return Plan(
+    return ArchPlan(
         fork=fork,
         arch=arch,
         gencode=_target(arch),
@@ -214,7 +216,7 @@ def _target(arch: str) -> str:
 
 
 def _plan_unit(
-    unit: Unit, arch: str, exceptions: Sequence[ArchException], trace: Trace
+    unit: TranslationUnit, arch: str, exceptions: Sequence[ArchException], trace: Trace
 ) -> PlannedUnit:
     planned = PlannedUnit(
         unit.target, unit.source, unit.gencode, _verdict(unit.gencode, arch), object=unit.object
@@ -265,14 +267,14 @@ def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit]) -> Iterator[s
             yield f"dropped: {dropped.unit} is compiled"
 
 
-def removed(plan: Plan, before: Plan | None) -> list[PlannedUnit]:
+def removed(plan: ArchPlan, before: ArchPlan | None) -> list[PlannedUnit]:
     """Return the units of *before* that *plan* does not compile; a rule can empty a list."""
     present = {(unit.target, unit.source) for unit in plan.units}
     units = before.units if before else ()
     return [unit for unit in units if (unit.target, unit.source) not in present]
 
 
-def check(plan: Plan, before: Plan | None = None) -> None:
+def check(plan: ArchPlan, before: ArchPlan | None = None) -> None:
     """
     Raise unless every unit of *plan* is native or kept, and every unit that it lost has a reason.
 
@@ -308,7 +310,7 @@ def check(plan: Plan, before: Plan | None = None) -> None:
         )
 
 
-def _explain(plan: Plan) -> Iterator[str]:
+def _explain(plan: ArchPlan) -> Iterator[str]:
     """Yield the failing units, by cause and by gencode."""
     ordered = sorted(
         plan.failing, key=lambda unit: (unit.cause, unit.code, unit.reason, unit.source)
@@ -333,7 +335,7 @@ def _units(count: int) -> str:
     return "1 unit" if count == 1 else f"{count} units"
 
 
-def show(plan: Plan, before: Plan | None = None, *, result: bool = False) -> None:
+def show(plan: ArchPlan, before: ArchPlan | None = None, *, result: bool = False) -> None:
     """
     Print how many units are compiled for what, and each unit that is kept or removed; those that
     fail are named by the error of `check`.

@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 
 from sparkwright.builder.arch import cmake_file
-from sparkwright.builder.arch.cmake_file import Argument, Command
+from sparkwright.builder.arch.cmake_file import Argument, CMakeCommand
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
@@ -36,7 +36,7 @@ Line = Annotated[str, msgspec.Meta(pattern=r"^[^\n]*\S[^\n]*$")]
 Lines = Annotated[tuple[Line, ...], msgspec.Meta(min_length=1)]
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     One mechanical rewrite.
 
@@ -136,7 +136,7 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of ``build/<stack>/archs.yaml``."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ArchRule, ...] = ()
     kept: tuple[ArchException, ...] = ()
     dropped: tuple[DroppedUnits, ...] = ()
     guards: tuple[Guard, ...] = ()
@@ -186,7 +186,7 @@ def load(path: Path) -> ArchRules:
 
 
 def rewrite(
-    read: Callable[[str], bytes | None], rules: Sequence[Rule]
+    read: Callable[[str], bytes | None], rules: Sequence[ArchRule]
 ) -> tuple[dict[str, bytes], tuple[Site, ...]]:
     """
     Return the changed files, and the sites in the order of *rules*.
@@ -218,7 +218,7 @@ def rewrite(
     return changed, tuple(sites)
 
 
-def _read(read: Callable[[str], bytes | None], rule: Rule) -> bytes:
+def _read(read: Callable[[str], bytes | None], rule: ArchRule) -> bytes:
     text = read(rule.file)
     if text is None:
         what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
@@ -226,10 +226,10 @@ def _read(read: Callable[[str], bytes | None], rule: Rule) -> bytes:
     return text
 
 
-def _matches(rule: Rule, commands: Sequence[Command]) -> list[Command]:
+def _matches(rule: ArchRule, commands: Sequence[CMakeCommand]) -> list[CMakeCommand]:
     """Return the commands whose list *rule* changes, as many as it expects."""
 
-    def value(command: Command) -> str:
+    def value(command: CMakeCommand) -> str:
         return command.arguments[rule.argument].text
 
     candidates = [
@@ -265,11 +265,11 @@ def _matches(rule: Rule, commands: Sequence[Command]) -> list[Command]:
     return matches
 
 
-def _in_branch(rule: Rule, command: Command) -> bool:
+def _in_branch(rule: ArchRule, command: CMakeCommand) -> bool:
     return all(any(text in scope for scope in command.scopes) for text in rule.under)
 
 
-def _explain(rule: Rule, command: Command) -> str:
+def _explain(rule: ArchRule, command: CMakeCommand) -> str:
     value = command.arguments[rule.argument].text
     reasons = [] if value == rule.expect else [f"holds {value!r}, the rule expects {rule.expect!r}"]
     if not _in_branch(rule, command):

@@ -22,7 +22,7 @@ from sparkwright.builder.compile import launcher, ninja_file
 from sparkwright.builder.compile.costs import Cost, Costs
 from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import ccache
-from sparkwright.builder.environment.ccache import Cache
+from sparkwright.builder.environment.ccache import Ccache
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
@@ -148,7 +148,7 @@ class BuildFolder:
         sandbox: Sandbox,
         env: Mapping[str, str],
         log: Path,
-        cache: Cache | None = None,
+        cache: Ccache | None = None,
     ) -> None:
         self._name, self.path, self._program = name, work / "build", ninja
         self._sandbox, self._log, self._cache = sandbox, log, cache

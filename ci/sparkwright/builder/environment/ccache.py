@@ -34,7 +34,7 @@ OLDEST = (4, 7)
 PASSWORD = "SPARKWRIGHT_CACHE_PASSWORD"  # noqa: S105  a name, not a password
 
 
-class Cache(msgspec.Struct, frozen=True):
+class Ccache(msgspec.Struct, frozen=True):
     """
     A compiler cache, ready for a build.
 
@@ -58,7 +58,7 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Cache | None:
+def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Ccache | None:
     """
     Return the ccache of *session*, None if it is switched off or not installed.
 
@@ -102,7 +102,7 @@ def of(session: RunContext, wanted: CompilerCache, base: Path | None) -> Cache |
     if wanted.remote:
         password = os.environ.get(PASSWORD, "")
         settings["CCACHE_REMOTE_STORAGE"] = remote_storage(wanted.remote, password)
-    return Cache(program, settings, bool(wanted.remote))
+    return Ccache(program, settings, bool(wanted.remote))
 
 
 def remote_storage(url: str, password: str) -> str:

@@ -61,7 +61,7 @@ class ElfUnreadable(ValueError):
     """The file begins like ELF but cannot be read as such."""
 
 
-class Section(msgspec.Struct, frozen=True):
+class ElfSection(msgspec.Struct, frozen=True):
     """An entry of the section table; its bytes lie inside the file."""
 
     name: str
@@ -142,7 +142,7 @@ def mapped(path: Path) -> mmap.mmap:
             raise ElfUnreadable("it is empty") from error
 
 
-def sections(data: Buffer) -> tuple[Section, ...]:
+def sections(data: Buffer) -> tuple[ElfSection, ...]:
     """
     Return the section table; empty without one.
 
@@ -161,7 +161,7 @@ def sections(data: Buffer) -> tuple[Section, ...]:
     strings = _Strings(data, begin, length, "the table of section names")
     listed = []
     for name, kind, _, _, offset, size, link, _, _, _ in entries:
-        section = Section(strings.name(name) if length else "", kind, offset, size, link)
+        section = ElfSection(strings.name(name) if length else "", kind, offset, size, link)
         # The first entry is empty but for the numbers that do not fit into the header.
         if kind not in (0, NO_BITS):
             _check_bounds(data, offset, size, f"section {section.name[:80]}")
@@ -295,7 +295,7 @@ def _chain(
         offset += entry[-1]
 
 
-def _symbols(data: Buffer, listed: Sequence[Section]) -> Iterator[tuple[str, bool]]:
+def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, bool]]:
     """Yield each dynamic symbol that the library defines for others (True) or requires (False)."""
     for section in listed:
         if section.kind != _DYNAMIC_SYMBOLS:

@@ -41,7 +41,7 @@ class FatbinUnreadable(ValueError):
     """Device code contradicts itself, or has a form that is not supported."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class FatbinEntry(msgspec.Struct, frozen=True):
     """
     A cubin or a PTX text.
 
@@ -66,7 +66,7 @@ class Entry(msgspec.Struct, frozen=True):
         return self.arch.replace("sm_", "compute_") if self.kind == "ptx" else self.arch
 
 
-def entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[Entry]:
+def entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[FatbinEntry]:
     """
     Yield the entries of the containers in *parts* (offset, size) of *data*, in their order.
 
@@ -107,7 +107,7 @@ def _containers(data: Buffer, position: int, end: int) -> Iterator[tuple[int, in
         position += rest
 
 
-def _entries(data: Buffer, position: int, end: int, container: int) -> Iterator[Entry]:
+def _entries(data: Buffer, position: int, end: int, container: int) -> Iterator[FatbinEntry]:
     while position < end:
         if end - position < _ENTRY.size:
             raise FatbinUnreadable(f"an entry at offset {position} has no room for its header")
@@ -133,11 +133,13 @@ def _entries(data: Buffer, position: int, end: int, container: int) -> Iterator[
             raise FatbinUnreadable(
                 f"an entry at offset {position} states that it unpacks to {whole} bytes"
             )
-        yield Entry(_KINDS[kind], arch, position + header, stored, whole, compression, container)
+        yield FatbinEntry(
+            _KINDS[kind], arch, position + header, stored, whole, compression, container
+        )
         position += header + size
 
 
-def unpack(data: Buffer, entry: Entry, most: int | None = None) -> bytes:
+def unpack(data: Buffer, entry: FatbinEntry, most: int | None = None) -> bytes:
     """
     Return the bytes of *entry*, or the first *most* of them; PTX without the zeros at its end.
 
@@ -151,7 +153,7 @@ def unpack(data: Buffer, entry: Entry, most: int | None = None) -> bytes:
     return content.rstrip(b"\0") if entry.kind == "ptx" else content
 
 
-def _decompressed(packed: bytes, entry: Entry, wanted: int, *, whole: bool) -> bytes:
+def _decompressed(packed: bytes, entry: FatbinEntry, wanted: int, *, whole: bool) -> bytes:
     import lz4.block
     import zstandard
 

@@ -149,7 +149,7 @@ class AotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.distribution.replace("-", "_")
 
 
-class Module(msgspec.Struct, frozen=True):
+class AotModule(msgspec.Struct, frozen=True):
     """
     A generated module.
 
@@ -164,10 +164,10 @@ class Module(msgspec.Struct, frozen=True):
     codes: tuple[str, ...]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class GeneratedModules(msgspec.Struct, frozen=True):
     """The answer of ``_scripts/flashinfer_modules.py``."""
 
-    modules: tuple[Module, ...] = ()
+    modules: tuple[AotModule, ...] = ()
     failed: str = ""
     reason: str = ""
     similar: tuple[str, ...] = ()
@@ -318,7 +318,7 @@ class AotBuilder:
         mounts |= {self._target.root: "target"} if self._target.cross else {}
         self._sandbox = Sandbox.create(mounts)
 
-    def generate(self) -> tuple[Module, ...]:
+    def generate(self) -> tuple[AotModule, ...]:
         """
         Write the modules' ninja files to the build folder, and return the modules.
 
@@ -345,10 +345,10 @@ class AotBuilder:
                 failure=partial(BuildError, "build-failed"),
                 what="FlashInfer's generators do not run.",
             )
-        decoded = msgspec.json.decode(answer.read_bytes(), type=Answer)
+        decoded = msgspec.json.decode(answer.read_bytes(), type=GeneratedModules)
         return check(decoded, self._spec, arch, path_of(self._context.project))
 
-    def compile(self, modules: tuple[Module, ...]) -> dict[Module, bytes]:
+    def compile(self, modules: tuple[AotModule, ...]) -> dict[AotModule, bytes]:
         """
         Return the modules' libraries, compiled unless up to date; raise `compile-failed` if a unit
         is refused.
@@ -390,7 +390,7 @@ class AotBuilder:
         return {name: self._sandbox.translate(text) for name, text in {**variables, **own}.items()}
 
 
-def check(answer: Answer, spec: AotSpec, arch: str, path: Path) -> tuple[Module, ...]:
+def check(answer: GeneratedModules, spec: AotSpec, arch: str, path: Path) -> tuple[AotModule, ...]:
     """
     Return the modules of FlashInfer's *answer* to the file at *path*.
 
@@ -451,7 +451,7 @@ def pack(
     spec: AotSpec,
     sources: Path,
     context: RunContext,
-    libraries: Mapping[Module, bytes],
+    libraries: Mapping[AotModule, bytes],
     dist_info: DistInfoFiles,
 ) -> Path:
     """

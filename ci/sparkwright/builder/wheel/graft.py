@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.configure import Library
+from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
@@ -82,7 +82,7 @@ def check_base(
 
 
 def replaced_members(
-    base: Path, libraries: Iterable[Library], settings: ForkEnvironment
+    base: Path, libraries: Iterable[CMakeLibrary], settings: ForkEnvironment
 ) -> dict[str, str]:
     """
     Return the members of the wheel *base* that the compiled *libraries* replace, each with its path
