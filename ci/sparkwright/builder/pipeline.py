@@ -166,7 +166,6 @@ def dist_info(
         inherited=manifest.base if manifest else None,
         toolchain=record.tools,
         compiler=record.compiler,
-        isolation=record.isolation,
     )
     return DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
 
