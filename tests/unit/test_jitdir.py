@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from sparkwright.release import environment, jitdir
+from sparkwright.release import jitdir
 from sparkwright.release.environment import Environment
 
 
@@ -106,10 +105,3 @@ def test_the_folders_of_other_builds_are_named(site: Path, tmp_path: Path) -> No
         (base / name).mkdir(parents=True)
 
     assert jitdir.others(base, at(site)) == [base / "0123456789abcdef"]
-
-
-def test_the_environment_of_these_tests_has_a_folder(tmp_path: Path) -> None:
-    """A real environment is asked, and gives the same folder twice."""
-    found = environment.probe(Path(sys.prefix))
-
-    assert jitdir.folder(tmp_path, found) == jitdir.folder(tmp_path, found)

@@ -128,21 +128,6 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_units_start_longest_first(work: Work) -> None:
-    """By what they are expected to cost, whatever their order in build.ninja is."""
-    for name, seconds in (("b.cu", 5), ("a.cu", 9), ("d.cu", 1), ("c.cu", 3)):
-        work.add(name, "", seconds)
-
-    assert work.compile(CompileLimits(1, 10_000)) == ["a.cu", "b.cu", "c.cu", "d.cu"]
-    assert [line for line in work.events() if line.startswith("+")] == [
-        "+ a.cu",
-        "+ b.cu",
-        "+ c.cu",
-        "+ d.cu",
-    ]
-    assert (work.build / "lib.so").exists()
-
-
 def test_a_second_run_compiles_what_changed(work: Work) -> None:
     """Neither new costs nor CMake's writing of build.ninja compile a unit again."""
     work.add("a.cu", "")

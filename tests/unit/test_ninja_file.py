@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkwright.builder.compile import ninja_file
 from sparkwright.builder.compile.costs import ExpectedCost
-from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge, CompileOrder
+from sparkwright.builder.compile.ninja_file import HEAVY, CompileEdge
 
 #: Of the test environment, else of the machine.
 NINJA = Path(
@@ -126,14 +126,3 @@ def test_no_units_that_can_meet_exceed_the_memory(
     assert 1 <= order.jobs <= cores
     assert order.heavy >= 1
     assert sum(heavy) + sum(light) <= megabytes
-
-
-@given(units.filter(bool), st.integers(1, 12))
-def test_the_replay_is_between_the_bound_and_one_unit_after_the_other(
-    units: Sequence[ExpectedCost], cores: int
-) -> None:
-    """No schedule is below the work shared among the cores, or the longest unit."""
-    seconds = [unit.seconds for unit in units]
-    makespan = ninja_file.makespan(units, CompileOrder(cores, cores))
-
-    assert max(sum(seconds) / cores, *seconds) <= makespan <= sum(seconds)

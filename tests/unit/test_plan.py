@@ -98,9 +98,6 @@ RULES = ArchRules(
         ),
     ),
 )  # fmt: skip
-KEEP = ArchException("mini", "repack/*.cu", "never called on this arch", "compute_80")
-
-
 def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> ArchPlan:
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
     made = tuple(TranslationUnit("t", f"{letter}.cu", "CUDA", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
@@ -271,21 +268,3 @@ def test_without_the_first_rule_the_units_fold_and_the_rule_is_named(tree: Tree)
     assert "meet (CMakeLists.txt:15) was given 12.1f and returned 12.0" in text
     assert "apply rule known of archs.yaml, which appends 12.1" in text
     assert {"core.cu", "more.cu", "fp4.cu", "repack/one.cu"} <= {line.strip() for line in caught.value.details}
-
-
-@pytest.mark.toolchain
-def test_ptx_of_another_generation_is_foreign_unless_kept(tree: Tree) -> None:
-    applied = RULES.without("repack")
-    found = tree.judge(applied)
-    cause = found.failing[0].cause
-    assert [(unit.source, unit.verdict, unit.gencode) for unit in found.failing] == [("repack/one.cu", "foreign", PTX80)]
-    assert cause
-    assert (cause.variable, cause.origin) == ("REPACK_ARCHS", "CMakeLists.txt:23")
-    assert cause.remedy.startswith("apply rule repack")
-    unknown = tree.judge(applied, rules=applied).failing[0].cause
-    assert unknown
-    assert unknown.remedy.startswith("write a rule that appends 12.1f to it")
-
-    plan.check(tree.judge(applied, rules=msgspec.structs.replace(RULES, kept=(KEEP,))))
-    with refusal("arch-mismatch", match="entries of archs.yaml are not true"):
-        plan.check(tree.judge(RULES, rules=msgspec.structs.replace(RULES, kept=(KEEP,))))

@@ -198,14 +198,6 @@ def failure(session: RunContext, changed: Mapping[str, str | bytes | None]) -> S
     return caught.value
 
 
-def test_a_base_whose_bytes_changed_is_refused(mini: Mini) -> None:
-    """A file in the store that is no longer the one that the lock names is not grafted onto; both hashes are shown."""
-    error = failure(with_base(mini, *LIBRARIES, damage=True), {})
-
-    assert error.reference == "source-mismatch"
-    assert len(error.details) == 2
-
-
 def test_several_failures_of_the_base_and_the_source_come_together(mini: Mini) -> None:
     """A failure with a class of its own stands in one list with the findings that have none."""
     error = failure(with_base(mini, damage=True), {"csrc/a.cu": "#if A\n"})

@@ -149,15 +149,6 @@ def built(mini: Mini) -> Path:
     return pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
 
 
-def test_a_wheel_of_the_same_inputs_is_built_by_the_same_choices(mini: Mini) -> None:
-    """Kind of source and target are the wheel's, whatever the command line says."""
-    path = built(mini)
-    session = dataclasses.replace(mini.session(), source="sdist", without=("supported-12.1",))
-    found = reproduce.rebuild_session(session, path, reproduce.read_record(path))
-
-    assert (found.source, found.without, found.forks, found.target) == ("git", (), ("cutlass",), "")
-
-
 def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     """A changed setting, and a patch that the wheel's checkout did not have, are each named."""
     path = built(mini)

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.source_tree import SourceTree
@@ -102,20 +100,6 @@ def test_equal_content_gives_equal_bytes_and_other_content_another_serial_number
 
     assert document(PARTS, NAME) == document(PARTS, NAME)
     assert parsed(document(PARTS, NAME))[0]["serialNumber"] != parsed(document(other, NAME))[0]["serialNumber"]
-
-
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
-
-
-@settings(max_examples=10)
-@given(TEXTS, TEXTS, TEXTS, st.dictionaries(TEXTS, st.just("5" * 64), max_size=3))
-def test_any_text_of_a_patch_survives(name: str, subject: str, reason: str, libraries: dict[str, str]) -> None:
-    source = msgspec.structs.replace(GIT, steps=(AppliedPatch(name, "1" * 64, subject, reason, "e" * 40),))
-    _, parts = parsed(document(msgspec.structs.replace(PARTS, source=source, compiled=libraries, inherited={}), NAME))
-    patch = parts["patch/vllm/" + "1" * 64]
-
-    assert (patch["name"], patch["description"], patch["patch:reason"]) == (name, subject, reason)
-    assert set(libraries) == {ref.removeprefix("library/") for ref in parts if ref.startswith("library/")}
 
 
 @pytest.mark.parametrize(("origin", "purl"), [("mini-0.4.0.tar.gz", "pkg:pypi/mini@0.4.0"), ("odd.zip", None)])

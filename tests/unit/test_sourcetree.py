@@ -18,19 +18,6 @@ SERIES = "forks/demo/vllm"
 RULES = "build/demo/archs.yaml"
 
 
-def test_a_source_goes_through_every_step(mini: Mini) -> None:
-    """Source, patches and rules each give a tree, every one of which is in the store; the last is the one that is built."""
-    run = mini.session()
-    made = source_tree.make(run, "vllm")
-    listed = [line for line in (mini.root / SERIES / "series").read_text().splitlines() if line and not line.startswith("#")]
-
-    assert made.source.tree == run.lock.forks["vllm"].git.tree  # type: ignore[union-attr]  # the demo locks git sources
-    assert [step.name for step in made.steps] == listed
-    assert made.patched == made.steps[-1].tree
-    assert len({made.source.tree, *(step.tree for step in made.steps), made.tree}) == len(listed) + 2
-    assert all(run.objects.has(f"{tree}^{{tree}}") for tree in (made.source.tree, made.patched, made.tree))
-
-
 def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) -> None:
     """A clone of the upstream with the series applied by hand has the same tree id."""
     made = source_tree.make(mini.session(), "vllm")
@@ -66,16 +53,6 @@ def test_a_rule_that_does_not_exist_cannot_be_left_out(mini: Mini) -> None:
 
 
 # What goes wrong.
-
-
-def test_a_rule_that_upstream_outran_stops_the_run(mini: Mini) -> None:
-    """A rule whose expected value is another one matches no place, and the error shows the near miss."""
-    expect = next(line for line in (mini.root / RULES).read_text().splitlines() if line.strip().startswith("expect:"))
-    mini.edit(RULES, expect, expect.replace("8.0", "7.0", 1))
-
-    with refusal("rule-mismatch", match="matches 0 places") as caught:
-        source_tree.make(mini.session(), "vllm")
-    assert "the rule expects" in " ".join(caught.value.details)
 
 
 def test_a_changed_patch_is_applied_anew(mini: Mini) -> None:

@@ -49,18 +49,6 @@ def test_a_run_for_this_machine_is_no_other_run(tmp_path: Path) -> None:
     assert [run.named("build") for run in (plain, named, other)] == ["build", "build", f"build-{OTHER}"]
 
 
-def test_for_this_machine_nothing_is_added(tmp_path: Path) -> None:
-    """Its target is the tools themselves, with no CMake entry and no variable more."""
-    tools = Toolchain("key", tmp_path)
-    cuda = tmp_path / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
-    cuda.mkdir(parents=True)
-
-    made = cross.of(session_for(HERE, tmp_path / "cache"), tools)
-
-    assert (made.key, made.cuda, made.cross) == ("key", cuda, False)
-    assert (made.defines(), made.environment(tools)) == ({}, {})
-
-
 def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is downloaded, the error says which program is missing and how Debian installs it."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -7,18 +7,13 @@ import csv
 import hashlib
 import io
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
-from uv import find_uv_bin
 
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import EnvironmentSpec
@@ -187,28 +182,6 @@ def test_members_written_as_a_stream_come_out_as_ordinary_ones(tmp_path: Path, o
     assert verify(archive.rewrite(tmp_path / NAME, out, version="1.0+a"))["mini/core.so"] == FILES["mini/core.so"]
 
 
-NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs"), exclude_characters="\\/"), min_size=1, max_size=12)
-PATHS = st.lists(NAMES.filter(lambda part: part not in (".", "..")), min_size=1, max_size=3).map(lambda parts: "/".join(["mini", *parts]))
-
-
-@settings(max_examples=40)
-@given(
-    st.dictionaries(PATHS, st.binary(max_size=400), max_size=6),
-    st.dictionaries(PATHS, st.binary(max_size=100), max_size=2),
-    st.lists(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]), min_size=1, max_size=3),
-)
-def test_any_content_survives(
-    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], changes: dict[str, bytes], methods: list[int]
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    files = {name: data for name, data in files.items() if "/.git" not in name.lower()}
-    changes = {name: data for name, data in changes.items() if "/.git" not in name.lower()}
-    base = packed(folder / NAME, {**files, **META}, tuple(methods))
-    members = verify(archive.rewrite(base, folder, version="1.0+a", replace=changes))
-
-    assert {name: data for name, data in members.items() if "dist-info" not in name} == {**files, **changes}
-
-
 # Requirements.
 
 #: As build backends write them: markers, extras, parentheses, a name in capitals, a continued line.
@@ -264,29 +237,6 @@ def test_a_changed_requirement_without_effect_is_refused(requires: dict[str, str
 def test_a_requirement_that_cannot_be_read_is_refused(text: bytes) -> None:
     with refusal("wheel-invalid", match="cannot be read"):
         archive.change_requirements(b"Requires-Dist: " + text + b"\nRequires-Dist: a\n", {"a": ""})
-
-
-PROJECTS = ("torch", "flash-infer", "cubin", "numpy")
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(PROJECTS), st.sampled_from(["", "==1", ">=1"]), st.sampled_from(["", '; extra == "x"'])), max_size=6
-    ),
-    st.dictionaries(st.sampled_from(PROJECTS), st.sampled_from(["==2", "<3", None]), max_size=3),
-)
-def test_any_requirements_change_as_told(lines: list[tuple[str, str, str]], changes: dict[str, str | None]) -> None:
-    requires = {project: f"{project}{wanted}" if wanted else "" for project, wanted in changes.items()}
-    head = "".join(f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in lines)
-    if not requires.keys() <= {project for project, _, _ in lines}:
-        with refusal("requirement-mismatch"):
-            archive.change_requirements(head.encode(), requires)
-        return
-
-    expected = [(project, changes.get(project, version), marker) for project, version, marker in lines]
-    assert archive.change_requirements(head.encode(), requires).decode() == "".join(
-        f"Requires-Dist: {project}{version}{marker}\n" for project, version, marker in expected if version is not None
-    )
 
 
 ENVIRONMENT = "forks: {{vllm: {{distribution: mini, requires: {{{}}}}}}}\n"
@@ -385,21 +335,11 @@ def test_a_version_is_restated_where_a_module_sets_it(text: str, expected: str) 
     assert archive.restate(text, "1.0", "1.0+a", "x.py") == expected
 
 
-# A real installer.
-
-
-def test_a_rewritten_wheel_installs_and_states_its_version(base: Path, out: Path, tmp_path: Path) -> None:
-    """The version file is replaced by a patch, and follows the version as well."""
+def test_a_replaced_version_file_states_the_new_version(base: Path, out: Path) -> None:
     replace = {"mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
     wheel = archive.rewrite(base, out, version="1.0+spark.1", replace=replace, version_files=("mini/__init__.py",))
-    python = tmp_path / "venv" / "bin" / "python"
-    uv = [find_uv_bin(), "--offline", "--quiet", "--cache-dir", str(tmp_path / "uv")]
-    subprocess.run([*uv, "venv", "--python", sys.executable, str(tmp_path / "venv")], check=True)
-    subprocess.run([*uv, "pip", "install", "--python", str(python), "--no-index", "--no-deps", str(wheel)], check=True)
-    script = "import importlib.metadata as m, mini; print(m.version('mini'), mini.__version__, mini.PATCHED, len(m.files('mini')) > 5)"
-    result = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True)
 
-    assert result.stdout.split() == ["1.0+spark.1", "1.0+spark.1", "True", "True"]
+    assert verify(wheel)["mini/__init__.py"] == b"__version__ = '1.0+spark.1'\nPATCHED = True\n"
 
 
 def test_a_written_wheel_has_a_true_record_and_the_same_bytes_in_any_order(out: Path) -> None:
