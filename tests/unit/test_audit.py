@@ -23,11 +23,10 @@ from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.builder.arch.plan import PlannedUnit
-from sparkwright.builder.compile import unit_manifest
-from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel import archive, graft
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.forks.stack import Project
 
@@ -553,7 +552,7 @@ def test_the_manifest_holds_the_code_of_each_object(tmp_path: Path) -> None:
         for name in "abc"
     )
 
-    assert unit_manifest.record(tmp_path, [good], {"_C": LIBRARY}) == (unit("a", image),)
+    assert graft.unit_manifest(tmp_path, [good], {"_C": LIBRARY}) == (unit("a", image),)
     for planned in bad:
         with refusal("compile-failed", match=planned.object):
-            unit_manifest.record(tmp_path, [planned], {"_C": LIBRARY})
+            graft.unit_manifest(tmp_path, [planned], {"_C": LIBRARY})

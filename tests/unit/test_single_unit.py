@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.compile import single_unit
+from sparkwright.builder import pipeline
 from sparkwright.builder.compile.ninja_file import CompileEdge
 
 EDGES = [
@@ -30,7 +30,7 @@ EDGES = [
 )
 def test_a_unit_is_named_by_the_end_of_its_path(name: str, outputs: list[str]) -> None:
     """The whole path always means that source; a source of two targets has two objects."""
-    assert [edge.output for edge in single_unit.matching(EDGES, name)] == outputs
+    assert [edge.output for edge in pipeline.matching_edges(EDGES, name)] == outputs
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_unit_is_named_by_the_end_of_its_path(name: str, outputs: list[str]) -
 def test_a_name_that_means_no_unit_or_several_is_refused_with_help(name: str, detail: str) -> None:
     """The error lists the candidates."""
     with refusal("usage") as raised:
-        single_unit.matching(EDGES, name)
+        pipeline.matching_edges(EDGES, name)
 
     assert any(detail in line for line in raised.value.details)
     with refusal("usage"):
-        single_unit.matching([], name)
+        pipeline.matching_edges([], name)

@@ -11,7 +11,7 @@ from tests.refusals import refusal
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import archive, graft, pep517
+from sparkwright.builder.wheel import archive, graft, source_wheel
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
 from sparkwright.core.git import REGULAR
@@ -43,7 +43,7 @@ def test_a_backend_that_makes_no_wheel_is_refused(tmp_path: Path, store: Store, 
     files = DistInfoFiles(b"", SbomInput())
 
     with refusal("build-failed", match=words) as caught:
-        pep517.build(run, tools, ForkEnvironment(), "mini", tree, "t", files, tmp_path)
+        source_wheel.build_by_backend(run, tools, ForkEnvironment(), "mini", tree, "t", files, tmp_path)
     assert "full log: " in caught.value.details[-1]
     assert not [*tmp_path.rglob("*.whl")]
 

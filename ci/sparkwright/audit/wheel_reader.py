@@ -24,9 +24,9 @@ import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sparkwright.audit.report import AuditedWheel, AuditFinding
-from sparkwright.builder.compile.unit_manifest import CompiledUnit
 from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text
 from sparkwright.builder.wheel.elf import MAGIC
+from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
 from sparkwright.core.store import translate_disk_full

@@ -7,11 +7,12 @@ is known without git, a network or a compiler; when something changed, the build
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,19 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import configure, preflight, source_tree, vendored
 from sparkwright.builder.arch import plan
-from sparkwright.builder.compile import ninja, unit_manifest
+from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
-from sparkwright.builder.compile.unit_manifest import CompiledUnit
+from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import cutlass, graft, pep517, sbom, version
-from sparkwright.builder.wheel.graft import GraftManifest
+from sparkwright.builder.wheel import graft, sbom, source_wheel, version
+from sparkwright.builder.wheel.graft import CompiledUnit, GraftManifest
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
+from sparkwright.core.errors import UsageError
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -299,10 +301,14 @@ def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
             return _graft(session, source, label, folder, key)
         files = dist_info(session, source)
         if kind == "headers":
-            path = cutlass.build(session, source.tree, settings.distribution, label, files, folder)
+            path = source_wheel.build_headers(
+                session, source.tree, settings.distribution, label, files, folder
+            )
         else:
             tools = toolchain.obtain(session)
-            path = pep517.build(session, tools, settings, fork, source.tree, label, files, folder)
+            path = source_wheel.build_by_backend(
+                session, tools, settings, fork, source.tree, label, files, folder
+            )
         return put(session, fork, key, path, source.tree)
 
 
@@ -355,7 +361,7 @@ def _graft(
             counts=plans.after.counts,
             transplant=manifest,
             isolation=workspace.sandbox.kind,
-            units=unit_manifest.record(workspace.build, plans.after.units, by_target),
+            units=graft.unit_manifest(workspace.build, plans.after.units, by_target),
         )
         path = graft.write(base, folder, label, changes, manifest, settings, files)
     console.note(
@@ -366,3 +372,81 @@ def _graft(
         texts = (text or f"no {project}" for project, text in manifest.requires.items())
         console.note(f"requirements changed: {', '.join(texts)}")
     return put(session, fork, key, path, source.tree, plans.after.counts, manifest)
+
+
+# One unit, for a patch that is being written and for its cost.
+
+
+class SingleUnit(msgspec.Struct, frozen=True):
+    """
+    A compiled unit with its cost.
+
+    Attributes:
+        objects: A file for each target that compiles the unit.
+    """
+
+    fork: str
+    unit: str
+    seconds: float
+    megabytes: int
+    objects: tuple[str, ...]
+
+
+def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
+    """
+    Compile the unit of *fork* whose path is *name* or ends with it, up to date or not; make no
+    wheel.
+
+    Raises:
+        UsageError: No unit has this name, or several have.
+        compile-failed: And what a build raises before and while it compiles.
+    """
+    tools, settings = toolchain.obtain(session), toolchain.settings(session, fork)
+    with session.store.lock(Workspace.name(session, fork)):
+        plan.obtain(session, tools, source_tree.make(session, fork), configured=True)
+        workspace = Workspace(session, tools, settings, fork)
+        folder = BuildFolder.of(
+            session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
+        )
+        edges = matching_edges(folder.edges(), name)
+        goals = [edge.output for edge in edges]
+        for output in goals:
+            (folder.path / output).unlink(missing_ok=True)
+        # The cache may store the object, but not give one: the cost is what is asked for.
+        env, limits = {"CCACHE_RECACHE": "true"}, ninja.limits(session)
+        calls = [
+            call
+            for call in folder.compile(goals, Costs.of(session, fork), limits, env)
+            if call.output in goals
+        ]
+    return SingleUnit(
+        fork,
+        edges[0].unit,
+        round(sum(call.seconds for call in calls), 2),
+        max(call.megabytes for call in calls),
+        tuple(str(folder.path / output) for output in goals),
+    )
+
+
+def matching_edges(edges: Sequence[CompileEdge], name: str) -> list[CompileEdge]:
+    """
+    Return the edges that compile the unit *name*.
+
+    Raises:
+        UsageError: No unit has this name, or several have.
+    """
+    units = sorted({edge.unit for edge in edges})
+    # A compiler names a unit by its path in the sandbox, a person by the end of its path.
+    wanted = name.removeprefix("./").strip("/")
+    exact = [unit for unit in units if unit == wanted or name.endswith(f"/{unit}")]
+    matches = exact or [unit for unit in units if f"/{unit}".endswith(f"/{wanted}")]
+    if len(matches) == 1:
+        return [edge for edge in edges if edge.unit == matches[0]]
+    last = Path(wanted).name
+    similar = difflib.get_close_matches(last, [Path(unit).name for unit in units], n=5, cutoff=0.5)
+    raise UsageError(
+        "usage",
+        f"{name!r} means {len(matches)} units.",
+        details=matches or [unit for unit in units if Path(unit).name in similar],
+        todo="Name a source by its path in the tree, or by the end of it.",
+    )

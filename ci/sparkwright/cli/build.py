@@ -134,8 +134,6 @@ def build(arguments: argparse.Namespace) -> int:
 
 def _only(session: RunContext, unit: str) -> int:
     """Compile one unit; show its cost and the path of its object."""
-    from sparkwright.builder.compile import single_unit
-
     forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
     if len(forks) != 1:
         raise UsageError(
@@ -143,7 +141,7 @@ def _only(session: RunContext, unit: str) -> int:
             "--only compiles a unit of one fork that is grafted.",
             todo="Name the fork with --fork.",
         )
-    made = single_unit.compile_unit(session, forks[0], unit)
+    made = pipeline.compile_unit(session, forks[0], unit)
     cost = f"{duration(made.seconds)} of CPU, {made.megabytes} MB"
     console.result(f"{made.fork}: {made.unit}: {cost}")
     for path in made.objects:

@@ -13,21 +13,51 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel import archive, elf, fatbin
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.elf import ElfUnreadable
+from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.git_store import blob_id
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
+
+
+class CompiledUnit(msgspec.Struct, frozen=True):
+    """
+    A CUDA translation unit of a wheel.
+
+    Attributes:
+        source: Relative to the source tree; a generated one begins with ``<build>/``.
+        target: The CMake target.
+        object: Relative to the build folder.
+        library: The member of the wheel that its target is; empty for an object or static library,
+            which is linked into others.
+        gencode: As in the plan: sorted entries ``virtual:real``.
+        code: Arch and sha256 of each cubin (``sm_121f``) and PTX text (``compute_80``) in its
+            object, sorted; empty for relocatable device code, which the device linker changes.
+    """
+
+    source: str
+    target: str
+    object: str
+    library: str
+    gencode: tuple[str, ...]
+    code: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} (target {self.target})"
 
 
 class GraftManifest(msgspec.Struct, frozen=True):
@@ -142,7 +172,7 @@ def changes(
     with zip_file(base) as wheel:
         rows = archive.records(wheel, WheelName.of(base.name).info)
     return {**replaced, **libraries}, GraftManifest(
-        libraries={member: digest.sha256_bytes(data) for member, data in libraries.items()},
+        libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
         removed=tuple(sorted(removed)),
         base={
@@ -182,6 +212,47 @@ def write(
         requires=manifest.requires,
         dist_info=dist_info.contents(WheelName.of(base.name, version)),
     )
+
+
+def unit_manifest(
+    build: Path, units: Iterable[PlannedUnit], libraries: Mapping[str, str]
+) -> tuple[CompiledUnit, ...]:
+    """
+    Return the manifest of the planned *units*, which have been compiled in the folder *build*.
+
+    The linker copies the fatbins of the objects into the library as they are, so that a cubin in a
+    wheel leads back to its source by its sha256. The manifest is part of the wheel's build record.
+
+    Args:
+        libraries: Target → member of the wheel.
+
+    Raises:
+        compile-failed: An object is missing, or is not what a compiler writes.
+    """
+    return tuple(
+        CompiledUnit(
+            unit.source,
+            unit.target,
+            unit.object,
+            libraries.get(unit.target, ""),
+            unit.gencode,
+            _device_code(build / unit.object),
+        )
+        for unit in sorted(units, key=lambda unit: (unit.target, unit.source))
+    )
+
+
+def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
+    try:
+        with elf.mapped(path) as data:
+            if any(section.name == elf.RELOCATABLE_FATBIN for section in elf.sections(data)):
+                return ()
+            entries = fatbin.entries(data, elf.shared_object(data).fatbins)
+            code = ((entry.target, sha256_bytes(fatbin.unpack(data, entry))) for entry in entries)
+            return tuple(sorted(code))
+    except (OSError, ElfUnreadable, FatbinUnreadable) as error:
+        what = f"{path.name} is not an object file with device code."
+        raise BuildError("compile-failed", what, details=[str(error)]) from error
 
 
 def platform_tag(base: str, libraries: Iterable[bytes]) -> str:

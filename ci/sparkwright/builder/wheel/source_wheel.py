@@ -1,10 +1,11 @@
 """
-A wheel by the project's own build backend (PEP 517), in the locked environment and without a
-network.
+Wheels made of a source tree alone: by the project's own build backend (PEP 517), in the locked
+environment and without a network; or of CUTLASS's headers.
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
+from sparkwright.core.errors import WheelError
 from sparkwright.forks.context import RunContext
 
 #: The hook is called as PEP 517 says; its working directory is the source tree, which is first on
@@ -27,15 +29,42 @@ with open("pyproject.toml", "rb") as stream:
     system = tomllib.load(stream)["build-system"]
 for entry in reversed(system.get("backend-path", [])):
     sys.path.insert(0, os.path.join(os.getcwd(), entry))
-module, _, attribute = system.get("build-backend", "setuptools.build_meta:__legacy__").partition(":")
+name = system.get("build-backend", "setuptools.build_meta:__legacy__")
+module, _, attribute = name.partition(":")
 backend = importlib.import_module(module)
 for part in filter(None, attribute.split(".")):
     backend = getattr(backend, part)
 print("wheel:", backend.build_wheel(sys.argv[1]))
 """
 
+_VERSION_HEADER = "include/cutlass/version.h"
+_FOLDERS = ("include", "tools/util/include")
+_LIBRARY = "python/cutlass_library"
 
-def build(
+_MACRO = re.compile(rb"#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)")
+
+_MODULE = '''"""CUTLASS {version}: the folders of its headers."""
+
+from pathlib import Path
+
+__version__ = "{version}"
+
+#: Give both to the compiler with -I.
+INCLUDE = Path(__file__).parent / "include"
+TOOLS_INCLUDE = Path(__file__).parent / "tools" / "util" / "include"
+'''
+
+_METADATA = """\
+Metadata-Version: 2.4
+Name: {name}
+Version: {version}
+Summary: CUTLASS headers as sparkwright builds with them, patched and pinned
+License-Expression: BSD-3-Clause
+Requires-Python: >=3.8
+"""
+
+
+def build_by_backend(
     context: RunContext,
     tools: Toolchain,
     settings: ForkEnvironment,
@@ -84,3 +113,49 @@ def build(
             version_files=settings.version_files,
             dist_info=dist_info.contents(WheelName.of(wheels[0].name, version)),
         )
+
+
+def build_headers(
+    context: RunContext,
+    tree: str,
+    distribution: str,
+    label: str,
+    dist_info: DistInfoFiles,
+    folder: Path,
+) -> Path:
+    """
+    Write the CUTLASS wheel of *tree*, its version with the local *label*, to *folder* and return
+    its path: the include folders, and ``cutlass_library`` if the tree has it.
+
+    Header-only code needs no compiling; by the wheel, builds can name it by hash.
+
+    Raises:
+        wheel-invalid: The tree is no CUTLASS.
+    """
+    package = distribution.replace("-", "_")
+    name = WheelName(package, labelled(_cutlass_version(context, tree), label), "py3-none-any")
+    files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
+    for source in (*_FOLDERS, _LIBRARY):
+        root = "cutlass_library" if source == _LIBRARY else f"{package}/{source}"
+        for path, data in context.objects.files(tree, source):
+            files[f"{root}/{path.removeprefix(source + '/')}"] = data
+    metadata = _METADATA.format(name=distribution, version=name.version)
+    return archive.write(
+        folder, name, files, metadata, pure=True, dist_info=dist_info.contents(name)
+    )
+
+
+def _cutlass_version(context: RunContext, tree: str) -> str:
+    """
+    Return the CUTLASS version that the headers of *tree* state.
+
+    Raises:
+        wheel-invalid: The tree is no CUTLASS.
+    """
+    text = context.objects.blob(tree, _VERSION_HEADER) or b""
+    numbers = {name: int(number) for name, number in _MACRO.findall(text)}
+    try:
+        return f"{numbers[b'MAJOR']}.{numbers[b'MINOR']}.{numbers[b'PATCH']}"
+    except KeyError as error:
+        what = f"{_VERSION_HEADER} does not state a version."
+        raise WheelError("wheel-invalid", what, details=[f"tree: {tree}"]) from error
