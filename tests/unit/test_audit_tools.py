@@ -161,37 +161,6 @@ def test_a_tool_without_an_answer_is_not_run(
     assert outcome.checker == Checker("abi3audit", "not-run", says)
 
 
-@pytest.mark.parametrize(
-    ("file", "python", "floor"),
-    [
-        ("a-1-cp38-abi3-any.whl", "", (3, 8)),
-        ("a-1-cp38-abi3-any.whl", "<3.15,>=3.11", (3, 11)),
-        ("a-1-py3-none-any.whl", "", (3, 2)),
-    ],
-)
-def test_the_oldest_python_follows_from_tag_and_metadata(
-    file: str, python: str, floor: tuple[int, ...]
-) -> None:
-    """The later of the two counts."""
-    assert tools.python_floor(about(file), contents(python)) == floor
-
-
-@pytest.mark.parametrize(
-    ("requires", "expected"),
-    [
-        (("torch==2.14.0+cu130", "numpy"), (2, 14, 0)),
-        (("torch>=2.9,<3",), (2, 9)),
-        (('torch==2.1; extra == "x"',), ()),
-        (("torch", "not a requirement !"), ()),
-    ],
-)
-def test_the_required_torch_is_the_lowest_that_is_allowed(
-    requires: tuple[str, ...], expected: tuple[int, ...]
-) -> None:
-    """An extra's requirement does not count."""
-    assert tools.torch_required(contents(requires=requires)) == expected
-
-
 def test_device_code_is_replaced_by_holes(tmp_path: Path) -> None:
     """Everything but the given parts is as it was, and the length too."""
     data = bytes(range(256)) * 40

@@ -106,11 +106,10 @@ class Costs:
         Raises:
             file-invalid: The shipped file cannot be read.
         """
-        decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
         wheels = pylock.wheels(session.project)
         parts = {
             "arch": session.project.spec.arch,
-            "wheels": [name for project, name, _ in wheels if project in decisive],
+            "wheels": [name for project, name, _ in wheels if project in pylock.CODE_GENERATORS],
             "compiler": toolchain.compiler(session),
             "host": platform.machine(),
             "target": session.machine,

@@ -141,8 +141,11 @@ def _version(program: str) -> tuple[int, int]:
 
 def _compilers(session: RunContext) -> str:
     """Return the address of all compilers: the CUDA wheels, and the host compilers' programs."""
-    decisive = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
-    wheels = [sha256 for name, _, sha256 in pylock.wheels(session.project) if name in decisive]
+    wheels = [
+        sha256
+        for name, _, sha256 in pylock.wheels(session.project)
+        if name in pylock.CODE_GENERATORS
+    ]
     programs = [
         _program_digest(command, name)
         for command in toolchain.compilers(session)

@@ -30,6 +30,9 @@ GLIBC = 39
 #: ABIs and interpreters of the wheels that a lock holds.
 PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
 
+#: Projects whose wheels make the code that nvcc writes.
+CODE_GENERATORS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
+
 #: Project, file name and sha256.
 LockedWheel = tuple[str, str, str]
 
