@@ -129,6 +129,17 @@ def test_a_path_that_comes_twice_is_refused(tmp_path: Path, entries: tuple[tuple
     assert "the same path twice" in refused(tmp_path, *entries)
 
 
+def test_a_second_top_folder_is_refused(tmp_path: Path) -> None:
+    assert "more than one top folder" in refused(tmp_path, entry("m/a"), entry("n/a"))
+
+
+@pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES"])
+def test_what_is_larger_than_any_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(archive, limit, 1)
+
+    assert "larger than any source" in refused(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
+
+
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", zipfile.ZipFile, b"\0" * 4096], ids=str)
 def test_what_is_no_archive_is_refused(tmp_path: Path, data: object) -> None:
     """A page of HTML, a zip or an empty file under the name of an archive is an error."""
@@ -197,6 +208,29 @@ def test_an_unsafe_name_outside_the_folder_is_refused(tmp_path: Path, name: str)
     """An unsafe name condemns the wheel, even where it lies outside of the folder that is read."""
     with refusal("archive-unsafe", match="would leave its folder"):
         list(archive.wheel_members(zipped(tmp_path, {name: b"", "mini/a": b""}), "mini"))
+
+
+def test_a_wheel_with_a_link_is_refused(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("mini/link")
+    link.external_attr = 0o120777 << 16
+    path = zipped(tmp_path, {"mini/a": b""})
+    with zipfile.ZipFile(path, "a") as wheel:
+        wheel.writestr(link, "a")
+
+    with refusal("archive-unsafe", match="symbolic link"):
+        list(archive.wheel_members(path, "mini"))
+
+
+def test_a_wheel_of_too_many_members_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_MEMBERS", 1)
+    with refusal("archive-unsafe", match="more than 1 members"):
+        list(archive.wheel_members(zipped(tmp_path, {"mini/a": b"", "mini/b": b""}), "mini"))
+
+
+@pytest.mark.parametrize(("name", "words"), [("", "is no file"), ("gone.whl", "cannot be read")])
+def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with refusal("wheel-invalid", match=words):
+        archive.opened(tmp_path / name)
 
 
 @settings(max_examples=100)

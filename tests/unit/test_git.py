@@ -188,6 +188,17 @@ def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None
     assert sorted((tmp_path / ".git").rglob("*")) == before
 
 
+def test_a_missing_git_is_refused_by_its_name(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with refusal("tool-missing", match="git is not installed"):
+        objects.has("HEAD")
+
+
+def test_a_missing_file_is_refused_by_its_path(objects: Objects) -> None:
+    with refusal("git-failed", match="git does not have a/b"):
+        list(objects.contents({"a/b": "1" * 40}))
+
+
 # Other repositories.
 
 

@@ -15,9 +15,10 @@ from tests.refusals import refusal
 from tests.support import githubapi
 from tests.support.githubapi import Answer, Handler, World
 
+from sparkwright.core import github
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.github import GitHub, PullRequest, repository_of
+from sparkwright.core.github import GitHub, PullRequest, Repository, repository_of
 
 HEAD, MERGE = "0123456789" * 4, "abcdef0123" * 4
 TOKEN = "github_pat_11SECRETSECRETSECRET"
@@ -323,6 +324,18 @@ def test_token_in_a_status_line_or_a_host_is_not_shown(world: World, caplog: pyt
 
     assert set(world.authorizations) == {f"Bearer {TOKEN}"}
     assert "secret" not in (everything(caught.value) + caplog.text).lower()
+
+
+def test_a_list_of_too_many_pages_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(github, "PAGES", 2)
+    answer(world, reply(200, json.dumps([1] * github.PAGE_SIZE)))
+    with refusal("github-refused", match="more than 40 of acme's releases"):
+        list(Repository(GitHub(world.api), "acme/wheels").pages("/releases", int, "acme's releases"))
+
+
+def test_a_repository_without_an_owner_is_refused() -> None:
+    with refusal("github-refused", match="'wheels' is no repository"):
+        Repository(GitHub(), "wheels")
 
 
 @given(st.text(st.characters() | st.sampled_from("\x1b[]\x07\x9b\x9d\\m;"), max_size=60), st.integers(1, 40))

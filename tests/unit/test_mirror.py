@@ -305,6 +305,15 @@ def test_fetched_commits_need_no_host(run: RunContext, host: GitHost, repository
     assert host.asked == []
 
 
+def test_a_host_without_any_ref_is_no_host(store: Store, tmp_path: Path) -> None:
+    """That a repository offers nothing at all does not mean that the ref is gone."""
+    subprocess.run(["git", "init", "-q", "--bare", "empty.git"], cwd=tmp_path, check=True)
+    with refusal("source-unreachable", match="does not answer") as caught:
+        session((tmp_path / "empty.git").as_uri(), store).mirror(URL).ref("main")
+
+    assert caught.value.details == ("no branch and no tag is offered: is this a git repository?",)
+
+
 # Nobody's configuration.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.core import strict_yaml
+from sparkwright.core import digest, strict_yaml
 from sparkwright.core.config import mirror_map
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch, lock, resolve
@@ -213,6 +214,26 @@ def test_a_kind_that_is_not_locked_is_not_provided(make: Make, commit: str) -> N
         fetch.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
 
     assert caught.value.details == ("locked: git",)
+
+
+def test_an_archive_with_another_tree_than_the_locked_one_is_a_mismatch(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "mini-1.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("mini-1/a.txt"))
+    locked = msgspec.structs.replace(SDIST, sha256=digest.sha256_file(path))
+    run = dataclasses.replace(make(sdist=locked), source="sdist")
+    path.rename(run.store.folder("downloads", locked.sha256) / path.name)
+
+    with refusal("source-mismatch", match=r"content of mini-1\.tar\.gz is not the tree"):
+        fetch.fetch(run, "mini")
+
+
+def test_a_stack_that_does_not_exist_is_refused(make: Make) -> None:
+    """The error lists those that there are."""
+    root = make().project.root
+    with refusal("not-provided", match="no stack 'tset'") as caught:
+        Project(root, "tset")
+    assert caught.value.details == ("stacks: test",)
 
 
 @pytest.mark.parametrize("why", ["is not reachable from here", "is not resolved in the lock"])
