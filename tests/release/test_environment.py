@@ -11,14 +11,16 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.refusals import refusal
 from tests.release import world
 from tests.release.attacks import NEWEST, OLDER, Scene
-from tests.support import wheels
+from tests.support import forked, wheels
 
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.forks.package_index import path_of
 from sparkwright.release import environment
@@ -315,37 +317,31 @@ def test_edits_of_a_package_that_is_not_in_the_lock_are_refused(scene: Scene) ->
 
 # Runs that were killed.
 
-#: Runs the program, and kills it before the given operation on a file of the environment, or before or after it starts a program.
-KILLER = """
-import os, signal, sys
-place, left = sys.argv.pop(1), int(sys.argv.pop(1))
+#: Operations that a kill may come before; of programs only those that install.
 WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "subprocess.Popen", "open"}
-def hook(event, words):
-    global left
-    if event not in WATCHED or (event == "open" and not (words[2] and words[2] & (os.O_WRONLY | os.O_RDWR))):
-        return
-    if event == "subprocess.Popen":
-        if "install" not in map(str, words[1]):
-            return
-    elif not any(isinstance(word, (str, os.PathLike)) and str(word).startswith(place) for word in words):
-        return
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-from sparkwright.cli.main import main
-sys.addaudithook(hook)
-code = main()
-print(f"operations: {-left}", file=sys.stderr)
-sys.exit(code)
-"""
 
 
 def killed(scene: Scene, after: int, verb: str, *words: str | Path) -> bool:
     """Run the command line and kill it before its operation number *after*; return whether it came that far."""
-    command = [sys.executable, "-c", KILLER, str(scene.user.venv), str(after), *scene.user.words(verb, *words)]
-    done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode in (-signal.SIGKILL, 0), done.stderr
-    return done.returncode != 0
+    killer = forked.Killer(after)
+
+    def hook(event: str, values: tuple[Any, ...]) -> None:
+        if event not in WATCHED or (event == "open" and not (values[2] and values[2] & (os.O_WRONLY | os.O_RDWR))):
+            return
+        if event == "subprocess.Popen":
+            counts = "install" in map(str, values[1])
+        else:
+            counts = any(isinstance(value, str | os.PathLike) and str(value).startswith(str(scene.user.venv)) for value in values)
+        if counts:
+            killer.count()
+
+    def run() -> None:
+        sys.addaudithook(hook)
+        sys.exit(main.main(scene.user.words(verb, *words)))
+
+    status = forked.exit_code(run)
+    assert status in (-signal.SIGKILL, 0)
+    return status != 0
 
 
 def which(scene: Scene) -> list[str | Path]:

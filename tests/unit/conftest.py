@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support import forked
 
 from sparkwright.cherry_picks import ledger, pull_requests
 from sparkwright.cherry_picks.ledger import Ledger, Record
@@ -86,6 +87,12 @@ class Repository:
         """Commit *files* on top and return that commit as ``git format-patch`` writes it, with one line of context."""
         self.commit(files, f"{subject}\n\nAs told.\n\n{trailers}")
         return self.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit")
+
+
+@pytest.fixture(scope="session")
+def repositories() -> type[Repository]:
+    """Return the class, for repositories that several tests copy."""
+    return Repository
 
 
 @pytest.fixture
@@ -179,26 +186,6 @@ def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
     made = Mini(tmp_path / "mini")
     shutil.copytree(locked_mini.root.parent, made.root.parent)
     return made
-
-
-#: Ends the process before a given operation on files; nothing else of the program is touched.
-KILLER = """
-import os, signal, sys
-from pathlib import Path
-place, left = sys.argv.pop(1), int(sys.argv.pop(1))
-def counted(real):
-    def call(*words, **options):
-        global left
-        left -= place in f"{words[0]} {words[-1]}"
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*words, **options)
-    return call
-for name in ("write_bytes", "replace", "unlink", "mkdir"):
-    setattr(Path, name, counted(getattr(Path, name)))
-from sparkwright.cli.main import main
-sys.exit(main())
-"""
 
 
 class Host:
@@ -312,11 +299,14 @@ class Host:
 
     def killed(self, place: str, after: int, verb: str, *words: str) -> bool:
         """Run the command line and kill it before its file operation number *after* in *place*; return whether it came that far."""
-        done = subprocess.run(
-            [sys.executable, "-c", KILLER, place, str(after), *verb.split(), *self.words, *words], capture_output=True, check=False, timeout=120
-        )
-        assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
-        return done.returncode != 0
+
+        def run() -> None:
+            forked.Killer(after).watch(Path, "write_bytes", "replace", "unlink", "mkdir", below=place)
+            sys.exit(main.main([*verb.split(), *self.words, *words]))
+
+        status = forked.exit_code(run)
+        assert status in (-signal.SIGKILL, 0)
+        return status != 0
 
     def session(self, *words: str) -> RunContext:
         """Return a run on it, as the command line would make it with *words*."""

@@ -283,7 +283,7 @@ def test_a_pipe_in_place_of_a_header_does_not_hang(tmp_path: Path) -> None:
     (tree / "csrc/values.cuh").unlink()
     os.mkfifo(tree / "csrc/values.cuh")
 
-    checks = numerics.run({"mini": tree}, converters.only("mini", seconds=3), (), tmp_path / "scratch")
+    checks = numerics.run({"mini": tree}, converters.only("mini", seconds=1), (), tmp_path / "scratch")
 
     assert {check.reference for check in of("mini", checks)} <= {"converter-slow", "converter-uncompilable"}
 

@@ -23,6 +23,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 def _listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Say], Listener]]:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(http, "PAUSE", 0.01)
     http.host_of("http://localhost/")  # imports requests, which may take seconds on a busy machine
     listeners: list[Listener] = []
 
@@ -71,7 +72,7 @@ def test_request_ends_at_its_deadline(listen: Callable[[Say], Listener], part: s
     """Whatever part of a reply never ends, the request fails at its deadline, all attempts together."""
     began = time.monotonic()
     with pytest.raises(HttpFailure):
-        http.request("GET", listen(ENDLESS[part]).url, seconds=0.6)
+        http.request("GET", listen(ENDLESS[part]).url, seconds=0.25)
     assert time.monotonic() - began < 3
 
 
@@ -208,8 +209,7 @@ def test_trickled_download_fails(
     listen: Callable[[Say], Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A download that brings a byte now and then is given up after two tries, and keeps what came."""
-    monkeypatch.setattr(http, "STALL", 0.4)
-    monkeypatch.setattr(http, "PAUSE", 0.01)
+    monkeypatch.setattr(http, "STALL", 0.25)
     server = listen(drip(OK + b"content-length: 99999\r\n\r\n"))
     with pytest.raises(HttpFailure) as caught:
         http.download(server.url, tmp_path / "a.part")

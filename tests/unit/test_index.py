@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -20,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import indexdata, wheels
+from tests.support import forked, indexdata, wheels
 from tests.support.indexdata import LACK, Made
 
 from sparkwright.core.errors import SparkwrightError
@@ -482,27 +480,15 @@ def test_what_current_leads_to_is_read_with_care(made: Made, tmp_path: Path) -> 
         index.current(made.root)
 
 
-#: Makes and flips the generation of a manifest, and ends before its n-th rename: the operations that others can see.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import msgspec
-from sparkwright.release import index
-from sparkwright.release.manifest.records import Manifest
-root, left = Path(sys.argv[1]), int(sys.argv[2])
-def counted(real):
-    def call(*words):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*words)
-    return call
-os.rename, os.replace = counted(os.rename), counted(os.replace)
-manifest = msgspec.json.decode((root / "next.json").read_bytes(), type=Manifest)
-index.generate(root, manifest, (root / "next.sealed").read_bytes())
-index.flip(root, manifest.serial)
-"""
+def generate_killed(made: Made, root: Path, step: int) -> int:
+    """Make and flip the generation in another process, which ends before its rename number *step*; return its exit code."""
+
+    def run() -> None:
+        forked.Killer(step).watch(os, "rename", "replace")
+        index.generate(root, made.manifest, made.sealed)
+        index.flip(root, made.manifest.serial)
+
+    return forked.exit_code(run)
 
 
 def test_killed_anywhere_the_index_is_whole(made: Made, tmp_path: Path) -> None:
@@ -512,15 +498,12 @@ def test_killed_anywhere_the_index_is_whole(made: Made, tmp_path: Path) -> None:
     old = index.current(made.root)
     made.publish("s.2", [wheel(tmp_path, VLLM, 2)])
     made.yank("s.1", "wrong")
-    (made.root / "next.json").write_bytes(msgspec.json.encode(made.manifest))
-    (made.root / "next.sealed").write_bytes(made.sealed)
     new, seen = (3, made.sealed), []
     for step in range(1, 50):
         root = tmp_path / f"killed-{step}"
         shutil.copytree(made.root, root, symlinks=True)
-        child = [sys.executable, "-c", KILLED, str(root), str(step)]
-        done = subprocess.run(child, capture_output=True, check=False, timeout=120)
-        assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
+        status = generate_killed(made, root, step)
+        assert status in (-signal.SIGKILL, 0)
         seen.append(index.current(root))
         manifest = indexdata.manifest_of(root)
         numbers = range(1, len(manifest.entries) + 1)
@@ -529,7 +512,7 @@ def test_killed_anywhere_the_index_is_whole(made: Made, tmp_path: Path) -> None:
         index.generate(root, made.manifest, made.sealed)
         index.flip(root, 3)
         assert index.check(root, None, deep=True) == []
-        if done.returncode == 0:
+        if status == 0:
             break
 
     assert set(seen) == {old, new}

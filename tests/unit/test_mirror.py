@@ -118,13 +118,26 @@ def replying(status: int, text: str, kind: str = "text/html") -> Answer:
     return answer
 
 
-@pytest.fixture(name="commits")
-def _commits(repository: Repository) -> list[str]:
-    """Return five commits of a history in which two files change each time."""
-    return [
-        repository.commit({"a.txt": b"%d\n" % number * 99, "d/b.txt": b"b%d\n" % number * 99, "d/same.txt": b"same\n"})
-        for number in range(5)
-    ]
+@pytest.fixture(name="template", scope="module")
+def _template(tmp_path_factory: pytest.TempPathFactory, repositories: type[Repository]) -> Repository:
+    """Return a repository of five commits, in which two files change each time, to be copied."""
+    template = repositories(tmp_path_factory.mktemp("template") / "upstream")
+    for number in range(5):
+        template.commit({"a.txt": b"%d\n" % number * 99, "d/b.txt": b"b%d\n" % number * 99, "d/same.txt": b"same\n"})
+    return template
+
+
+@pytest.fixture(name="repository")
+def _repository(template: Repository, tmp_path: Path) -> Repository:
+    """Return a copy of the repository."""
+    shutil.copytree(template.path, tmp_path / "upstream")
+    return type(template)(tmp_path / "upstream")
+
+
+@pytest.fixture(name="commits", scope="module")
+def _commits(template: Repository) -> list[str]:
+    """Return the commits of the repository."""
+    return template.git("rev-list", "--reverse", "main").splitlines()
 
 
 @pytest.fixture(name="host")
@@ -250,18 +263,31 @@ def test_address_cannot_run_a_command(store: Store, tmp_path: Path, address: str
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "words", "act"),
     [
-        (replying(403, "<html>no</html>"), "The requested URL returned error: 403"),
-        (replying(404, "<html>gone</html>"), "not found"),
-        (replying(401, "<html>who?</html>"), "terminal prompts disabled"),
-        (replying(200, "<html><form>Log in</form></html>"), "fatal: dumb http|is this a git repository?"),
-        (replying(200, "<html>\n<form>Log in</form>\n</html>\n"), "is this a git repository?"),
-        (replying(200, "001e# service=git-upload-pack\n0000zzzz", "application/x-git-upload-pack-advertisement"), "fatal: "),
+        (replying(403, "<html>no</html>"), "The requested URL returned error: 403", lambda one: one.ref("main")),
+        (replying(404, "<html>gone</html>"), "not found", lambda one: one.commit("1" * 40)),
+        (replying(401, "<html>who?</html>"), "terminal prompts disabled", lambda one: one.history("main")),
+        (
+            replying(200, "<html><form>Log in</form></html>"),
+            "fatal: dumb http|is this a git repository?",
+            lambda one: one.ref("main"),
+        ),
+        (
+            replying(200, "<html>\n<form>Log in</form>\n</html>\n"),
+            "is this a git repository?",
+            lambda one: one.commit("1" * 40),
+        ),
+        (
+            replying(200, "001e# service=git-upload-pack\n0000zzzz", "application/x-git-upload-pack-advertisement"),
+            "fatal: ",
+            lambda one: one.history("main"),
+        ),
     ],
 )
-@pytest.mark.parametrize("act", [lambda one: one.ref("main"), lambda one: one.commit("1" * 40), lambda one: one.history("main")])
-def test_an_answer_that_is_none(run: RunContext, host: GitHost, answer: Answer, words: str, act: Callable[[Mirror], object]) -> None:
+def test_an_answer_that_is_none(
+    run: RunContext, host: GitHost, answer: Answer, words: str, act: Callable[[Mirror], object]
+) -> None:
     """A refusal, a limit, a fault, a login page and plain nonsense are all unreachable, in git's words and without credentials."""
     host.answer = answer
     guarded = dataclasses.replace(run, mirrors={URL: host.url.replace("://", "://user:secret%2Fword@") + ".git"})
@@ -274,15 +300,14 @@ def test_an_answer_that_is_none(run: RunContext, host: GitHost, answer: Answer, 
     assert "secret" not in text
 
 
-# Offline.
-
-
-@pytest.mark.parametrize("kind", ["http", "git"])
-@pytest.mark.parametrize("act", [lambda one: one.ref("main"), lambda one: one.commit("1" * 40)])
-def test_silent_host_is_given_up(store: Store, kind: str, act: Callable[[Mirror], object], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "patience", "act"),
+    [("http", 60, lambda one: one.ref("main")), ("git", 0.5, lambda one: one.commit("1" * 40))],
+)
+def test_silent_host_is_given_up(store: Store, kind: str, patience: float, act: Callable[[Mirror], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the protocol, a host that takes the connection and is silent counts as unreachable after its time."""
     monkeypatch.setitem(git._CONFIG, "http.lowSpeedTime", "1")
-    monkeypatch.setattr(mirror, "PATIENCE", 2)
+    monkeypatch.setattr(mirror, "PATIENCE", patience)
     listener = badserver.Listener(badserver.silent)
 
     assert "127.0.0.1" in refused(session(f"{listener.url.replace('http', kind)}/mini.git", store), act)
@@ -345,10 +370,11 @@ def prepared(run: RunContext, repository: Repository, commits: list[str]) -> Mir
     return upstream
 
 
-def _each_pack(path: Path, change: Callable[[bytes], bytes]) -> None:
+def _overwrite_packs(path: Path) -> None:
     for pack in (path / "objects" / "pack").glob("*.pack"):
         pack.chmod(0o644)
-        pack.write_bytes(change(pack.read_bytes()))
+        data = pack.read_bytes()
+        pack.write_bytes(data[:20] + b"\xff" * 40 + data[60:])
 
 
 def _file_instead(path: Path) -> None:
@@ -357,8 +383,7 @@ def _file_instead(path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "packs cut off": lambda path: _each_pack(path, lambda data: data[: len(data) // 2]),
-    "packs overwritten": lambda path: _each_pack(path, lambda data: data[:20] + b"\xff" * 40 + data[60:]),
+    "packs": _overwrite_packs,
     "objects gone": lambda path: shutil.rmtree(path / "objects"),
     "HEAD": lambda path: (path / "HEAD").write_bytes(b"\xff\0garbage"),
     "config": lambda path: (path / "config").write_bytes(b"[[[garbage"),
@@ -411,7 +436,7 @@ def test_a_damaged_mirror_heals_or_says_what_to_remove(
 def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, commits: list[str]) -> None:
     """A fetch that fails for a broken mirror is not reported as a host that does not answer."""
     path = prepared(run, repository, commits).path
-    DAMAGE["packs overwritten"](path)
+    _overwrite_packs(path)
     later = repository.commit({"later.txt": b"later\n"})
     with refusal("mirror-damaged", match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
         run.mirror(URL).commit(later)
@@ -459,12 +484,11 @@ def started(run: RunContext, commit: str, tree: str, url: str = URL) -> subproce
     )
 
 
-@pytest.mark.parametrize("stall", [60, 1000])
 def test_a_killed_fetch_is_finished_by_the_next_run(
-    run: RunContext, host: GitHost, repository: Repository, commits: list[str], stall: int
+    run: RunContext, host: GitHost, repository: Repository, commits: list[str]
 ) -> None:
     """`kill -9` of sparkwright and of every git of its while a reply is under way leaves nothing in the way of the next run."""
-    host.stall = stall
+    host.stall = 1000
     with started(run, commits[2], repository.tree(commits[2])) as child:
         assert host.stalled.wait(60)
         os.killpg(child.pid, signal.SIGKILL)
@@ -493,6 +517,3 @@ def test_an_object_store_borrows_from_others(tmp_path: Path) -> None:
     mine.borrow(one.path.parent)
     assert (mine.has(first), mine.has(second)) == (True, False)
     assert "two" not in alternates.read_text()
-
-
-# Names.

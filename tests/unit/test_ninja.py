@@ -149,10 +149,10 @@ def test_a_unit_that_was_killed_for_memory_is_compiled_again_alone(work: Work) -
     """The first kill leaves the other units; the second try has the machine to itself."""
     work.add(
         "killed.cu",
-        f"test -e {work.folder}/flag || {{ touch {work.folder}/flag; sleep 0.3; kill -KILL $$; }}",
+        f"test -e {work.folder}/flag || {{ touch {work.folder}/flag; sleep 0.1; kill -KILL $$; }}",
         9,
     )
-    work.add("other.cu", "sleep 1", 8)
+    work.add("other.cu", "sleep 0.4", 8)
     work.add("later.cu", "", 1)
 
     assert work.compile() == ["killed.cu", "later.cu", "other.cu"]
@@ -201,7 +201,7 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
 ) -> None:
     """The reference says whether source, compiler or disk is at fault; finished units are kept."""
     work.add("good.cu", "", 9)
-    work.add("a.cu", f"sleep 0.2\n{text}", 1)
+    work.add("a.cu", f"sleep 0.1\n{text}", 1)
 
     with refusal(reference, match=r"a\.cu") as raised:
         work.compile(CompileLimits(1, 10_000))
@@ -214,8 +214,8 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
 
 def test_a_compiler_that_uses_no_cpu_is_ended_and_named(work: Work) -> None:
     """One that works for longer than that is left to work."""
-    work.add("busy.cu", "timeout --foreground 5 sh -c 'while :; do :; done'; true", 9)
-    assert work.compile(CompileLimits(2, 10_000, patience=3)) == ["busy.cu"]
+    work.add("busy.cu", "timeout --foreground 3 sh -c 'while :; do :; done'; true", 9)
+    assert work.compile(CompileLimits(2, 10_000, patience=2)) == ["busy.cu"]
     work.add("hangs.cu", "sleep 1000")
 
     with refusal("compiler-hung", match=r"hangs\.cu"):

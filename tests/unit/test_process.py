@@ -92,13 +92,6 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
     """Whatever interrupts the reading of its lines also ends the program, before the interruption goes on."""
     seen: list[int] = []
