@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import http.server
 import io
 import json
 import re
@@ -19,6 +18,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from tests.support import loopback
+from tests.support.loopback import page
 
 TOKEN = "github_pat_11RELEASERELEASERELEASE"
 LIMIT = 2 << 30
@@ -108,11 +110,8 @@ class World:
         return sum(asked == method and re.search(path, where) is not None for _, asked, where in self.asked)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     server: Server
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing; the test's output is for the test."""
 
     @property
     def world(self) -> World:
@@ -121,18 +120,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     @property
     def trusted(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
-
-    def body(self) -> bytes:
-        """Return what was sent along; fewer bytes than announced where the client broke off."""
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def answer(self, status: int, record: Any = None, **headers: str) -> None:
-        data = b"" if record is None else record if isinstance(record, bytes) else json.dumps(record).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(data)
 
     def serve(self) -> None:
         world, path = self.world, urlsplit(self.path)
@@ -168,10 +155,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _ask(self, path: str, query: dict[str, list[str]]) -> None:
         sent = self.body() if self.server.name == "api" else b""
-        routes: list[tuple[str, str, Callable[..., None]]] = [
+        routes: list[loopback.Route] = [
             ("GET", "", self._about),
             ("GET", "/immutable-releases", self._setting),
-            ("GET", "/releases", lambda: self._page([self._release(one) for one in self._visible()], query)),
+            ("GET", "/releases", lambda: self.answer(200, page([self._release(one) for one in self._visible()], query))),
             ("POST", "/releases", lambda: self._create(json.loads(sent))),
             ("GET", "/releases/tags/(.+)", self._tagged),
             ("GET", r"/releases/(\d+)/assets", lambda number: self._assets(int(number), query)),
@@ -182,17 +169,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             ("DELETE", r"/releases/assets/(\d+)", self._remove_asset),
             ("DELETE", "/git/refs/tags/(.+)", self._untag),
         ]
-        for method, pattern, call in routes:
-            if method == self.command and (match := re.fullmatch(pattern, path)):
-                if method != "GET" and not self.trusted:
-                    self.answer(401, {"message": "Requires authentication"})
-                    return
-                with contextlib.ExitStack() as held:
-                    if self.server.name == "api":
-                        held.enter_context(self.world.lock)
-                    call(*match.groups())
-                return
-        self.answer(404, {"message": "Not Found"})
+        if (found := self.route(routes, path)) is None:
+            self.answer(404, {"message": "Not Found"})
+        elif self.command != "GET" and not self.trusted:
+            self.answer(401, {"message": "Requires authentication"})
+        else:
+            call, words = found
+            with self.world.lock if self.server.name == "api" else contextlib.nullcontext():
+                call(*words)
 
     def _about(self) -> None:
         world = self.world
@@ -207,10 +191,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _visible(self) -> list[Release]:
         return [one for one in self.world.releases.values() if self.trusted or not one.draft]
-
-    def _page(self, records: list[Any], query: dict[str, list[str]]) -> None:
-        size, page = int(query.get("per_page", ["30"])[0]), int(query.get("page", ["1"])[0])
-        self.answer(200, records[(page - 1) * size : page * size])
 
     def _release(self, one: Release) -> dict[str, Any]:
         where = f"/repos/{self.world.repository}/releases/{one.id}/assets"
@@ -245,7 +225,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _assets(self, number: int, query: dict[str, list[str]]) -> None:
         if release := self._one(number):
-            self._page([self._asset(release, asset) for asset in release.assets.values()], query)
+            self.answer(200, page([self._asset(release, asset) for asset in release.assets.values()], query))
 
     def _upload(self, number: int, query: dict[str, list[str]]) -> None:
         if self.server.name != "uploads":
@@ -319,13 +299,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(422, {"message": "Reference does not exist"})
 
 
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = False
-
+class Server(loopback.Server):
     def __init__(self, name: str, world: World) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.name, self.world = name, world
-        self.url = f"http://127.0.0.1:{self.server_port}"
 
 
 def reply(status: int, message: str = "", **headers: str) -> Answer:
@@ -382,14 +359,5 @@ def serve() -> Iterator[World]:
     """Yield a world whose hosts answer until the block ends; their threads end with it."""
     world = World()
     world.hosts = {name: Server(name, world) for name in ("api", "uploads", "storage", "elsewhere")}
-    threads = [threading.Thread(target=host.serve_forever, args=(0.02,)) for host in world.hosts.values()]
-    for thread in threads:
-        thread.start()
-    try:
+    with loopback.serving(*world.hosts.values()):
         yield world
-    finally:
-        for host in world.hosts.values():
-            host.shutdown()
-            host.server_close()
-        for thread in threads:
-            thread.join()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import http.server
 import json
 import os
 import re
@@ -20,6 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support import loopback
+from tests.support.loopback import page
 
 TOKEN = "ghs_WORKWORKWORKWORKWORKWORK"
 REPOSITORY = "acme/wheels"
@@ -62,22 +64,12 @@ class World:
         return self.issues[-1]
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     server: Server
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing; the test's output is for the test."""
-
-    def answer(self, status: int, record: Any) -> None:
-        data = json.dumps(record).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
     def serve(self) -> None:
         world, parts = self.server.world, urlsplit(self.path)
-        sent = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        sent = json.loads(self.body() or b"{}")
         with self.server.lock:
             world.asked.append((self.command, self.path))
             world.bodies.append(sent)
@@ -101,7 +93,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _route(self, path: str, sent: dict[str, Any], query: dict[str, list[str]]) -> tuple[int, Any]:
         world = self.server.world
         routes: list[tuple[str, str, Callable[..., tuple[int, Any]]]] = [
-            ("GET", "/issues", lambda: (200, self._page([one for one in world.issues if one["state"] == "open"] + world.pulls, query))),
+            ("GET", "/issues", lambda: (200, page([one for one in world.issues if one["state"] == "open"] + world.pulls, query))),
             ("POST", "/issues", lambda: (201, world.file(sent["title"], sent["body"], world.user))),
             ("PATCH", r"/issues/(\d+)", lambda number: self._change(world.issues, int(number), sent)),
             ("GET", "/git/commits/([0-9a-f]{40})", lambda commit: (200, self._commit(commit))),
@@ -111,18 +103,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             ("GET", "/git/ref/heads/(.+)", self._ref),
             ("POST", "/git/refs", lambda: self._set(sent["ref"], sent["sha"], "0" * 40)),
             ("PATCH", "/git/refs/heads/(.+)", lambda name: self._set(f"refs/heads/{name}", sent["sha"])),
-            ("GET", "/pulls", lambda: (200, self._page(self._pulls(query), query))),
+            ("GET", "/pulls", lambda: (200, page(self._pulls(query), query))),
             ("POST", "/pulls", lambda: (201, self._pull(sent))),
             ("PATCH", r"/pulls/(\d+)", lambda number: self._change(world.pulls, int(number), sent)),
         ]
-        for method, pattern, call in routes:
-            if method == self.command and (match := re.fullmatch(pattern, path)):
-                return call(*match.groups())
-        return 404, {"message": "Not Found"}
-
-    def _page(self, records: list[Any], query: dict[str, list[str]]) -> list[Any]:
-        size, page = int(query.get("per_page", ["30"])[0]), int(query.get("page", ["1"])[0])
-        return records[(page - 1) * size : page * size]
+        found = self.route(routes, path)
+        return found[0](*found[1]) if found else (404, {"message": "Not Found"})
 
     def _change(self, records: list[dict[str, Any]], number: int, sent: dict[str, Any]) -> tuple[int, Any]:
         one = next(one for one in records if one["number"] == number)
@@ -174,23 +160,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return world.pulls[-1]
 
 
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = False
-
+class Server(loopback.Server):
     def __init__(self, world: World) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.world, self.lock = world, threading.Lock()
-        world.url = f"http://127.0.0.1:{self.server_port}"
+        world.url = self.url
 
 
 @contextlib.contextmanager
 def serving(world: World) -> Iterator[World]:
     """Serve *world* while the block runs."""
-    with Server(world) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield world
-        finally:
-            server.shutdown()
-            thread.join()
+    with loopback.serving(Server(world)):
+        yield world

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.server
 import json
 import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support import loopback
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import GitHub
@@ -61,7 +60,7 @@ say("Job " + job["name"] + " completed with result: " + ("Failed" if status else
 '''
 
 
-class Hub(http.server.ThreadingHTTPServer):
+class Hub(loopback.Server):
     """
     The server.
 
@@ -72,10 +71,8 @@ class Hub(http.server.ThreadingHTTPServer):
         refused: Paths that were asked for without the token.
     """
 
-    daemon_threads = False
-
     def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(_Handler, port)
         self.jobs: list[dict[str, Any]] = []
         self.registered: list[dict[str, Any]] = []
         self.configs: list[str] = []
@@ -85,59 +82,48 @@ class Hub(http.server.ThreadingHTTPServer):
         self.refused: list[str] = []
         self.private, self.approval = True, "first_time_contributors"
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
     def job(self, script: str, name: str = "gate", *, hook: bool = False, **told: str) -> None:
         """Queue a job of one step."""
         self.jobs.append({"name": name, "script": script, "hook": hook, "told": {**GOOD, **told}})
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(loopback.Handler):
     server: Hub
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def _answer(self, status: int, record: Any = None) -> None:
-        data = b"" if record is None else json.dumps(record).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+    def answer(self, status: int, record: Any = None, **headers: str) -> None:
         with contextlib.suppress(OSError):
-            self.wfile.write(data)
+            super().answer(status, record, **headers)
 
     def _serve(self) -> None:
-        sent, hub, path = self.rfile.read(int(self.headers.get("Content-Length") or 0)), self.server, self.path
+        sent, hub, path = self.body(), self.server, self.path
         if path.startswith("/job/"):
-            self._answer(200, hub.jobs.pop(0) if hub.jobs else None)
+            self.answer(200, hub.jobs.pop(0) if hub.jobs else None)
         elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
             hub.refused.append(path)
-            self._answer(401, {"message": "Bad credentials"})
+            self.answer(401, {"message": "Bad credentials"})
         elif (self.command, path) == ("GET", f"/repos/{REPOSITORY}"):
-            self._answer(200, {"private": hub.private})
+            self.answer(200, {"private": hub.private})
         elif path.endswith("/fork-pr-contributor-approval"):
-            self._answer(200, {"approval_policy": hub.approval})
+            self.answer(200, {"approval_policy": hub.approval})
         elif path == f"/repos/{REPOSITORY}/actions/runners/generate-jitconfig":
             self._configure(json.loads(sent))
         elif found := re.fullmatch(rf"/repos/{REPOSITORY}/actions/runners/(\d+)", path):
             busy = int(found[1]) in hub.busy
             hub.removed += [] if busy else [int(found[1])]
-            self._answer(422, {"message": "Runner is currently running a job and cannot be deleted."}) if busy else self._answer(204)
+            self.answer(422, {"message": "Runner is currently running a job and cannot be deleted."}) if busy else self.answer(204)
         else:
-            self._answer(404, {"message": "Not Found"})
+            self.answer(404, {"message": "Not Found"})
 
     def _configure(self, asked: dict[str, Any]) -> None:
         hub = self.server
         hub.registered.append(asked)
         if hub.faults:
-            self._answer(hub.faults.pop(0), {"message": "as the test asked"})
+            self.answer(hub.faults.pop(0), {"message": "as the test asked"})
             return
         number = len(hub.registered)
         config = base64.b64encode(json.dumps({"hub": hub.url, "name": asked["name"], "number": number}).encode()).decode()
         hub.configs.append(config)
-        self._answer(201, {"runner": {"id": number, "name": asked["name"]}, "encoded_jit_config": config})
+        self.answer(201, {"runner": {"id": number, "name": asked["name"]}, "encoded_jit_config": config})
 
     do_GET = do_POST = do_DELETE = _serve  # noqa: N815  http.server calls them so
 
@@ -146,14 +132,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def hub(port: int = 0) -> Iterator[Hub]:
     """Yield a hub that answers until the block ends."""
     server = Hub(port)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with loopback.serving(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def small(folder: Path, **changes: Any) -> Policy:

@@ -1,0 +1,73 @@
+"""What the fake GitHubs share: JSON answers, pages, routes, and servers on loopback that answer until a block ends."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+#: Method, a regular expression of the whole path, and what answers with the groups of the match.
+Route = tuple[str, str, Callable[..., Any]]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers with JSON, or with bytes as they are."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; the test's output is for the test."""
+
+    def body(self) -> bytes:
+        """Return what was sent along; fewer bytes than announced where the client broke off."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def answer(self, status: int, record: Any = None, **headers: str) -> None:
+        """Send *record*; underscores in the names of *headers* stand for hyphens."""
+        data = b"" if record is None else record if isinstance(record, bytes) else json.dumps(record).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def route(self, routes: Sequence[Route], path: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+        """Return what answers this request for *path*, and its arguments; None where nothing does."""
+        for method, pattern, call in routes:
+            if method == self.command and (match := re.fullmatch(pattern, path)):
+                return call, match.groups()
+        return None
+
+
+def page(records: list[Any], query: dict[str, list[str]]) -> list[Any]:
+    """Return the records of the page that *query* asks for."""
+    size, number = int(query.get("per_page", ["30"])[0]), int(query.get("page", ["1"])[0])
+    return records[(number - 1) * size : number * size]
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A server whose threads end with it."""
+
+    daemon_threads = False
+
+    def __init__(self, handler: type[Handler], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@contextlib.contextmanager
+def serving(*servers: Server) -> Iterator[None]:
+    """Let *servers* answer until the block ends."""
+    threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+        for thread in threads:
+            thread.join()
