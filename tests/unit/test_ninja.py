@@ -246,7 +246,8 @@ def test_a_half_written_object_is_made_again_after_everything_was_killed(work: W
     wait_for((work.folder / "flag").exists)
     wait_for(lambda: "- done.cu" in work.events())
     time.sleep(0.5)
-    for process in [psutil.Process(run.pid), *work.processes()]:
+    build = psutil.Process(run.pid)
+    for process in [build, *build.children(recursive=True)]:
         process.kill()
     run.join()
     wait_for(lambda: not work.processes())
