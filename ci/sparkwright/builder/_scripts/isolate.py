@@ -69,7 +69,7 @@ def refusing_proxy(path: str) -> int:
     Start a proxy that refuses every request and writes it to the file *path*; return its port.
     """
 
-    class Refusal(http.server.BaseHTTPRequestHandler):
+    class RefusedDownload(http.server.BaseHTTPRequestHandler):
         def refuse(self) -> None:
             # One write to a file opened for appending is atomic.
             with pathlib.Path(path).open("a") as stream:
@@ -85,7 +85,7 @@ def refusing_proxy(path: str) -> int:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
             """Write nothing; the base class writes to standard error."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RefusedDownload)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return int(server.server_address[1])
