@@ -60,6 +60,14 @@ def test_a_name_that_no_wheel_has_is_refused(name: str) -> None:
         WheelName.of(name)
 
 
+def test_headers_without_a_version_are_refused(tmp_path: Path, store: Store) -> None:
+    """A tree that is no CUTLASS gives no wheel of headers."""
+    run = RunContext(Project(ROOT, "2026.11"), store, (), tmp_path)
+    tree = run.objects.store_files([("include/cutlass/version.h", REGULAR, b"#define CUTLASS_MAJOR 4\n")])
+    with refusal("wheel-invalid", match="does not state a version"):
+        source_wheel.build_headers(run, tree, "mini", "t", DistInfoFiles(b"", SbomInput()), tmp_path)
+
+
 CORE = CMakeLibrary("_core", "lib/_core.abi3.so", True)
 
 
