@@ -209,6 +209,13 @@ class TestGitHub:
 
         assert names(world) == [NAME]
 
+    def test_a_draft_that_was_made_unheard_is_found(self, world: World, wheel: Path) -> None:
+        """Where the answer to the question for a draft is lost, the draft is found, and not a second one made."""
+        world.once("POST", "/releases$", unheard)
+        put(opened(world), wheel)
+
+        assert len(world.releases) == 1
+
     def test_a_truncated_download_is_tried_again(self, world: World, wheel: Path) -> None:
         """What breaks off on the way back says nothing about what is kept, and is read again."""
         world.once("GET", r"^/\d+$", cut(0.5))
