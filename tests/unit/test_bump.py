@@ -136,7 +136,7 @@ def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstre
     upstream.release("1.1.0", {"c.txt": b"theirs\n"})
     before = upstream.files()
 
-    with refusal("patch-conflict", match=r"#7 of widget cannot go along to 1\.1\.0") as caught:
+    with refusal("patch-conflict", match=r"#7 of widget do not apply to 1\.1\.0") as caught:
         upstream.bump("1.1.0")
     assert "sparkwright patch bump --stack test --fork widget --to 1.1.0 --drop '#7'" in caught.value.todo
     assert upstream.files() == before

@@ -79,7 +79,7 @@ def test_an_unknown_stack_is_refused(mini: Mini, stack: str, capsys: pytest.Capt
         (["build", "--memory", "much"], "'much' is not a number of gigabytes"),
         (["build", "--memory", "nan"], "'nan' is not a number of gigabytes"),
         (["build", "--jobs", "0"], "'0' is not a whole number from 1"),
-        (["lab", "status", "--output", "x", "--day", "22/11"], "no day like"),
+        (["lab", "status", "--output", "x", "--day", "22/11"], "not a date like"),
         (["gate", "--variable", "A-B=1"], "NAME=VALUE"),
         (["release", "refresh", "--at", "x", "--key", "k", "--identity"], "not allowed with"),
     ],

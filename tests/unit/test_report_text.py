@@ -54,7 +54,7 @@ def test_the_verb_never_writes_over_a_result(cli: Cli, file: Path, tmp_path: Pat
     done = cli("lab", "report", str(file), "--html", str(file), "--root", str(ROOT), "--cache-dir", str(tmp_path))
 
     assert done.returncode == 2
-    assert "would be written over" in done.stderr
+    assert "would be overwritten" in done.stderr
     assert file.read_bytes() == before
 
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from sparkwright.core.errors import UsageError
+
 #: The two channels of a release index.
 CHANNELS = ("verified", "candidate")
 
@@ -43,12 +45,12 @@ def amount(least: float, most: float, unit: str) -> Callable[[str], float]:
 
 
 def day(text: str) -> str:
-    """Return *text*, a date in ISO format."""
+    """Return *text* if it is a date in ISO format, or empty."""
     try:
         # argparse converts the empty default, too.
         return datetime.date.fromisoformat(text).isoformat() if text else ""
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no day like 2026-11-22") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date like 2026-11-22") from None
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -82,23 +84,23 @@ def common() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="URL=REPLACEMENT",
-        help="reach URLs that begin so elsewhere",
+        help="replace this beginning of URLs; may be repeated",
     )
-    add("--offline", action="store_true", help="use what is in the store, never the network")
+    add("--offline", action="store_true", help="use only the store, never the network")
     add(
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="where the store is (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)",
+        help="directory of the store (default: SPARKWRIGHT_CACHE_DIR, else the user's cache)",
     )
     add(
         "--root",
         type=Path,
         metavar="DIR",
-        help="the checkout to work on (default: found from here upwards)",
+        help="the checkout (default: the nearest one above the current directory)",
     )
     add("--json", action="store_true", help="print one JSON document on standard output")
-    add("-v", "--verbose", action="store_true", help="say more")
+    add("-v", "--verbose", action="store_true", help="print more detail")
     return parser
 
 
@@ -133,26 +135,40 @@ def add_index(parser: argparse.ArgumentParser) -> None:
         "--signed-for",
         default="",
         metavar="URL",
-        help="the address that the manifest was signed for, where --index is a copy",
+        help="address that the manifest is signed for, if --index is a copy",
     )
 
 
 def add_channel(parser: argparse.ArgumentParser) -> None:
-    """Add ``--channel``, which is ``verified`` unless it is given."""
+    """Add ``--channel``; the default is ``verified``."""
     parser.add_argument(
         "--channel",
         choices=CHANNELS,
         default="verified",
-        help="which releases (default: those whose every gate passed)",
+        help="channel of the releases (default: verified, whose gates all passed)",
     )
 
 
 def add_pages(parser: argparse.ArgumentParser) -> None:
-    """Add the files that a report is written to."""
+    """Add ``--html`` and ``--markdown``, the output files of a report."""
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page that needs nothing else"
+        "--html", type=Path, metavar="FILE", help="write a self-contained HTML page"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown")
+
+
+def page_files(arguments: argparse.Namespace) -> dict[str, Path]:
+    """
+    Return the files of `add_pages` that the command line names, by their kind.
+
+    Raises:
+        UsageError: Both are the same file.
+    """
+    pages = {"html": arguments.html, "markdown": arguments.markdown}
+    files = {kind: path for kind, path in pages.items() if path}
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise UsageError("usage", "--html and --markdown name the same file.")
+    return files
 
 
 def add_compiling(parser: argparse.ArgumentParser) -> None:
@@ -168,15 +184,15 @@ def add_compiling(parser: argparse.ArgumentParser) -> None:
         type=amount(0.5, 1e6, "gigabytes"),
         default=0,
         metavar="GB",
-        help="what compilers that run together may hold (default: 85 %% of what is available)",
+        help="memory of all compilers together (default: 85 %% of the available memory)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="where the wheels go (default: dist)"
+        "--output", type=Path, metavar="DIR", help="folder for the wheels (default: dist)"
     )
 
 
 def add_signer(parser: argparse.ArgumentParser, key: str) -> None:
-    """Add what signs an index: the option *key*, which names a private key, or ``--identity``."""
+    """Add the signer of an index: *key*, an option for a private key, or ``--identity``."""
     signer = parser.add_mutually_exclusive_group()
     signer.add_argument(
         key,
@@ -187,12 +203,12 @@ def add_signer(parser: argparse.ArgumentParser, key: str) -> None:
     signer.add_argument(
         "--identity",
         action="store_true",
-        help="sign by Sigstore, as the identity that this machine has (a workflow's)",
+        help="sign with Sigstore, as the identity of the workflow that runs this",
     )
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--flag`` and ``--variable``: what a served model is started with."""
+    """Add ``--flag`` and ``--variable``, the arguments and the environment of a server."""
     parser.add_argument(
         "--flag",
         action="append",

@@ -45,93 +45,105 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="a result of a measurement; the first is held against the others",
+        help="result of a measurement; the first is compared with the others",
     )
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=bench)
     add_measuring(parser)
-    argtypes.add_server_arguments(parser)
     add = parser.add_argument
     add(
         "--recipe",
         default="",
         metavar="NAME",
-        help="how the model is served, and what with (ci/recipes)",
+        help="recipe of the model (ci/recipes)",
     )
     add(
         "--published",
         action="store_true",
-        help="measure what others published of the recipe, and fail if it does not hold here",
+        help="measure the published figures of the recipe, and fail if they are not reached",
     )
-    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder")
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="interpreter of the environment that vLLM is installed in",
-    )
-    add("--wheel", type=Path, metavar="WHEEL", help="the wheel that it was installed from")
-    add(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="the name under which the model is served (default: its own)",
-    )
-    add(
-        "--server",
-        default="",
-        metavar="URL",
-        help="a server that runs already, in place of --serve",
-    )
+    add("--wheel", type=Path, metavar="WHEEL", help="the wheel that is installed there")
     add(
         "--launches",
         type=argtypes.whole(1, 1000),
         default=0,
         metavar="N",
-        help="of the server; each is one sample (default: 5)",
+        help="launches of the server; each is one sample (default: 5)",
     )
     add(
         "--generator",
         choices=tuple(GENERATORS),
         default="vllm-rs",
-        help="what makes the load (default: vllm-rs)",
+        help="load generator (default: vllm-rs)",
     )
     add(
         "--calibrate",
         type=argtypes.whole(1, 1000),
         default=0,
         metavar="N",
-        help="measure it N times against itself, for the gate here",
+        help="measure N pairs of the same wheel, to calibrate the gate of this machine",
     )
-    add("--output", type=Path, metavar="DIR", help="where the result is kept (default: dist)")
 
 
 def add_measuring(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every measurement of throughput."""
+    """Add the options of `bench` and `gate`: the server, the workloads and the output folder."""
+    argtypes.add_server_arguments(parser)
     add = parser.add_argument
+    add(
+        "--serve",
+        type=Path,
+        metavar="DIR",
+        help="serve the model in this folder from that environment",
+    )
+    add(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="Python of the environment that the wheel is installed in",
+    )
+    add(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="name under which the model is served (default: its own)",
+    )
+    add(
+        "--server",
+        default="",
+        metavar="URL",
+        help="a running server, instead of --serve",
+    )
+    add("--output", type=Path, metavar="DIR", help="folder for the results (default: dist)")
     add(
         "--workload",
         action="append",
         default=[],
         metavar="NAME",
-        help="of workloads.yaml, or a cell; may be repeated",
+        help="workload or cell of workloads.yaml; may be repeated",
     )
-    add("--texts", type=Path, metavar="FILE", help="real prompts, for the workloads that want them")
     add(
-        "--at-once", action="store_true", help="both servers are up at the same time (small models)"
+        "--texts",
+        type=Path,
+        metavar="FILE",
+        help="file of real prompts, for the workloads that need them",
+    )
+    add(
+        "--at-once",
+        action="store_true",
+        help="keep both servers running at the same time (small models)",
     )
     add(
         "--fresh",
         action="store_true",
-        help="begin anew, even where an interrupted measurement could be continued",
+        help="start again, even if an interrupted measurement could be continued",
     )
     add(
         "--preheat",
         type=float,
         metavar="SECONDS",
-        help="of the machine, before (default: see ci/gates/machine.yaml)",
+        help="load before the measurement (default: see ci/gates/machine.yaml)",
     )
 
 
@@ -145,7 +157,7 @@ def question(arguments: argparse.Namespace, recipe: Recipe | None) -> Question:
     if bool(arguments.serve) != bool(arguments.python):
         raise UsageError(
             "usage",
-            "A model is served from an environment.",
+            "--serve and --python belong together.",
             todo="Give both --serve DIR and --python FILE.",
         )
     kind: Kind = "verify" if arguments.published else "bench"
@@ -186,17 +198,17 @@ def bench(arguments: argparse.Namespace) -> int:
     if arguments.calibrate and arguments.server:
         raise UsageError(
             "usage",
-            "A calibration starts servers again and again.",
+            "A calibration has to start servers itself.",
             todo="Name an environment with --serve and --python.",
         )
     if arguments.published and (arguments.calibrate or arguments.server or not arguments.recipe):
         raise UsageError("usage", "--published needs --recipe, and an environment to serve it.")
     recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
-    asked = question(arguments, recipe)
+    query = question(arguments, recipe)
     if arguments.published:
         assert recipe is not None
-        asked = claims.only(asked, recipe)
-    answer = Answer(session, asked, GENERATORS[arguments.generator](session))
+        query = claims.only(query, recipe)
+    answer = Answer(session, query, GENERATORS[arguments.generator](session))
     result = answer.result()
     terminal.show(result)
     path = keep(session, result)
@@ -222,12 +234,12 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
     Show the published figures beside the measured ones.
 
     Raises:
-        gate-not-run: There is none. gate-failed, gate-inconclusive: One is not reached, or cannot
-            be decided.
+        gate-not-run: No figure is published. gate-failed: A figure is not reached.
+        gate-inconclusive: A figure cannot be decided.
     """
     rows = [
-        [one.cell, one.metric, one.published, one.measured, one.agreement, one.source]
-        for one in held
+        [claim.cell, claim.metric, claim.published, claim.measured, claim.agreement, claim.source]
+        for claim in held
     ]
     console.table(
         f"{recipe}: published by others",
@@ -241,7 +253,9 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
         ("slower", "not reached here", "gate-failed"),
         ("open", "undecided here", "gate-inconclusive"),
     ):
-        if worse := [f"{one.cell}: {one.says}" for one in held if one.agreement == agreement]:
+        if worse := [
+            f"{claim.cell}: {claim.says}" for claim in held if claim.agreement == agreement
+        ]:
             raise GateError(
                 reference,
                 f"{len(worse)} of {len(held)} published figures are {state}.",
@@ -250,17 +264,14 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Write results to the named files; without one, show each result here."""
+    """Write results to the named files, or print them if there are none."""
     session = context.checkout(arguments)
     results = [read.read(path) for path in arguments.files]
-    pages = {"html": arguments.html, "markdown": arguments.markdown}
-    files: dict[str, Path] = {kind: path for kind, path in pages.items() if path}
+    files = argtypes.page_files(arguments)
     targets = [path.resolve() for path in files.values()]
     for path in arguments.files:
         if path.resolve() in targets:
-            raise UsageError("usage", f"{path} is one of the results, and would be written over.")
-    if len(set(targets)) < len(targets):
-        raise UsageError("usage", "--html and --markdown name the same file.")
+            raise UsageError("usage", f"{path} is one of the results and would be overwritten.")
     texts = {}
     if "html" in files:
         with console.progress("drawing the page, %", 100) as progress:
@@ -287,6 +298,6 @@ def report(arguments: argparse.Namespace) -> int:
         }
         for path, result in zip(arguments.files, results, strict=True)
     ]
-    written = {kind: str(path) if path else None for kind, path in pages.items()}
+    written = {kind: str(files[kind]) if kind in files else None for kind in ("html", "markdown")}
     console.document({"results": shown, **written})
     return 0

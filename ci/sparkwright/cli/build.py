@@ -1,4 +1,4 @@
-"""``sparkwright build``: announce the work and its time, build the wheels, and audit them."""
+"""``sparkwright build``: estimate the time, build the wheels, and audit them."""
 
 from __future__ import annotations
 
@@ -38,64 +38,64 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--only",
         default="",
         metavar="UNIT",
-        help="compile this one source, whatever its state, and make no wheel",
+        help="compile only this source, always, and make no wheel",
     )
     add(
         "--unit-timeout",
         type=argtypes.whole(1, 10**6),
         default=0,
         metavar="MINUTES",
-        help="when a compiler that uses no CPU hangs (default: 30)",
+        help="end a compiler that uses no CPU for so long (default: 30)",
     )
     add(
         "--aot",
         action="store_true",
-        help="make the wheel of FlashInfer's modules, compiled ahead of time, too",
+        help="also make the wheel of FlashInfer's modules, compiled ahead of time",
     )
     add(
         "--again",
         action="store_true",
-        help="build finished wheels again elsewhere, from the record inside them, and fail if "
-        "one differs for no known reason",
+        help="rebuild finished wheels in another folder from their build records, and fail if "
+        "one differs without an explanation",
     )
     add(
         "wheels",
         nargs="*",
         metavar="WHEEL|FORK",
-        help="with --again: wheels to build again (default: each fork's last build)",
+        help="with --again: wheels to rebuild (default: each fork's last build)",
     )
     add(
         "--cached",
         action="store_true",
-        help="with --again: take units from the compiler cache: quick, and no proof",
+        help="with --again: use the compiler cache; quick, but proves nothing",
     )
     add(
         "--elsewhere",
         type=Path,
         metavar="DIR",
-        help="with --again: build in this new folder, and keep it (default: a temporary one)",
+        help="with --again: rebuild in this new folder, and keep it (default: a temporary one)",
     )
     add(
         "--container",
         action="store_true",
-        help="build in a container without a network, rights or root",
+        help="build in a container without network, privileges or root",
     )
     add(
         "--platform",
         choices=("linux/arm64", "linux/amd64"),
         default="",
-        help="with --container: what it is for (default: the engine's own)",
+        help="with --container: platform of the image (default: the engine's)",
     )
     add(
         "--base",
         default="",
         metavar="IMAGE@sha256:HEX",
-        help="with --container: base of its image (default: `image` in environment.yaml)",
+        help="with --container: base image (default: `image` in environment.yaml)",
     )
 
 
 def build(arguments: argparse.Namespace) -> int:
-    """Build and audit every fork; show a wheel that fails its audit, and fail."""
+    """Build and audit every fork; show failed audits, and raise for the first."""
     if (arguments.base or arguments.platform) and not arguments.container:
         raise UsageError("usage", "--base and --platform belong to --container.")
     if (arguments.wheels or arguments.cached or arguments.elsewhere) and not arguments.again:
@@ -117,18 +117,18 @@ def build(arguments: argparse.Namespace) -> int:
     pairs = []
     for fork in session.forks:
         for built in _wheels(session, fork, ahead=arguments.aot):
-            made = stages.audited(session, pipeline.wheel_path(session, built))
-            pairs.append((built, made))
-            if not made.passed:
-                report.show(made, result=True)
+            audit_report = stages.audited(session, pipeline.wheel_path(session, built))
+            pairs.append((built, audit_report))
+            if not audit_report.passed:
+                report.show(audit_report, result=True)
     _show(session, pairs)
     wheels = [
-        {"wheel": built, "path": str(pipeline.wheel_path(session, built)), "audit": made}
-        for built, made in pairs
+        {"wheel": built, "path": str(pipeline.wheel_path(session, built)), "audit": audit_report}
+        for built, audit_report in pairs
     ]
     console.document({"wheels": wheels})
-    for _, made in pairs:
-        report.raise_for_findings(made)
+    for _, audit_report in pairs:
+        report.raise_for_findings(audit_report)
     return 0
 
 
@@ -141,12 +141,12 @@ def _only(session: RunContext, unit: str) -> int:
             "--only compiles a unit of one fork that is grafted.",
             todo="Name the fork with --fork.",
         )
-    made = pipeline.compile_unit(session, forks[0], unit)
-    cost = f"{duration(made.seconds)} of CPU, {made.megabytes} MB"
-    console.result(f"{made.fork}: {made.unit}: {cost}")
-    for path in made.objects:
+    unit_build = pipeline.compile_unit(session, forks[0], unit)
+    cost = f"{duration(unit_build.seconds)} of CPU, {unit_build.megabytes} MB"
+    console.result(f"{unit_build.fork}: {unit_build.unit}: {cost}")
+    for path in unit_build.objects:
         console.result(path)
-    console.document({"unit": made})
+    console.document({"unit": unit_build})
     return 0
 
 
@@ -159,7 +159,7 @@ def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWhe
 
 
 def announce(session: RunContext, *, ahead: bool = False) -> None:
-    """Show what will be done for each fork, and how long it should take here."""
+    """Show the work for each fork, and how long it should take here."""
     console.note(
         f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
         f"cache: {session.store.root}"
@@ -176,16 +176,16 @@ def announce(session: RunContext, *, ahead: bool = False) -> None:
 
 
 def _about(seconds: float | None) -> str:
-    no_estimate = "for which this machine has no estimate yet"
+    no_estimate = "without an estimate on this machine yet"
     return f"about {duration(seconds)}" if seconds else no_estimate
 
 
 def estimate(session: RunContext, fork: str) -> float:
     """
-    Return the seconds that building *fork* should take here; 0 if nothing like it was measured.
+    Return the seconds that building *fork* should take here; 0 if there is no measurement.
 
-    They are those of this machine's last build, else the work that was measured elsewhere, shared
-    among the cores. Targets beyond the core were not measured.
+    The last build on this machine counts, else the cost records, divided by the cores. They do not
+    cover targets beyond the default ones.
     """
     last = session.store.get("duration", pipeline.record_name(session, fork), float)
     if not last and toolchain.settings(session, fork).needs_vendored:
@@ -195,10 +195,10 @@ def estimate(session: RunContext, fork: str) -> float:
 
 def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:
     rows = []
-    for built, made in pairs:
+    for built, audit_report in pairs:
         units = ", ".join(f"{count} {state}" for state, count in built.counts.items() if count)
-        verdict = "pass" if made.passed else f"{len(made.findings)} findings"
-        hashes = [built.sha256[:16], made.device_code[:16] or "–"]
+        verdict = "pass" if audit_report.passed else f"{len(audit_report.findings)} findings"
+        hashes = [built.sha256[:16], audit_report.device_code[:16] or "–"]
         rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
     console.table(
         "wheels",
@@ -223,7 +223,7 @@ def _again(session: RunContext, arguments: argparse.Namespace) -> int:
         raise SourceError("not-provided", "There is no wheel to build again.", todo=todo)
     if arguments.elsewhere and len(wheels) > 1:
         raise UsageError("usage", "--elsewhere holds one build; name one wheel or fork.")
-    # Refuse what cannot be built again before an hour goes into the rest.
+    # Refuse unusable wheels before hours are spent on the others.
     records = [reproduce.read_record(path) for path in wheels]
     contexts = [
         reproduce.rebuild_session(session, path, record)

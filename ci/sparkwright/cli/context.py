@@ -1,4 +1,4 @@
-"""The context that a command runs in, from its command line: a checkout and a store, or a store."""
+"""The context of a command, from its options: a checkout and a store, or a store alone."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def default_cache() -> Path:
 
 def find_root() -> Path:
     """
-    Return the nearest folder upwards that holds stacks, else the checkout of this program.
+    Return the nearest parent folder that has stacks, else the checkout of this program.
 
     Raises:
-        not-provided: There is none.
+        not-provided: There is no such folder.
     """
     if root := project_data.checkout():
         return root

@@ -1,10 +1,8 @@
 """
-``sparkwright demo``: three miniature upstreams through every stage, with the real git, CMake and
-nvcc.
+``sparkwright demo``: every stage on three miniature upstreams, with the real git, CMake and nvcc.
 
-Only the downloaded tools are taken from earlier runs. Three stages are meant to fail, and the demo
-fails if they do not: the plan without the rule for 12.1, the audit of the official wheel, and
-publishing as verified without a GB10.
+Only the downloaded tools are reused. Three stages must fail, or the demo fails: the plan without
+the rule for 12.1, the audit of the official wheel, and publishing as verified without a GB10.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
-#: Parts of the store that hold only files of the package index; a demo shares them.
+#: Folders of the store that the demo shares: they hold only files of the package index.
 SHARED = ("downloads", "environments", "cache")
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """A stage that went as it should, in one line, and its seconds."""
+class DemoStage(msgspec.Struct, frozen=True):
+    """A stage that succeeded, its result in one line, and its seconds."""
 
     name: str
     says: str
@@ -60,7 +58,7 @@ def demo(arguments: argparse.Namespace) -> int:
     with session.store.lock("demo"):
         done = list(_run(prepare(session, arguments.output)))
     rows = [[stage.name, stage.says, f"{stage.seconds:.1f}"] for stage in done]
-    console.table("demo", ["stage", "what it showed", ">seconds"], rows, result=True)
+    console.table("demo", ["stage", "result", ">seconds"], rows, result=True)
     console.document({"stages": done})
     return 0
 
@@ -93,11 +91,11 @@ def prepare(session: RunContext, output: Path | None) -> RunContext:
     return prepared
 
 
-def _run(session: RunContext) -> Iterator[Stage]:
+def _run(session: RunContext) -> Iterator[DemoStage]:
     began = time.monotonic()
     tools = toolchain.obtain(session)
     says = f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them"
-    yield Stage("tools", says, time.monotonic() - began)
+    yield DemoStage("tools", says, time.monotonic() - began)
     with official(session, tools) as wheel_path:
         work: dict[str, Callable[[], str]] = {
             "lock": lambda: f"{len(lock_all(session).forks)} commits and a base wheel, by hash",
@@ -128,7 +126,7 @@ def _run(session: RunContext) -> Iterator[Stage]:
         for name, function in work.items():
             began = time.monotonic()
             says = function()
-            yield Stage(name, says, time.monotonic() - began)
+            yield DemoStage(name, says, time.monotonic() - began)
 
 
 @contextlib.contextmanager
@@ -201,7 +199,7 @@ def _audit(session: RunContext) -> str:
         audited = stages.audited(session, path)
         report.show(audited)
         report.raise_for_findings(audited)
-    return f"{len(session.forks)} wheels hold what was asked for"
+    return f"{len(session.forks)} wheels pass the audit"
 
 
 def _must_fail(reference: str, work: Callable[[], object]) -> str:
@@ -210,11 +208,11 @@ def _must_fail(reference: str, work: Callable[[], object]) -> str:
     except SparkwrightError as error:
         if error.reference != reference:
             raise
-        return f"fails as it must: {error.reference}: {error.what}"
+        return f"fails as expected: {error.reference}: {error.what}"
     raise CommandError(
         "command-failed",
-        f"The demo's stage that must end with {reference} did not fail.",
-        todo="Please report this; a check has stopped checking.",
+        f"A stage of the demo that must fail with {reference} did not fail.",
+        todo="Please report this; a check no longer works.",
     )
 
 

@@ -1,8 +1,8 @@
 """
-``sparkwright doctor``: what this machine has, what each command would do, and what to install.
+``sparkwright doctor``: facts about this machine, and advice about each command.
 
-The advice is a pure function of a machine, a cache and a stack, so that tests can ask about
-machines that are not here.
+The advice is a pure function of a machine, a cache and a stack, so that tests can use any
+machine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import ForkLock
 from sparkwright.forks.stack import Project
 
-#: ``ready``: works. ``look``: works, with a consequence that a person should know. ``missing``:
-#: ends with an error here. ``not-run``: cannot be shown on this machine.
+#: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: ends with an
+#: error. ``not-run``: cannot run on this machine.
 State = Literal["ready", "look", "missing", "not-run"]
 
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
@@ -37,14 +37,14 @@ LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 BASE_GLIBC = (2, 28)
 #: The first driver branch for CUDA 13.
 CUDA13_DRIVER = 580
-#: The machine of a Spark, for which others cross-compile.
+#: The architecture of a Spark, for which other machines cross-compile.
 SPARK = "aarch64"
 
 TOOLS_SHOWN = ("git", "gcc", "g++", "nvcc", "cmake", "ninja", "ccache")
 
 
 class VerbAdvice(msgspec.Struct, frozen=True):
-    """What *verb* would do on a machine, and the command that would change that, if any."""
+    """What *verb* would do on a machine, and the command that installs a missing part."""
 
     verb: str
     state: State
@@ -77,12 +77,12 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--into",
         type=Path,
         metavar="VENV",
-        help="show whether something changed what is installed in this environment",
+        help="check whether the installed set in this environment was changed",
     )
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="with --into: read every byte instead of looking at sizes and times",
+        help="with --into: compare every byte, not only sizes and times",
     )
 
 
@@ -194,7 +194,7 @@ def advice(machine: HostInfo, project: Project, cache: CacheContents) -> tuple[V
         or VerbAdvice(
             "demo",
             "ready",
-            "would take three miniature upstreams through every stage, in about two minutes",
+            "would run every stage on three miniature upstreams, in about two minutes",
         ),
         *_gate(machine, project),
     ]
@@ -208,15 +208,15 @@ def advice(machine: HostInfo, project: Project, cache: CacheContents) -> tuple[V
         "audit": {"tools": cache.tools},
         "demo": {"tools": cache.demo_tools},
     }
-    kept: dict[str, list[VerbAdvice]] = {}
+    items_of: dict[str, list[VerbAdvice]] = {}
     for item in items:
-        kept.setdefault(item.verb, []).append(item)
+        items_of.setdefault(item.verb, []).append(item)
     for verb, held in lacking.items():
         names = [name for name, present in held.items() if not present]
-        if names and kept[verb][0].state != "missing":
+        if names and items_of[verb][0].state != "missing":
             says = f"{_unreached(machine)}, and the cache directory lacks {' and '.join(names)}"
-            kept[verb] = [VerbAdvice(verb, "missing", says)]
-    return tuple(item for own in kept.values() for item in own)
+            items_of[verb] = [VerbAdvice(verb, "missing", says)]
+    return tuple(item for own in items_of.values() for item in own)
 
 
 def _unreached(machine: HostInfo) -> str:
@@ -289,7 +289,7 @@ def _compiling(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
             "build",
             "look",
             f"{size(machine.disk_free)} of free disk is less than {size(LEAST_DISK)}; --cache-dir "
-            f"chooses another place",
+            f"chooses another disk",
         )
     glibc = tuple(int(part) for part in machine.libc_version.split(".") if part.isdigit())
     if glibc > BASE_GLIBC:
@@ -302,7 +302,7 @@ def _compiling(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
 
 
 def _crossing(machine: HostInfo) -> VerbAdvice:
-    """Return whether the wheels of a Spark can be made on this other machine."""
+    """Return whether this machine can build wheels for a Spark."""
     if version := machine.tools.get(f"{cross.triple(SPARK)}-g++"):
         return VerbAdvice(
             "build",
@@ -319,13 +319,13 @@ def _crossing(machine: HostInfo) -> VerbAdvice:
 
 
 def jobs(machine: HostInfo, project: Project) -> int:
-    """Return how many units compile side by side when each may be the largest."""
+    """Return how many units compile in parallel if each may be the largest."""
     largest = max(toolchain.spec(project).forks.values(), key=lambda fork: fork.seconds)
     return costs.parallel_units(largest, machine.cores, machine.memory)
 
 
 def _blocker(machine: HostInfo, project: Project, verb: str) -> VerbAdvice | None:
-    """Return what makes compiling impossible here, if anything does."""
+    """Return the reason why compiling is impossible here, or None."""
     if machine.libc != "glibc":
         return VerbAdvice(
             verb,
@@ -376,9 +376,7 @@ def _gate(machine: HostInfo, project: Project) -> Iterator[VerbAdvice]:
     target = project.spec.arch.rstrip("af")
     wheels = f"the wheels are for SM {target}"
     if not machine.gpus:
-        yield VerbAdvice(
-            "gate", "not-run", f"no GPU here: only G0 and G1 can judge the wheels, and {wheels}"
-        )
+        yield VerbAdvice("gate", "not-run", f"no GPU here: only G0 and G1 can run, and {wheels}")
     for gpu in machine.gpus:
         if gpu.capability != target:
             yield VerbAdvice(

@@ -56,10 +56,10 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="the private key; its public half lies beside it in FILE.pub",
+        help="the private key; the public key is FILE.pub",
     )
     parser.add_argument(
-        "--show", action="store_true", help="make nothing; show the fingerprint of the key in FILE"
+        "--show", action="store_true", help="only show the fingerprint of the key in FILE"
     )
 
 
@@ -72,7 +72,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         dest="folder",
         type=Path,
         metavar="FOLDER",
-        help="a folder with files of evidence, in place of an index",
+        help="folder with the files of evidence, instead of an index",
     )
 
 
@@ -87,7 +87,9 @@ def _add_notes(parser: argparse.ArgumentParser) -> None:
         metavar="RELEASE",
         help="name, address or release.json (default: the newest)",
     )
-    parser.add_argument("--need", action="store_true", help="only: do you still need this fork?")
+    parser.add_argument(
+        "--need", action="store_true", help="only the part about whether you still need this fork"
+    )
     parser.add_argument(
         "--stock",
         type=Path,
@@ -99,7 +101,7 @@ def _add_notes(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check each wheel, show the evidence that holds, and fail with the first that does not."""
+    """Check each wheel, show its evidence, and raise the first failure."""
     if arguments.folder and (arguments.index or arguments.signed_for):
         raise UsageError("usage", "--from excludes --index and --signed-for.")
     find = _from_folder(arguments) if arguments.folder else _from_index(arguments)
@@ -108,12 +110,12 @@ def verify(arguments: argparse.Namespace) -> int:
     for path in arguments.wheels:
         try:
             with console.step(f"check {path.name}"):
-                found = list(find(path))
+                evidence_records = list(find(path))
         except SparkwrightError as error:
             failures.append(error)
             console.result(f"{path.name}: {error.reference}")
         else:
-            for evidence in found:
+            for evidence in evidence_records:
                 _show(evidence)
                 verified.append(evidence.document())
     failed = {error.what: error.reference for error in failures}
@@ -129,10 +131,13 @@ def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[Whee
 
     def find(path: Path) -> Iterator[WheelEvidence]:
         at_hand = inside.wheel_at(path)
-        # Promoting gives a release another proof; the newest counts.
+        # A promoted release has two entries; the last one counts.
         for entry in reversed(index.manifest.entries):
             release = index.release(entry)
-            wheel = next((one for one in release.wheels if one.sha256 == at_hand.sha256), None)
+            wheel = next(
+                (candidate for candidate in release.wheels if candidate.sha256 == at_hand.sha256),
+                None,
+            )
             if wheel is None:
                 continue
             if wheel.filename != path.name:
@@ -141,13 +146,13 @@ def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[Whee
                     f"{path.name} is published under another name.",
                     details=[wheel.filename],
                 )
-            proofs = [one for one in index.proof(entry).wheels if one.wheel == wheel.sha256]
+            proofs = [proof for proof in index.proof(entry).wheels if proof.wheel == wheel.sha256]
             if len(proofs) != 1:
                 raise TrustError(
                     "evidence-invalid",
                     f"The proof of {entry.name} names {path.name} {len(proofs)} times.",
                 )
-            fork = next((one for one in release.forks if one.name == wheel.fork), None)
+            fork = next((item for item in release.forks if item.name == wheel.fork), None)
             checked = check.checked(wheel, fork, proofs[0], index.evidence, index.trust)
             inside.check(path, checked)
             yield WheelEvidence(wheel, proofs[0], checked, entry)
@@ -156,7 +161,7 @@ def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[Whee
             "evidence-invalid",
             f"The index {index.manifest.url} does not hold {path.name}.",
             details=[f"sha256 {at_hand.sha256}"],
-            todo="Ask the index that it came from, or treat it as a file without evidence.",
+            todo="Name the index that it came from, or treat it as a file without evidence.",
         )
 
     return find
@@ -182,8 +187,8 @@ def _show(evidence: WheelEvidence) -> None:
     rows = [[kind, "holds", signer] for kind, signer in checked.signers.items()]
     rows += [[name, state, RUNGS.get(name, "")] for name, state in checked.rungs.items()]
     rows += [
-        [f"missing: {one.rung}", f"{one.state} ({one.reference})", one.says]
-        for one in proved.missing
+        [f"missing: {item.rung}", f"{item.state} ({item.reference})", item.says]
+        for item in proved.missing
     ]
     console.table(
         f"{wheel.filename}  sha256 {wheel.sha256}",
@@ -198,14 +203,11 @@ def _show(evidence: WheelEvidence) -> None:
 
 
 def notes(arguments: argparse.Namespace) -> int:
-    """Write the notes of a release to the named files; without one, print Markdown."""
-    pages = {"html": arguments.html, "markdown": arguments.markdown}
-    files: dict[str, Path] = {kind: path for kind, path in pages.items() if path}
-    if len({path.resolve() for path in files.values()}) < len(files):
-        raise UsageError("usage", "--html and --markdown name the same file.")
+    """Write the notes of a release to the named files, or print them if there are none."""
+    files = argtypes.page_files(arguments)
     own: StandaloneContext = context.standalone(arguments)
     if arguments.release.endswith(".json"):
-        found = published.of_file(Path(arguments.release))
+        release_notes = published.of_file(Path(arguments.release))
     else:
         wish = Wish(
             arguments.index,
@@ -215,21 +217,25 @@ def notes(arguments: argparse.Namespace) -> int:
             arguments.stack or "",
             arguments.release,
         )
-        found = published.of_index(own, wish)
-    if found.yanked:
-        console.warn(f"{found.release.name} was yanked: {found.yanked}")
+        release_notes = published.of_index(own, wish)
+    if release_notes.yanked:
+        console.warn(f"{release_notes.release.name} was yanked: {release_notes.yanked}")
     stock = {}
     if arguments.stock:
         from sparkwright.release.notes import official
 
-        stock = official.of(context.checkout(arguments), found.release.forks, arguments.stock)
+        stock = official.of(
+            context.checkout(arguments), release_notes.release.forks, arguments.stock
+        )
     if arguments.need:
-        blocks = whole.need(found.release, found.proof, stock)
+        blocks = whole.need(release_notes.release, release_notes.proof, stock)
     else:
-        blocks = whole.blocks(found.release, found.proof, found.before, stock)
+        blocks = whole.blocks(
+            release_notes.release, release_notes.proof, release_notes.before, stock
+        )
     texts = {"markdown": rendered.as_markdown(blocks)}
     if "html" in files:
-        texts["html"] = rendered.page(found.release.name, blocks)
+        texts["html"] = rendered.page(release_notes.release.name, blocks)
     for kind, path in files.items():
         with own.store.replacing(path) as unfinished:
             unfinished.write_text(texts[kind], "utf-8")
@@ -238,11 +244,11 @@ def notes(arguments: argparse.Namespace) -> int:
         console.result(texts["markdown"])
     console.document(
         {
-            "name": found.release.name,
-            "release": whole.address(found.release),
-            "channel": found.channel,
-            "yanked": found.yanked,
-            "signature checked": found.checked,
+            "name": release_notes.release.name,
+            "release": whole.address(release_notes.release),
+            "channel": release_notes.channel,
+            "yanked": release_notes.yanked,
+            "signature checked": release_notes.checked,
             "written": {kind: str(path) for kind, path in files.items()},
             "markdown": texts["markdown"],
         }
@@ -251,7 +257,7 @@ def notes(arguments: argparse.Namespace) -> int:
 
 
 def key(arguments: argparse.Namespace) -> int:
-    """Make the key, or with ``--show`` read one, and show its fingerprint."""
+    """Make a key, or with ``--show`` read it, and show its fingerprint."""
     path, passphrase = arguments.file, keys.passphrase()
     if arguments.show:
         public = keys.shown(path, passphrase)
@@ -259,10 +265,10 @@ def key(arguments: argparse.Namespace) -> int:
         keys.make(path, passphrase)
         public = keys.PublicKey.load(keys.public_path(path))
         if not passphrase:
-            console.note(f"{path} has no passphrase; set {keys.PASSPHRASE} to make one that has")
+            console.note(f"{path} has no passphrase; set {keys.PASSPHRASE} to make a key with one")
         console.note(
-            f"keep {path} to yourself; give {keys.public_path(path)} away, and its fingerprint "
-            f"by another way than the index"
+            f"keep {path} secret; publish {keys.public_path(path)}, and its fingerprint through "
+            f"another channel than the index"
         )
     console.result(
         f"fingerprint {public.fingerprint}\nsigns as    {public.by}\npublic key  {public.text}"

@@ -10,7 +10,7 @@ import msgspec
 
 from sparkwright.audit import wheel_reader
 from sparkwright.builder import pipeline
-from sparkwright.cli import argtypes, bench, context, stages
+from sparkwright.cli import bench, context, stages
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import host, ladder, recording, show
@@ -27,7 +27,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parser = parsers["gate"]
     parser.set_defaults(run=gate)
     bench.add_measuring(parser)
-    argtypes.add_server_arguments(parser)
     add = parser.add_argument
     add(
         "wheel", nargs="?", type=Path, metavar="WHEEL", help="the wheel (default: the last build's)"
@@ -39,33 +38,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         choices=tuple(RUNGS),
         help="only this gate; may be repeated (default: all)",
     )
-    add("--keep-going", action="store_true", help="go on after a failure")
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="interpreter of the environment that the wheel is installed in",
-    )
-    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder from there")
-    add(
-        "--server",
-        default="",
-        metavar="URL",
-        help="a server that runs already, in place of --serve",
-    )
-    add("--server-log", type=Path, metavar="FILE", help="what that server printed")
-    add(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="the name under which the model is served (default: its own)",
-    )
-    add("--model-folder", type=Path, metavar="DIR", help="files of the model that --server serves")
+    add("--keep-going", action="store_true", help="continue after a failure")
+    add("--server-log", type=Path, metavar="FILE", help="log file of that server")
+    add("--model-folder", type=Path, metavar="DIR", help="folder of the model that --server serves")
     add(
         "--recipe",
         default="",
         metavar="NAME",
-        help="of ci/recipes, or what G3 expects of the log (contract.yaml)",
+        help="recipe of ci/recipes, or for G3 an entry of contract.yaml",
     )
     add(
         "--profile",
@@ -77,13 +57,13 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="a profile of the server (of torch's profiler, or nsys)",
+        help="profile of the server, by torch's profiler or nsys",
     )
     add(
         "--against",
         default="",
         metavar="URL|DIR",
-        help="reference of G5 and G6: its server, or a folder of --record",
+        help="reference of G5 and G6: a server, or a folder written by --record",
     )
     add("--task", default="gsm8k", metavar="NAME", help="task of G6 (default: gsm8k)")
     add(
@@ -91,38 +71,37 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         type=float,
         default=0,
         metavar="N",
-        help="length of G7 (default: see ci/gates/soak.yaml)",
+        help="minutes of G7 (default: see ci/gates/soak.yaml)",
     )
     add("--baseline", type=Path, metavar="WHEEL", help="the wheel that G8 compares with")
     add(
         "--baseline-python",
         type=Path,
         metavar="FILE",
-        help="interpreter of the environment that it is installed in",
+        help="Python of the environment that the baseline is installed in",
     )
     add(
         "--reserve",
         type=int,
         default=0,
         metavar="MB",
-        help="end our server where less memory than this is left",
+        help="stop our server when less memory than this is available",
     )
     add(
         "--record",
         type=Path,
         metavar="DIR",
-        help="judge nothing; write what this server says as a reference for --against",
+        help="only write this server's answers, as a reference for --against",
     )
-    add("--output", type=Path, metavar="DIR", help="where the verdicts are kept (default: dist)")
 
 
 def gate(arguments: argparse.Namespace) -> int:
-    """Run the gates, show their verdicts, add them to the wheel's; fail unless all pass."""
+    """Run the gates, show their verdicts, add them to the wheel's file; raise unless all pass."""
     session = context.checkout(arguments)
     facts = host.facts()
     inputs = _inputs(session, arguments)
     if inputs.wheel and not arguments.record:
-        # A file that cannot be added to is refused before hours are spent on measuring.
+        # Refuse a damaged file before hours are spent on measuring.
         _stored(verdicts_path(session, inputs.wheel.name))
     with Ready(
         session,
@@ -135,7 +114,7 @@ def gate(arguments: argparse.Namespace) -> int:
             console.document({"recorded": [str(path) for path in recorded]})
             return 0
         names = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
-        # The companions that the wheel is served with are part of what the verdicts are about.
+        # The verdicts are about the wheel together with the packages that it is served with.
         companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
         result = ladder.climb(
             [ready.rung(name) for name in names],
@@ -204,11 +183,11 @@ def keep(session: RunContext, result: Ladder) -> Path | None:
     """
     Add the verdicts to the file of the wheel, and return the file; None if no wheel was judged.
 
-    Verdicts that the file holds about the same bytes stay, unless they were made again. Those of
-    other bytes are replaced.
+    Earlier verdicts about the same bytes stay unless *result* has newer ones. Verdicts about other
+    bytes are replaced.
 
     Raises:
-        evidence-invalid: The file holds something else, or verdicts for another stack.
+        evidence-invalid: The file has other contents, or verdicts for another stack.
     """
     if result.wheel is None:
         return None
@@ -235,10 +214,10 @@ def keep(session: RunContext, result: Ladder) -> Path | None:
 
 def _stored(path: Path) -> Ladder | None:
     """
-    Return the verdicts at *path*; None without a file.
+    Return the verdicts at *path*; None if there is no file.
 
     Raises:
-        evidence-invalid: It holds something else.
+        evidence-invalid: The file has other contents.
     """
     try:
         return ladder.read(path.read_bytes())
@@ -247,7 +226,7 @@ def _stored(path: Path) -> Ladder | None:
     except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
         raise TrustError(
             "evidence-invalid",
-            f"{path.name} is not what `sparkwright gate` writes, and no verdicts can be added.",
+            f"{path.name} is not a file of verdicts, so none can be added.",
             details=[str(error)],
-            todo="Move it away, or bring back the file that was there.",
+            todo="Move it away, or restore the file that `sparkwright gate` wrote.",
         ) from error

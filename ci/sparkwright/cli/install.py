@@ -19,9 +19,9 @@ from sparkwright.release.client import install as installation
 from sparkwright.release.client.install import Done, Wish
 from sparkwright.release.errors import InstallError
 
-#: What pipx and uv leave in the environments that they make for one program.
+#: Files of pipx and uv in environments that belong to one program.
 TOOLS = ("pipx_metadata.json", "uv-receipt.toml")
-#: Names of packages in one cell of a table.
+#: Package names shown in one cell of a table.
 SHOWN = 12
 
 
@@ -50,7 +50,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add(
         "--repair",
         action="store_true",
-        help="put back what something else changed in the installed set",
+        help="restore the files of the installed set that were changed",
     )
     add(
         "--dry-run",
@@ -61,22 +61,22 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--built",
         type=Path,
         metavar="DIR",
-        help="the matched set around unpublished wheels in this folder, to gate in",
+        help="make an environment for the gates, with the unpublished wheels of this folder",
     )
     add(
         "--stock",
         action="store_true",
-        help="the official wheel that the stack is grafted onto, to measure against",
+        help="make an environment with the official wheel under the graft, as a baseline",
     )
     add(
         "--onsite",
         action="store_true",
-        help="only what a checkout's onsite.yaml installs and edits; needs no index",
+        help="apply only the stack's onsite.yaml (wheels and edits); needs no index",
     )
     add(
         "--restore",
         action="store_true",
-        help="with --onsite: put the unedited files of the pinned wheels back",
+        help="with --onsite: restore the unedited files of the pinned wheels",
     )
 
 
@@ -85,7 +85,7 @@ def chosen(into: Path | None) -> Path:
     Return the environment *into*, else the active one, else the one that this program runs in.
 
     Raises:
-        UsageError: There is none, or the program's own was made for it alone.
+        UsageError: There is none, or pipx or uv made it for this program alone.
     """
     if into is not None:
         return into
@@ -102,7 +102,7 @@ def chosen(into: Path | None) -> Path:
 
 
 def install(arguments: argparse.Namespace) -> int:
-    """Install a release, wheels to gate, the stock wheel, or the on-site part alone."""
+    """Install a release, unpublished wheels, the stock wheel, or the on-site part alone."""
     if arguments.onsite:
         return _onsite(arguments)
     if arguments.stock or arguments.built:
@@ -136,7 +136,9 @@ def _show(done: Done) -> int:
     rows += [["unchanged", str(len(done.stayed)), ""]] if done.stayed else []
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
     if done.missing:
-        rows.append(["not proved", "", ", ".join(dict.fromkeys(one.rung for one in done.missing))])
+        rows.append(
+            ["not proved", "", ", ".join(dict.fromkeys(item.rung for item in done.missing))]
+        )
     if done.state == "there already" or not rows:
         console.result(titles[done.state])
     else:
@@ -184,10 +186,17 @@ def _onsite(arguments: argparse.Namespace) -> int:
     )
     rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
     rows += [
-        ["shared", f"{one.upper} over {one.lower}", "", f"{one.files} files, {one.differ} differ"]
-        for one in done.shared
+        [
+            "shared",
+            f"{item.upper} over {item.lower}",
+            "",
+            f"{item.files} files, {item.differ} differ",
+        ]
+        for item in done.shared
     ]
-    rows += [["edit", f"{one.name}: {one.file}", one.sha256[:12], one.state] for one in done.edits]
+    rows += [
+        ["edit", f"{item.name}: {item.file}", item.sha256[:12], item.state] for item in done.edits
+    ]
     console.table(
         f"{done.written} of {done.files} files written",
         ["", "what", "sha256", ""],
@@ -249,7 +258,7 @@ def _cells(row: listing.Row) -> list[str]:
 
 
 def rollback(arguments: argparse.Namespace) -> int:
-    """Bring back the set before the present one."""
+    """Bring back the set that was installed before."""
     return _show(back.rollback(context.standalone(arguments), chosen(arguments.into)))
 
 
@@ -268,25 +277,25 @@ def check(into: Path, *, deep: bool) -> int:
     Show which set is installed in *into*, and whether something changed it.
 
     Raises:
-        nothing-installed: None is. environment-broken: Something did, or an installation was cut
-            off.
+        nothing-installed: There is no set. environment-broken: It was changed, or an installation
+            was interrupted.
     """
-    place = environment.probe(into)
-    if unfinished := state.installing(place):
+    target = environment.probe(into)
+    if unfinished := state.installing(target):
         name = unfinished.chosen.name if unfinished.chosen else "the removal of everything"
         before = unfinished.before.chosen.name if unfinished.before else "nothing"
         raise InstallError(
             "environment-broken",
-            f"{place.prefix} is half installed: {name} was cut off.",
+            f"{target.prefix} is half installed: {name} was interrupted.",
             details=[f"there was before: {before}"],
             data={"state": "half installed"},
             todo="Run the same `sparkwright install` (or `uninstall`) again to finish, or "
             "`sparkwright rollback` to undo it.",
         )
-    record = state.required(place)
+    record = state.required(target)
     release = record.chosen
     with console.step("reading every byte" if deep else "looking at sizes and times"):
-        faults = health.look(place, record, deep=deep)
+        faults = health.look(target, record, deep=deep)
     rows = [
         ["set", release.name],
         ["channel", release.channel],
@@ -296,14 +305,14 @@ def check(into: Path, *, deep: bool) -> int:
         ["earlier sets", ", ".join(old.name for old in reversed(record.history)) or "none"],
         [
             "compiled kernels",
-            str(state.folder(place) / "caches" / record.caches.get(release.release, "")),
+            str(state.folder(target) / "caches" / record.caches.get(release.release, "")),
         ],
     ]
-    console.table(str(place.prefix), ["", ""], rows, result=True)
+    console.table(str(target.prefix), ["", ""], rows, result=True)
     if faults:
         raise InstallError(
             "environment-broken",
-            f"{release.name} in {place.prefix} was changed.",
+            f"{release.name} in {target.prefix} was changed.",
             details=[str(fault) for fault in faults],
             data={"state": "broken", "faults": msgspec.to_builtins(faults)},
         )
@@ -313,7 +322,7 @@ def check(into: Path, *, deep: bool) -> int:
             "set": release.name,
             "release": release.release,
             "read": "every byte" if deep else "sizes and times",
-            "caches": caches.present(place),
+            "caches": caches.present(target),
         }
     )
     console.result(

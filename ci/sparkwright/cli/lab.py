@@ -52,43 +52,43 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         "--platform",
         choices=tuple(PLATFORMS),
         default="linux/arm64",
-        help="what the image is for (default: linux/arm64)",
+        help="platform of the image (default: linux/arm64)",
     )
     add(
         "--base",
         default="",
         metavar="IMAGE",
-        help="the base, as NAME@sha256:… or an image's id (default: `image` in environment.yaml)",
+        help="base image, as NAME@sha256:… or an id (default: `image` in environment.yaml)",
     )
     add(
         "--tag",
         default="",
         metavar="NAME[:TAG]",
-        help="a further name for the image in this machine's engine",
+        help="another name for the image in this machine's engine",
     )
     add(
         "--push",
         default="",
         metavar="REPOSITORY",
-        help="push it there as RELEASE-PLATFORM, and record its digest",
+        help="push the image there as RELEASE-PLATFORM, and record its digest",
     )
     add(
         "--output",
         type=Path,
         metavar="DIR",
-        help="with --push: where the record of the digest goes (default: dist)",
+        help="with --push: folder for the record of the digest (default: dist)",
     )
     add(
         "--at",
         type=Path,
         metavar="FOLDER",
-        help="with --push: sign the record, too, and put it into this index",
+        help="with --push: also sign the record, and add it to this index",
     )
     argtypes.add_signer(parser, "--signing-key")
     add(
         "--dry-run",
         action="store_true",
-        help="check the release, show what would be built, and ask no engine",
+        help="check the release and show what would be built, without an engine",
     )
 
 
@@ -100,14 +100,14 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="where the records are kept",
+        help="folder of the records",
     )
     add(
         "--stage",
         action="append",
         default=[],
         metavar="NAME=OUTCOME[:REFERENCE]",
-        help="outcome of a stage: a state, or success, failure, cancelled, skipped; may be "
+        help="outcome of a stage: a verdict, or success, failure, cancelled, skipped; may be "
         "repeated",
     )
     add(
@@ -115,8 +115,8 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="the same, from what the command printed with --json; outweighs a --stage of that "
-        "name",
+        help="outcome of a stage, from the document of its --json; takes precedence over a "
+        "--stage of that name",
     )
     add(
         "--file",
@@ -130,7 +130,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         "--workflow",
         default="",
         metavar="NAME",
-        help="which workflow ran (default: GITHUB_WORKFLOW)",
+        help="name of the workflow (default: GITHUB_WORKFLOW)",
     )
     add(
         "--run",
@@ -143,56 +143,66 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         "--url",
         default="",
         metavar="URL",
-        help="where people see the run (default: its page on GitHub)",
+        help="page of the run (default: its page on GitHub)",
     )
-    add("--commit", default="", metavar="COMMIT", help="of this repository (default: GITHUB_SHA)")
-    add("--began", default="", metavar="TIME", help="when it began, as `date -u +%%FT%%TZ` says it")
-    add("--ended", default="", metavar="TIME", help="when it ended (default: now)")
+    add(
+        "--commit",
+        default="",
+        metavar="COMMIT",
+        help="commit of this repository (default: GITHUB_SHA)",
+    )
+    add(
+        "--began",
+        default="",
+        metavar="TIME",
+        help="start of the run, as printed by `date -u +%%FT%%TZ`",
+    )
+    add("--ended", default="", metavar="TIME", help="end of the run (default: now)")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=status)
     argtypes.add_index(parser)
     add = parser.add_argument
-    add("--nights", type=Path, metavar="FOLDER", help="records that `lab record` wrote")
+    add("--nights", type=Path, metavar="FOLDER", help="folder of the records of `lab record`")
     add(
         "--drift",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="what `patch drift --json` printed; may be repeated",
+        help="output of `patch drift --json`; may be repeated",
     )
     add(
         "--patches",
         type=Path,
         metavar="FILE",
-        help="what `patch status --json` printed (default: asked here)",
+        help="output of `patch status --json` (default: computed here)",
     )
     add(
         "--output",
         type=Path,
         required=True,
         metavar="DIR",
-        help="where the pages go; those that did not change stay",
+        help="folder for the pages; unchanged ones are not written again",
     )
     add(
         "--link",
         default="",
         metavar="URL",
-        help="where readers find the index (default: as its manifest says)",
+        help="address of the index for readers (default: that of its manifest)",
     )
     add(
         "--day",
         type=argtypes.day,
         default="",
         metavar="YYYY-MM-DD",
-        help="the day that the pages are about (default: today, UTC)",
+        help="date of the pages (default: today, UTC)",
     )
     add(
         "--strict",
         action="store_true",
-        help="fail where a record is damaged or missing; the pages are made all the same",
+        help="fail if a record is damaged or missing; the pages are written anyway",
     )
 
 
@@ -200,54 +210,59 @@ def image(arguments: argparse.Namespace) -> int:
     """Check a release, and build, tag and push its image."""
     session = context.checkout(arguments)
     publisher = _publisher(session, arguments)
-    asked = made.Asked(_wish(arguments), arguments.platform, arguments.base)
+    image_request = made.Asked(_wish(arguments), arguments.platform, arguments.base)
     repository = registry.checked(arguments.push) if arguments.push else ""
     tag = registry.split(arguments.tag) if arguments.tag else None
-    base = container.pinned_base(session, asked.base)
-    found = picked.pick(session, asked.wish, PLATFORMS[asked.platform])
+    base = container.pinned_base(session, image_request.base)
+    candidate = picked.pick(session, image_request.wish, PLATFORMS[image_request.platform])
     if publisher:
-        recorded.check(publisher, found.entry.release)
-    if found.entry.yanked:
-        console.warn(f"{found.entry.name} was yanked: {found.entry.yanked}")
-    for missing in found.missing:
+        recorded.check(publisher, candidate.entry.release)
+    if candidate.entry.yanked:
+        console.warn(f"{candidate.entry.name} was yanked: {candidate.entry.yanked}")
+    for missing in candidate.missing:
         console.warn(f"not proved: {missing.rung}: {missing.state}: {missing.says}")
     rows = [
-        ["release", f"{found.entry.name} ({found.entry.channel}), {found.entry.release}"],
+        [
+            "release",
+            f"{candidate.entry.name} ({candidate.entry.channel}), {candidate.entry.release}",
+        ],
         ["base", base],
-        ["platform", asked.platform],
+        ["platform", image_request.platform],
     ]
     rows += [
         [wheel.project, f"{wheel.version}, {size(wheel.size)}, {wheel.sha256}"]
-        for wheel in found.wheels
+        for wheel in candidate.wheels
     ]
-    if found.missing:
-        rows.append(["not proved", ", ".join(dict.fromkeys(one.rung for one in found.missing))])
+    if candidate.missing:
+        rows.append(
+            ["not proved", ", ".join(dict.fromkeys(item.rung for item in candidate.missing))]
+        )
     state, done, pushed = "would be built", None, None
-    target = registry.tag_of(found.entry.name, asked.platform)
+    target = registry.tag_of(candidate.entry.name, image_request.platform)
     if not arguments.dry_run:
         if repository:
             recorded.ready(session.output)
-        done = made.make(session, asked, found, base)
+        done = made.make(session, image_request, candidate, base)
         state = "was there already" if done.already else "built"
         rows.append(["image", f"{done.name}, {done.id}"])
         if tag:
             registry.tagged(done, *tag)
     if done and repository:
         digest = registry.push(done, repository, target)
-        pushed = recorded.record(done, found, repository, target, digest)
+        pushed = recorded.record(done, candidate, repository, target, digest)
         console.note(f"recorded as {recorded.written(session.output, pushed)}")
         if publisher:
             console.note(f"signed as {publisher.root / recorded.published(publisher, pushed)}")
         rows.append(["pushed", f"{pushed.repository}:{pushed.tag}@sha256:{pushed.digest}"])
     elif repository:
         rows.append(["push to", f"{repository}:{target}"])
-    console.table(f"serving image of {found.entry.name}: {state}", ["", ""], rows, result=True)
+    console.table(f"serving image of {candidate.entry.name}: {state}", ["", ""], rows, result=True)
     console.document(
         {
             "image": done,
             "state": state,
-            "release": found.entry,
-            "missing": found.missing,
+            "release": candidate.entry,
+            "missing": candidate.missing,
             "base": base,
             "pushed": pushed,
         }
@@ -256,7 +271,7 @@ def image(arguments: argparse.Namespace) -> int:
 
 
 def _wish(arguments: argparse.Namespace) -> Wish:
-    """Return the wanted release; without ``--index``, of the index that the record goes into."""
+    """Return the requested release; the default index is that of ``--at``."""
     index, keys = arguments.index, tuple(arguments.key)
     if arguments.at and not index:
         index = str(arguments.at)
@@ -278,37 +293,41 @@ def _publisher(session: RunContext, arguments: argparse.Namespace) -> Publisher 
             raise UsageError("usage", "--signing-key and --identity belong to --at.")
         return None
     if not arguments.push:
-        raise UsageError("usage", "--at keeps the record of what --push pushed; give both.")
+        raise UsageError("usage", "--at needs --push.")
     key, identity = arguments.signing_key, arguments.identity
     return releases.publisher(session, arguments.at, key, identity=identity)
 
 
 def record(arguments: argparse.Namespace) -> int:
     """Write the record of a run, and show it."""
-    made_record = _record(arguments)
-    path = night.write(arguments.at, made_record)
-    rows = [[one.name, one.state, one.reference, one.says[:80]] for one in made_record.stages]
+    run_record = _record(arguments)
+    path = night.write(arguments.at, run_record)
+    rows = [
+        [stage.name, stage.state, stage.reference, stage.says[:80]] for stage in run_record.stages
+    ]
     console.table(
-        f"{made_record.workflow} of {made_record.day}: {made_record.state}",
+        f"{run_record.workflow} of {run_record.day}: {run_record.state}",
         ["stage", "state", "reference", ""],
         rows,
         result=True,
     )
-    for file in made_record.files:
+    for file in run_record.files:
         if not file.sha256:
             console.warn(f"{file.name}: {file.says}")
     console.result(str(path))
-    document = {"file": str(path), "state": made_record.state}
-    console.document({**document, "night": msgspec.to_builtins(made_record)})
+    document = {"file": str(path), "state": run_record.state}
+    console.document({**document, "night": msgspec.to_builtins(run_record)})
     return 0
 
 
 def _record(arguments: argparse.Namespace) -> Night:
     named = [night.stage(text) for text in arguments.stage]
-    documents = {one.name: one for one in map(night.documented, arguments.document)}
-    if len({one.name for one in named}) < len(named) or len(documents) < len(arguments.document):
+    documents = {stage.name: stage for stage in map(night.documented, arguments.document)}
+    if len({stage.name for stage in named}) < len(named) or len(documents) < len(
+        arguments.document
+    ):
         raise UsageError("usage", "A stage is named twice.")
-    stages = [night.together(one, documents.pop(one.name, None)) for one in named]
+    stages = [night.together(stage, documents.pop(stage.name, None)) for stage in named]
     files, measured = night.files(arguments.file)
     github = {name[7:]: text for name, text in os.environ.items() if name.startswith("GITHUB_")}
     number, attempt = github.get("RUN_ID", ""), github.get("RUN_ATTEMPT", "1")
@@ -328,27 +347,27 @@ def _record(arguments: argparse.Namespace) -> Night:
     }
     for name in ("workflow", "run", "stack"):
         if not fields[name]:
-            raise UsageError("usage", f"The {name} is not known.", todo=f"Name it with --{name}.")
+            raise UsageError("usage", f"There is no {name}.", todo=f"Name it with --{name}.")
     try:
         return msgspec.convert(fields, Night)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError("usage", "This is no record of a run.", details=[str(error)]) from error
+        raise UsageError("usage", "This is not a record of a run.", details=[str(error)]) from error
 
 
 def _run_url(github: Mapping[str, str]) -> str:
     server, repository, run = (
         github.get(name, "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
     )
-    known = re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and server and run
-    return f"{server}/{repository}/actions/runs/{run}" if known else ""
+    complete = re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and server and run
+    return f"{server}/{repository}/actions/runs/{run}" if complete else ""
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Make static pages from all records, and show those that could not be read."""
+    """Make static pages from all records, and show the unreadable ones."""
     session = context.checkout(arguments)
     if urlsplit(arguments.link).scheme not in ("", "http", "https"):
-        raise UsageError("usage", f"{arguments.link!r} is no address of an index.")
-    asked = making.Asked(
+        raise UsageError("usage", f"{arguments.link!r} is not the address of an index.")
+    request = making.Asked(
         Wish(arguments.index, tuple(arguments.key), arguments.signed_for),
         bool(arguments.index),
         arguments.day or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
@@ -357,7 +376,7 @@ def status(arguments: argparse.Namespace) -> int:
         arguments.patches,
         arguments.link,
     )
-    site = making.read(session, asked)
+    site = making.read(session, request)
     written = making.make(session, site, arguments.output)
     for problem in site.problems:
         console.warn(f"{problem.name}: {problem.reference}: {problem.says}")
@@ -380,7 +399,7 @@ def status(arguments: argparse.Namespace) -> int:
     console.document(
         {
             "output": str(arguments.output),
-            "day": asked.day,
+            "day": request.day,
             "signature checked": site.books.checked if site.books else None,
             "problems": msgspec.to_builtins(site.problems),
             **counts,
@@ -388,7 +407,7 @@ def status(arguments: argparse.Namespace) -> int:
         }
     )
     if site.problems and arguments.strict:
-        details = [f"{one.name}: {one.reference}" for one in site.problems[:50]]
+        details = [f"{problem.name}: {problem.reference}" for problem in site.problems[:50]]
         raise LabError(
             "site-partial", f"{len(site.problems)} records could not be read.", details=details
         )

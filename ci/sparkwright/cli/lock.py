@@ -1,4 +1,4 @@
-"""``sparkwright lock``: intent into hashes, for the sources and for the tools."""
+"""``sparkwright lock``: resolve the stack to hashes of its sources and tools."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def lock(arguments: argparse.Namespace) -> int:
     """
-    Write ``lock.yaml``, ``pylock.toml`` and the locks of programs that gates run; report what stays
-    unresolved.
+    Write ``lock.yaml``, ``pylock.toml`` and the locks of the gates' programs; report unresolved
+    sources.
     """
     session = context.checkout(arguments)
     if session.offline:
         raise SourceError(
-            "offline", "lock asks the index and the upstream hosts, which --offline forbids."
+            "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
     earlier = locks.read(session.project) if session.project.lock_file.exists() else None
     resolved = resolve.resolve(session, earlier)
@@ -46,7 +46,7 @@ def lock(arguments: argparse.Namespace) -> int:
         tools = pylock.resolve(session.store, session.project.build_folder / "requirements.in")
     for program in (harness, benchy):
         folder = program.folder(session)
-        # A checkout that holds stacks alone has nothing to gate.
+        # A checkout with stacks alone has no gates.
         if (folder / "requirements.in").exists():
             with console.step(f"lock {folder.name}"):
                 text = program.lock(session)
@@ -67,33 +67,32 @@ def lock(arguments: argparse.Namespace) -> int:
 
 
 def _vendored(session: RunContext, fork: str) -> None:
-    """Lock the sources that FetchContent would download, as far as CMake can be asked here."""
+    """Lock the sources that FetchContent downloads, if CMake can be configured here."""
     count = len(session.lock.forks[fork].fetched)
     if not toolchain.installed(session):
         console.note(
-            f"{fork}: {count} sources of FetchContent as before; to read them from CMake, fetch, "
-            f"and lock again"
+            f"{fork}: {count} sources of FetchContent are unchanged; to read them from CMake, run "
+            f"fetch and lock again"
         )
         return
     try:
         lock_vendored(session, fork)
     except (BuildError, CommandError, FileError, PatchError, SourceError) as error:
         console.warn(
-            f"{fork}: the sources that CMake asks for were not all read: {error.what} "
-            f"({error.reference})"
+            f"{fork}: not all sources of FetchContent were read: {error.what} ({error.reference})"
         )
 
 
 def lock_vendored(session: RunContext, fork: str) -> None:
     """
-    Write the sources that CMake asks for in *fork* to the lock file.
+    Write the sources that CMake downloads for *fork* to the lock file.
 
-    CMake is configured for all targets with the sources that the lock pins, again for as long as it
-    asks for more: a source that was fetched may ask for others.
+    CMake is configured for all targets with the sources that the lock pins, repeated
+    until it needs no others: a source may download further sources.
 
     Raises:
-        source-unlocked: CMake asks for a download that cannot be pinned.
-        source-unresolved: The host of one does not answer; the lock names it unresolved.
+        source-unlocked: CMake needs a download that cannot be pinned.
+        source-unresolved: A host does not answer; the lock marks the source as unresolved.
         And the errors of applying and configuring.
     """
     tools, complete = toolchain.obtain(session), False

@@ -1,5 +1,5 @@
 """
-The command line: from words to a command, and from failures to exit codes.
+The command line: select a command, run it, and turn failures into exit codes.
 
 0: done. 1: failed. 2: wrong usage. 3: a fault of ours, with a log. 4: inconclusive or not-run. 5:
 the network or an upstream is out of reach. 130: interrupted. ``main`` wraps ``run``, so that tests
@@ -29,7 +29,7 @@ from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
 from sparkwright.core.store import translate_disk_full
 
 
-class Command(NamedTuple):
+class CommandInfo(NamedTuple):
     """A command: the module of this package that holds it, and what it does."""
 
     module: str
@@ -37,54 +37,60 @@ class Command(NamedTuple):
 
 
 EVERYDAY = {
-    "build": Command("build", "make the wheels of the stack, and audit them"),
-    "install": Command("install", "install a release into a Python environment"),
-    "list": Command("install", "list the releases of an index"),
-    "rollback": Command("install", "bring the release before the present one back"),
-    "uninstall": Command("install", "remove exactly what `install` installed"),
-    "serve": Command("serve", "serve a model by its recipe; --health asks a server"),
-    "bench": Command("bench", "measure how fast a model is served"),
-    "gate": Command("gate", "test a wheel and the server that runs it, gate by gate"),
-    "doctor": Command("doctor", "show what this machine has, lacks, and can do"),
-    "demo": Command("demo", "take three miniature upstreams through every stage"),
+    "build": CommandInfo("build", "make the wheels of the stack, and audit them"),
+    "install": CommandInfo("install", "install a release into a Python environment"),
+    "list": CommandInfo("install", "list the releases of an index"),
+    "rollback": CommandInfo("install", "bring back the release that was installed before"),
+    "uninstall": CommandInfo("install", "remove exactly what `install` installed"),
+    "serve": CommandInfo("serve", "serve a model by its recipe; --health checks a server"),
+    "bench": CommandInfo("bench", "measure how fast a model is served"),
+    "gate": CommandInfo("gate", "test a wheel and the server that runs it, gate by gate"),
+    "doctor": CommandInfo("doctor", "show what this machine has, lacks, and can do"),
+    "demo": CommandInfo("demo", "run every stage on three miniature upstreams"),
 }
 STAGES = {
-    "lock": Command("lock", "resolve the stack to hashes, for review in git"),
-    "fetch": Command("stages", "download and verify every locked source and tool"),
-    "apply": Command("stages", "apply picks, patches and arch rules, exactly"),
-    "plan": Command("stages", "show the architectures of every CUDA unit"),
-    "audit": Command("stages", "show what a wheel really holds, and judge it"),
-    "publish": Command("release", "publish wheels that passed as a signed release"),
+    "lock": CommandInfo("lock", "resolve the stack to hashes, for review in git"),
+    "fetch": CommandInfo("stages", "download and verify every locked source and tool"),
+    "apply": CommandInfo("stages", "apply picks, patches and arch rules, exactly"),
+    "plan": CommandInfo("stages", "show the architectures of every CUDA unit"),
+    "audit": CommandInfo("stages", "show what a wheel contains, and judge it by the policy"),
+    "publish": CommandInfo("release", "publish wheels that passed as a signed release"),
 }
 GROUPS = {
     "patch": {
-        "status": Command("patch", "show what each stack carries, why, and if it is still needed"),
-        "pick": Command("patch", "pin an upstream pull request in the ledger, carried or watched"),
-        "rebase": Command("patch", "make a worktree with the series as commits"),
-        "export": Command("patch", "write the commits of the worktree back to patch files"),
-        "drift": Command("patch", "try the series on later releases and upstream's newest commit"),
-        "bump": Command("patch", "move a fork to another upstream release"),
-        "bisect": Command("patch", "find the change that broke a patch, or a command's answer"),
+        "status": CommandInfo(
+            "patch", "show what each stack carries, why, and if it is still needed"
+        ),
+        "pick": CommandInfo(
+            "patch", "pin an upstream pull request in the ledger, carried or watched"
+        ),
+        "rebase": CommandInfo("patch", "make a worktree with the series as commits"),
+        "export": CommandInfo("patch", "write the commits of the worktree back to patch files"),
+        "drift": CommandInfo(
+            "patch", "try the series on later releases and upstream's newest commit"
+        ),
+        "bump": CommandInfo("patch", "move a fork to another upstream release"),
+        "bisect": CommandInfo("patch", "find the change that broke a patch, or a command"),
     },
     "release": {
-        "promote": Command("release", "move a candidate to verified, by new verdicts"),
-        "yank": Command("release", "stop offering a release; its files stay"),
-        "rollback": Command("release", "yank the newest release of a channel"),
-        "prune": Command("release", "remove old candidates and the files that only they use"),
-        "refresh": Command("release", "sign an index again before its signature expires"),
-        "key": Command("evidence", "make a signing key, or show its fingerprint"),
-        "notes": Command("evidence", "write the notes of a release"),
-        "verify": Command("evidence", "check the evidence of a wheel file"),
+        "promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
+        "yank": CommandInfo("release", "stop offering a release; its files stay"),
+        "rollback": CommandInfo("release", "yank the newest release of a channel"),
+        "prune": CommandInfo("release", "remove old candidates and the files that only they use"),
+        "refresh": CommandInfo("release", "sign an index again before its signature expires"),
+        "key": CommandInfo("evidence", "make a signing key, or show its fingerprint"),
+        "notes": CommandInfo("evidence", "write the notes of a release"),
+        "verify": CommandInfo("evidence", "check the evidence of a wheel file"),
     },
     "lab": {
-        "runner": Command("runner", "set up a Spark that runs jobs of a repository"),
-        "image": Command("lab", "make an image that serves a release, and push it"),
-        "record": Command("lab", "record the outcome of a workflow run"),
-        "status": Command("lab", "make static pages of releases, speeds, patches and runs"),
-        "report": Command("bench", "show measurements as a page, as Markdown or here"),
+        "runner": CommandInfo("runner", "set up a Spark that runs jobs of a repository"),
+        "image": CommandInfo("lab", "make an image that serves a release, and push it"),
+        "record": CommandInfo("lab", "record the outcome of a workflow run"),
+        "status": CommandInfo("lab", "make static pages of releases, speeds, patches and runs"),
+        "report": CommandInfo("bench", "show measurements as a page, as Markdown or here"),
     },
     "model": {
-        "inspect": Command("model", "show what is quantised, and the speed that memory allows"),
+        "inspect": CommandInfo("model", "show what is quantised, and the speed that memory allows"),
     },
 }
 COMMANDS = {
@@ -107,14 +113,14 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-def _lines(commands: Mapping[str, Command]) -> list[str]:
+def _lines(commands: Mapping[str, CommandInfo]) -> list[str]:
     return [f"  {name:10} {command.summary}" for name, command in commands.items()]
 
 
 def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of the commands that *module* holds, by the names of the commands."""
     parent = argtypes.common()
-    made = {
+    command_parsers = {
         name: argparse.ArgumentParser(
             prog=f"sparkwright {name}",
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
@@ -123,8 +129,8 @@ def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
         for name, command in COMMANDS.items()
         if command.module == module
     }
-    importlib.import_module(f"sparkwright.cli.{module}").add_arguments(made)
-    return made
+    importlib.import_module(f"sparkwright.cli.{module}").add_arguments(command_parsers)
+    return command_parsers
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -175,7 +181,7 @@ def _unknown(name: str) -> UsageError:
 
 def run(words: Sequence[str]) -> int:
     """
-    Run the command line *words*; expected failures come out as exceptions.
+    Run the command line *words*; expected failures are raised as exceptions.
 
     Raises:
         part-missing: A package that the command needs is not installed.
@@ -207,26 +213,28 @@ def _part_missing(command: str, name: str) -> CommandError:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line, print the one document of ``--json``, and return the exit code."""
+    """Run the command line, print the document of ``--json``, and return the exit code."""
     words = sys.argv[1:] if words is None else words
     open_streams()
-    # The parser may end before it has said so, and a program that asked for JSON wants it then,
-    # too.
+    # The parser may exit before it has read --json, and its error must be a document, too.
     console.json = "--json" in words
     try:
         try:
-            return _ended(words)
+            return _run_and_report(words)
         except SparkwrightError as error:  # the output itself
             console.json = False
             console.failure(error)
             return error.exit_code
-    except (OutputClosed, SparkwrightError):  # nobody can be told
+    except (OutputClosed, SparkwrightError):  # no stream is left for a message
         return 1
 
 
-def _ended(words: Sequence[str]) -> int:
+def _run_and_report(words: Sequence[str]) -> int:
     """
-    Run the command line, say how it ended, and return the exit code; raises as `console.finish`.
+    Run the command line, report how it ended, and return the exit code.
+
+    Raises:
+        OutputClosed: See `console.finish`. SparkwrightError: The output cannot be written.
     """
     try:
         with translate_disk_full(Path(tempfile.gettempdir())):
@@ -247,10 +255,10 @@ def _ended(words: Sequence[str]) -> int:
         console.finish(usage)
         return int(end.code or 0)
     except KeyboardInterrupt:
-        console.note("interrupted; what is finished is kept, and the next run goes on from here")
+        console.note("interrupted; what is finished is kept, and the next run continues from here")
         console.finish({"reference": "interrupted"})
         return 130
-    except Exception:  # a fault of ours must say so and leave what is needed to find it
+    except Exception:  # a bug; the log must allow to find it
         return _fault(words)
     return code
 
@@ -261,16 +269,16 @@ def _fault(words: Sequence[str]) -> int:
     )
     text, log = f"{versions}command: {' '.join(words[:2])}\n\n{traceback.format_exc()}", ""
     with contextlib.suppress(OSError):
-        # Not in the cache directory, which may be what is wrong.
+        # Not in the cache directory, which may be the cause.
         handle, log = tempfile.mkstemp(
             prefix=f"sparkwright-fault-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log"
         )
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
-    told = log or f"this:\n{text}"
+    attachment = log or f"this:\n{text}"
     console.note(
         f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  "
-        f"please report it with {told}"
+        f"please report it with {attachment}"
     )
     console.finish({"reference": "fault", "log": log})
     return 3

@@ -1,4 +1,4 @@
-"""``sparkwright model inspect``: the quantised modules of a model, and the speed of its memory."""
+"""``sparkwright model inspect``: a model's quantised modules, and the speed that memory allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkwright.gates.model import checkpoint, loaded, modules, roofline
 from sparkwright.gates.model.modules import Audit
 from sparkwright.gates.model.roofline import GB10, Bandwidth
 
-#: Rows beyond these are those that a token reads least of.
+#: Rows shown; the others are those with the fewest bytes read per token.
 SHOWN = 24
 
 
@@ -33,33 +33,33 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         type=argtypes.whole(1),
         default=1,
         metavar="N",
-        help="requests that a step writes a token for (default: 1)",
+        help="requests in one decoding step (default: 1)",
     )
     add(
         "--context",
         type=argtypes.whole(0),
         default=0,
         metavar="N",
-        help="tokens that each of them has before it (default: 0)",
+        help="context of each request, in tokens (default: 0)",
     )
     add(
         "--bandwidth",
         type=argtypes.amount(0.1, 1e6, "GB/s"),
         default=0,
         metavar="GB/s",
-        help="how fast memory is read (default: as measured here)",
+        help="memory bandwidth (default: as measured here)",
     )
     add(
         "--kv-cache-dtype",
         choices=("auto", "bfloat16", "fp8"),
         default="auto",
-        help="type of the cache (default: as the model asks for)",
+        help="type of the KV cache (default: that of the model)",
     )
     add(
         "--server",
         default="",
         metavar="URL",
-        help="compare with what this vLLM server reports",
+        help="compare with the report of this vLLM server",
     )
     add(
         "--python",
@@ -71,10 +71,10 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def inspect(arguments: argparse.Namespace) -> int:
     """
-    Audit the model in a folder, and what a server or an environment makes of it.
+    Audit the model in a folder, and compare it with a server or an environment.
 
     Raises:
-        modules-unexpected: The weights are not what the config or the server says.
+        modules-unexpected: The weights disagree with the config or the server.
     """
     session = context.checkout(arguments)
     audit = modules.audit(
@@ -83,20 +83,20 @@ def inspect(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
         number=arguments.kv_cache_dtype,
     )
-    given = (
+    measured = (
         Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
         else roofline.stored(session.store)
     )
     step, batch = audit.many.step, audit.many.batch
-    ceilings = [roofline.ceiling(step, batch, one) for one in (given, GB10) if one]
+    ceilings = [roofline.ceiling(step, batch, item) for item in (measured, GB10) if item]
     served = loaded.served(arguments.server, arguments.model, audit) if arguments.server else None
     listed = loaded.listed(session, arguments.python, arguments.model) if arguments.python else None
     console.document(
         {
             "audit": audit,
             "ceilings": ceilings,
-            "bandwidth": given or "not measured",
+            "bandwidth": measured or "not measured",
             "served": served,
             "loaded": listed,
         }
@@ -110,8 +110,8 @@ def inspect(arguments: argparse.Namespace) -> int:
             f"ceiling at {bandwidth.gigabytes:g} GB/s ({device}{bandwidth.origin}): "
             f"{ceiling.one:.2f} tokens/s of a request{together}"
         )
-    if not given:
-        console.result("this machine's bandwidth: not measured; give it with --bandwidth")
+    if not measured:
+        console.result("this machine's bandwidth: not measured; use --bandwidth")
     if served:
         loaded.show_served(served)
     if listed:
@@ -121,14 +121,14 @@ def inspect(arguments: argparse.Namespace) -> int:
     if wrong:
         raise ModelError(
             "modules-unexpected",
-            f"{arguments.model.resolve().name} is not what its config or its server says.",
+            f"{arguments.model.resolve().name} disagrees with its config or its server.",
             details=wrong[:20],
         )
     return 0
 
 
 def _show(audit: Audit) -> None:
-    """Print the modules that a token reads most of, and what a step reads."""
+    """Print the modules with the most bytes read, and the bytes that a step reads."""
     step = audit.many
     method = audit.method or "no quantisation config"
     title = (

@@ -52,10 +52,10 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--onto",
         default="",
         metavar="NAME",
-        help="a release, branch, tag or commit (default: the locked source)",
+        help="release, branch, tag or commit (default: the locked source)",
     )
     parser.add_argument(
-        "--abort", action="store_true", help="remove the worktree and what was done in it"
+        "--abort", action="store_true", help="remove the worktree and all changes in it"
     )
     parser = parsers["patch export"]
     parser.set_defaults(run=export)
@@ -64,12 +64,12 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="PATCH",
-        help="this patch may go; may be repeated",
+        help="allow this patch to be missing; may be repeated",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; fail where a file is not in the exported form",
+        help="write nothing; fail if a file is not in the exported form",
     )
 
 
@@ -81,25 +81,25 @@ def _add_pick(parser: argparse.ArgumentParser) -> None:
         "--reason",
         default="",
         metavar="TEXT",
-        help="why it is carried or watched (needed for a new record)",
+        help="reason for carrying or watching it (required for a new record)",
     )
     add(
         "--drop-when",
         default="",
         metavar="TEXT",
-        help="what has to be true for it to go (needed for a new record)",
+        help="condition for dropping it (required for a new record)",
     )
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--carry", action="store_true", help="the stack carries it from now on")
-    either.add_argument("--drop", action="store_true", help="the stack no longer carries it")
+    either.add_argument("--carry", action="store_true", help="carry it in the stack")
+    either.add_argument("--drop", action="store_true", help="stop carrying it in the stack")
     add(
         "--exclude",
         action="append",
         default=[],
         metavar="PATH=REASON",
-        help="a file that the stack leaves out of it; may be repeated",
+        help="leave this file of the diff out; may be repeated",
     )
-    add("--accept", action="store_true", help="pin the new state of a pull request that moved")
+    add("--accept", action="store_true", help="pin the new state of a pull request that changed")
 
 
 def _add_drift(parser: argparse.ArgumentParser) -> None:
@@ -108,31 +108,31 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     add(
         "--ideas",
         action="store_true",
-        help="which release took each patch idea of cherry_picks/ideas.yaml",
+        help="show which release adopted each idea of cherry_picks/ideas.yaml",
     )
     add(
         "--releases",
         action="store_true",
-        help="every release after the locked one (default: the newest)",
+        help="try every release after the locked one (default: the newest)",
     )
     add(
         "--to",
         action="append",
         default=[],
         metavar="NAME",
-        help="this release, branch, tag or commit; may be repeated",
+        help="try this release, branch, tag or commit; may be repeated",
     )
     add(
         "--issue",
         default="",
         metavar="OWNER/REPO",
-        help="keep one issue of this repository about it",
+        help="report conflicts in one issue of this repository",
     )
     add(
         "--author",
         default="github-actions[bot]",
         metavar="LOGIN",
-        help="with --issue: whom the token stands for (default: a workflow)",
+        help="with --issue: login that the token belongs to (default: a workflow's)",
     )
     add(
         "--given",
@@ -140,7 +140,7 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="show this earlier `patch drift --json`; may be repeated",
+        help="show this output of `patch drift --json`; may be repeated",
     )
 
 
@@ -153,19 +153,19 @@ def _add_bump(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATCH",
-        help="leave this patch or pick (#NUMBER) out; may be repeated",
+        help="drop this patch or pick (#NUMBER); may be repeated",
     )
     add(
         "--pull",
         default="",
         metavar="OWNER/REPO",
-        help="offer the result as a pull request of this repository",
+        help="open a pull request with the result in this repository",
     )
     add(
         "--base",
         default="main",
         metavar="BRANCH",
-        help="with --pull: the branch that it is made for (default: main)",
+        help="with --pull: target branch (default: main)",
     )
 
 
@@ -184,44 +184,44 @@ def _add_bisect(parser: argparse.ArgumentParser) -> None:
         dest="start",
         default="",
         metavar="NAME",
-        help="where to begin (default: the pick's own base)",
+        help="start of the search (default: the pick's own base)",
     )
     add(
         "--to",
         dest="end",
         default="",
         metavar="NAME",
-        help="where to end (default: upstream's newest)",
+        help="end of the search (default: upstream's newest commit)",
     )
     add(
         "--alone",
         action="store_true",
-        help="without the patches before it; with --run, upstream without any",
+        help="without the patches before it; with --run, upstream without patches",
     )
     add(
         "--over",
         choices=("commits", "patches"),
         default="commits",
-        help="with --run: what may have changed the answer",
+        help="with --run: search among commits or patches",
     )
-    add("--build", action="store_true", help="with --run: build the wheel of each state, too")
+    add("--build", action="store_true", help="with --run: also build the wheel of each state")
     add(
         "--run",
         dest="program",
         nargs=argparse.REMAINDER,
         default=[],
         metavar="COMMAND",
-        help="search by the exit status of this command and its arguments, which come last: 0 "
-        "good, 125 no answer, else bad",
+        help="search by the exit status of this command: 0 is good, 125 skips, others are bad; "
+        "must be the last option",
     )
 
 
 def only_fork(session: RunContext, *, worktree: bool = False) -> str:
     """
-    Return the one fork that is meant: of several the one that has patches, or a worktree.
+    Return the selected fork; of several, the one that has a worktree or patches.
 
     Raises:
-        UsageError: The stack has several, and the command line names none or several.
+        UsageError: Not exactly one fork is left.
     """
     forks = list(session.forks)
     if len(forks) > 1 and worktree:
@@ -229,7 +229,7 @@ def only_fork(session: RunContext, *, worktree: bool = False) -> str:
     if len(forks) > 1:
         forks = [fork for fork in forks if series.pins(session, fork)]
     if len(forks) != 1:
-        raise UsageError("usage", "This works on one fork.", todo="Name it with --fork.")
+        raise UsageError("usage", "This command works on one fork.", todo="Name it with --fork.")
     return forks[0]
 
 
@@ -247,7 +247,9 @@ def status(arguments: argparse.Namespace) -> int:
     stacks = {}
     for name in [arguments.stack] if arguments.stack else names:
         project = Project(root, name)
-        forks = [one for one in project.spec.forks if not arguments.fork or one in arguments.fork]
+        forks = [
+            name for name in project.spec.forks if not arguments.fork or name in arguments.fork
+        ]
         own = dataclasses.replace(session, project=project, forks=tuple(forks))
         stacks[name] = [line for fork in forks for line in drifts.status(own, fork, today)]
         _show_status(name, stacks[name])
@@ -283,7 +285,7 @@ def pick(arguments: argparse.Namespace) -> int:
     records = []
     for word in arguments.pulls:
         fork, number = _pull(session, word)
-        # Two runs that both read the ledger before either writes it would lose a record.
+        # Without the lock, two runs could overwrite each other's record.
         with console.step(f"pick {fork}#{number}"), session.store.lock(f"ledger-{fork}"):
             records.append((fork, _pick(session, arguments, fork, number, excluded)))
     rows = [
@@ -345,9 +347,9 @@ def _pick(
     excluded: dict[str, str],
 ) -> Record:
     book, stack = ledger.require(session.project.root, fork), session.project.stack
-    known = book.find(number)
-    reason = arguments.reason or (known.reason if known else "")
-    drop_when = arguments.drop_when or (known.drop_when if known else "")
+    earlier = book.find(number)
+    reason = arguments.reason or (earlier.reason if earlier else "")
+    drop_when = arguments.drop_when or (earlier.drop_when if earlier else "")
     if not reason.strip() or not drop_when.strip():
         raise UsageError(
             "usage",
@@ -355,8 +357,8 @@ def _pick(
             todo="Give both: --reason TEXT --drop-when TEXT.",
         )
     seen = pull_requests.snapshot(session, book, number)
-    if known and not arguments.accept:
-        pull_requests.check_head(session, book, known, seen)
+    if earlier and not arguments.accept:
+        pull_requests.check_head(session, book, earlier, seen)
     record = pull_requests.record(session, book, seen, number, reason, drop_when)
     stacks = dict(record.stacks)
     if arguments.carry or excluded:
@@ -372,12 +374,12 @@ def _pick(
 
 
 def _check_applies(session: RunContext, book: Ledger, fork: str, record: Record) -> None:
-    """Raise the conflict if the stack cannot carry *record* after the picks before it."""
+    """Raise PatchError if *record* does not apply to the stack after the picks before it."""
     source = fetch.fetch(session, fork)
     carried = book.carried(session.project.stack)
     patches = [
-        pull_requests.patch_of(session, book, one, session.project.stack)
-        for one in carried[: carried.index(record) + 1]
+        pull_requests.patch_of(session, book, carried_record, session.project.stack)
+        for carried_record in carried[: carried.index(record) + 1]
     ]
     *_, outcome = apply.evaluate(session.objects, source.tree, patches)
     if outcome.status == "conflict":
@@ -413,16 +415,14 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
     Print the outcome of every patch, and how to continue.
 
     Raises:
-        patch-conflict: One waits in the worktree; the report is in the failure.
+        patch-conflict: A patch stopped in the worktree; the error has the report.
     """
     session, fork, folder = upstream.session, upstream.fork, rebased.folder
     rows = [[name, outcome] for name, outcome in rebased.outcomes.items()]
     console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
     write = command(session, fork, "export")
     if not rebased.stopped:
-        console.result(
-            f"All of it is committed in {folder}; change what you like there, then: {write}"
-        )
+        console.result(f"Everything is committed in {folder}; edit it there, then run: {write}")
         return
     patches = series.of(session, fork)
     at = next(number for number, patch in enumerate(patches) if patch.name == rebased.stopped)
@@ -435,8 +435,8 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
         patches[at],
         patches[:at],
         commands=(f"resolve it in {folder}: {steps}", write),
-        todo=f"Resolve it in {folder} ({steps}), then {write}; until then nothing reviewed is "
-        f"changed.",
+        todo=f"Resolve it in {folder} ({steps}), then {write}; until then the "
+        f"checkout is unchanged.",
     )
 
 
@@ -476,27 +476,27 @@ def _export_worktree(session: RunContext, fork: str, drop: list[str]) -> list[st
 
 
 def drift(arguments: argparse.Namespace) -> int:
-    """Show what becomes of every patch on later bases, or which release took each idea."""
+    """Try every patch on later bases, or show which release adopted each idea."""
     session = context.checkout(arguments)
     if arguments.ideas:
         return _show_ideas(session)
     if arguments.given:
-        measured = [one for path in arguments.given for one in driftreport.read(path)]
+        measured = [report for path in arguments.given for report in driftreport.read(path)]
     else:
         measured = [_measure(session, fork, arguments) for fork in session.forks]
-    for one in measured:
-        _show_drift(one)
-    conflicts = any(trial.state == "conflict" for one in measured for trial in one.trials)
+    for report in measured:
+        _show_drift(report)
+    conflicts = any(trial.state == "conflict" for report in measured for trial in report.trials)
     if conflicts and not arguments.releases:
         console.note(
-            "a conflict may mean that upstream took the patch long ago and changed it since: "
-            "--releases tells"
+            "upstream may have adopted the patch and changed it since; --releases shows when"
         )
-    kept = _keep_issue(measured, session, arguments) if arguments.issue else None
+    issue_state = _keep_issue(measured, session, arguments) if arguments.issue else None
     shown = [
-        {"of": one, "absorbed": [one.absorbed(name) for name in one.patches]} for one in measured
+        {"of": report, "absorbed": [report.absorbed(name) for name in report.patches]}
+        for report in measured
     ]
-    console.document({"drift": shown, "issue": kept})
+    console.document({"drift": shown, "issue": issue_state})
     return 0
 
 
@@ -504,17 +504,17 @@ def _measure(session: RunContext, fork: str, arguments: argparse.Namespace) -> D
     upstream, patches = Upstream(session, fork), series.of(session, fork)
     with console.step(f"drift of {fork}: {len(patches)} patches"):
         if not patches:
-            console.note("there is nothing to try")
+            console.note("no patches to try")
             return measure(upstream, patches, ())
         if arguments.to:
             return measure(
-                upstream, patches, [upstream.named(one, patches) for one in arguments.to]
+                upstream, patches, [upstream.named(name, patches) for name in arguments.to]
             )
         return measure(upstream, patches, upstream.later(patches, every=arguments.releases))
 
 
 def _show_drift(measured: Drift) -> None:
-    """Print the states of each patch from base to base, and the base that has it."""
+    """Print the state of each patch on each base, and the first base that has it."""
     if not measured.trials:
         console.result(f"{measured.fork}: no patches, or nothing later than the locked source")
         return
@@ -532,7 +532,7 @@ def _show_drift(measured: Drift) -> None:
 
 
 def runs(trials: Sequence[Trial]) -> list[str]:
-    """Return a line for each run of bases that agree, such as ``applies: 0.20.2 to 0.21.0``."""
+    """Return a line for each run of bases with one state, such as ``applies: 0.20.2 to 0.21.0``."""
     lines, taken = [], False
     for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
         names = [trial.base for trial in group]
@@ -547,16 +547,16 @@ def runs(trials: Sequence[Trial]) -> list[str]:
 def _keep_issue(
     measured: Sequence[Drift], session: RunContext, arguments: argparse.Namespace
 ) -> Kept:
-    """File, rewrite or close the one issue about drift."""
+    """Open, update or close the issue about drift."""
     repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.issue)
     asking = driftreport.asking(measured)
-    stacks = ", ".join(dict.fromkeys(one.stack for one, _ in asking))
+    stacks = ", ".join(dict.fromkeys(report.stack for report, _ in asking))
     count = (
         f"{len(asking)} patches of {stacks} ask"
         if len(asking) != 1
         else f"a patch of {stacks} asks"
     )
-    kept = issue.keep(
+    issue_state = issue.keep(
         repository,
         "drift",
         f"Drift: {count} for a person" if asking else "Drift",
@@ -564,32 +564,32 @@ def _keep_issue(
         author=arguments.author,
         wanted=bool(asking),
     )
-    console.result(f"issue {kept.done}{f': {kept.url}' if kept.url else ''}")
-    return kept
+    console.result(f"issue {issue_state.done}{f': {issue_state.url}' if issue_state.url else ''}")
+    return issue_state
 
 
 def _show_ideas(session: RunContext) -> int:
-    found = ideas.derive(session)
+    derived = ideas.derive(session)
     columns = ["idea", "package", "verdict", *(["because"] if console.verbose else [])]
     rows = [
-        [one.idea, one.package, one.verdict, "\n".join(one.evidence)][: len(columns)]
-        for one in found
+        [idea.idea, idea.package, idea.verdict, "\n".join(idea.evidence)][: len(columns)]
+        for idea in derived
     ]
     console.table(
-        "which release took which idea (-v shows the evidence)", columns, rows, result=True
+        "which release adopted which idea (-v shows the evidence)", columns, rows, result=True
     )
-    console.document({"ideas": found})
+    console.document({"ideas": derived})
     return 0
 
 
 def bump(arguments: argparse.Namespace) -> int:
-    """Try the release, then write stack, lock, ledger and series; or leave a worktree."""
+    """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
     session = context.checkout(arguments)
     upstream = Upstream(session, only_fork(session))
     fork, version = upstream.fork, arguments.to
     if session.offline:
         raise SourceError(
-            "offline", "bump asks the index and the upstream, which --offline forbids."
+            "offline", "bump needs the index and the upstream host, which --offline forbids."
         )
     if arguments.pull:
         bumped.clean(session.project.root)
@@ -629,7 +629,7 @@ def _show_plan(
     Print the outcome of every patch on the new base.
 
     Raises:
-        patch-conflict: A pick or patch applies neither as it is nor by a rebase.
+        patch-conflict: A pick or patch does not apply, not even by a rebase.
     """
     rows = [
         [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")] for trial in plan.trials
@@ -648,8 +648,10 @@ def _show_plan(
         options = " ".join(f"--drop '{name}'" for name in names)
         raise PatchError(
             "patch-conflict",
-            f"{', '.join(names)} of {fork} cannot go along to {version}.",
-            details=[f"{one.patch}: {MEANING[one.state]}; {one.proof}" for one in plan.stuck],
+            f"{', '.join(names)} of {fork} do not apply to {version}.",
+            details=[
+                f"{trial.patch}: {MEANING[trial.state]}; {trial.proof}" for trial in plan.stuck
+            ],
             todo=f"Drop them: {command(session, fork, 'bump')} --to {version} {options}; or leave "
             f"files out: {command(session, fork, 'pick')} NUMBER --exclude PATH=REASON.",
         )
@@ -662,7 +664,7 @@ def _propose(
     between: Sequence[str],
     units: Foreseen | None,
 ) -> Proposed:
-    """Open the pull request, or set it to this change."""
+    """Open or update the pull request."""
     root, stack = session.project.root, session.project.stack
     proposed = proposal.propose(
         Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull),
@@ -678,7 +680,7 @@ def _propose(
 
 
 def bisect(arguments: argparse.Namespace) -> int:
-    """Search between two ends for what changed a patch, or with ``--run`` a command's answer."""
+    """Find the change between two ends that broke a patch, or with ``--run`` a command."""
     session = context.checkout(arguments)
     fork = only_fork(session)
     if bool(arguments.program) == bool(arguments.patch):
@@ -689,24 +691,26 @@ def bisect(arguments: argparse.Namespace) -> int:
     patches = _upto(series.of(session, fork), arguments.patch, alone=arguments.alone)
     ledger.require(session.project.root, fork)
     commits = bisection.line_of_commits(upstream, patches[-1], arguments.start, arguments.end)
-    turn = bisection.patch_over_commits(upstream, patches, commits)
+    change = bisection.patch_over_commits(upstream, patches, commits)
     rows = [
         [label, trial.base, MEANING[trial.state]]
-        for label, trial in (("last", turn.last), ("first", turn.first))
+        for label, trial in (("last", change.last), ("first", change.first))
     ]
     console.table(
-        f"{turn.patch}: {turn.tried[0]} of {turn.tried[1]} bases tried",
+        f"{change.patch}: {change.tried[0]} of {change.tried[1]} bases tried",
         ["", "base", "there it"],
         rows,
         result=True,
     )
     evidence = [
-        f"already upstream by {one.test}: {one.says}" for one in turn.first.evidence if one.holds
+        f"already upstream by {test.test}: {test.says}"
+        for test in change.first.evidence
+        if test.holds
     ]
-    for line in (turn.commit, turn.page, *evidence):
+    for line in (change.commit, change.page, *evidence):
         if line:
             console.result(line)
-    console.document({"turn": turn})
+    console.document({"turn": change})
     return 0
 
 
@@ -720,7 +724,7 @@ def _upto(patches: Sequence[Patch], name: str, *, alone: bool) -> list[Patch]:
 
 
 def _bisect_command(session: RunContext, fork: str, arguments: argparse.Namespace) -> int:
-    """Search for what changed a command's answer, and show every state that was tried."""
+    """Find the change that broke a command, and show every state that was tried."""
     session = dataclasses.replace(session, forks=(fork,))
     predicate = Predicate(session, fork, arguments.program, build=arguments.build)
     cause = None

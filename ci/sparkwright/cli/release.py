@@ -21,7 +21,7 @@ from sparkwright.release.signing.keys import KeySigner, PublicKey
 from sparkwright.release.signing.statement import Signer
 from sparkwright.release.signing.trust import Identity, Trust
 
-#: Removed files that are shown by name.
+#: Number of removed files that are shown by name.
 SHOWN = 20
 
 
@@ -48,7 +48,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="the new verdicts about its wheels",
+        help="folder of the new verdicts about its wheels",
     )
     argtypes.add_channel(parsers["release rollback"])
     parsers["release prune"].add_argument(
@@ -56,22 +56,22 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         type=argtypes.whole(1),
         default=0,
         metavar="N",
-        help="candidates of each stack that stay (default: ci/release.yaml)",
+        help="candidates to keep of each stack (default: ci/release.yaml)",
     )
     parsers["release prune"].add_argument(
-        "--verified", action="store_true", help="remove old releases of verified, too"
+        "--verified", action="store_true", help="also remove old releases of verified"
     )
 
 
 def _add_publisher(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which index is changed, and who signs it."""
+    """Add the options for the index and its signer."""
     add = parser.add_argument
     add(
         "--at",
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="the index: the folder that is served",
+        help="folder of the index",
     )
     argtypes.add_signer(parser, "--key")
     add(
@@ -80,13 +80,13 @@ def _add_publisher(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="public key that signed the index until now, where keys change; may be repeated",
+        help="earlier public key of the index, if the key changes; may be repeated",
     )
     add(
         "--reason",
         default="",
         metavar="TEXT",
-        help="why; it stands in the manifest, and people see it",
+        help="reason, published in the manifest",
     )
 
 
@@ -97,35 +97,35 @@ def _add_publish(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="WHEEL",
-        help="the wheels of one release; their verdicts lie beside them",
+        help="wheels of the release",
     )
     add(
         "--channel",
         choices=argtypes.CHANNELS,
-        help="candidate takes what is not proved, labelled (default: verified or nothing)",
+        help="candidate accepts incomplete verdicts, and says so (default: verified, or refuse)",
     )
     add(
         "--verdicts",
         type=Path,
         metavar="DIR",
-        help="where the verdicts lie (default: beside each wheel)",
+        help="folder of the verdicts (default: beside each wheel)",
     )
     add(
         "--files",
         default="folder",
         metavar="folder|github:OWNER/REPO",
-        help="where wheels are kept (default: folder, that of the index)",
+        help="where the wheels are stored (default: folder, that of the index)",
     )
     add(
         "--url",
         default="",
         metavar="URL",
-        help="where a new index will be served (default: `url` in ci/release.yaml)",
+        help="address of a new index (default: `url` in ci/release.yaml)",
     )
     add(
         "--dry-run",
         action="store_true",
-        help="decide, show what would be published, and write nothing",
+        help="show what would be published, and write nothing",
     )
 
 
@@ -143,11 +143,12 @@ def publisher(
 
     Args:
         predecessors: Public keys that signed the index before.
-        dry_run: Decide only; then neither is needed.
+        dry_run: Do not require a key or an identity.
 
     Raises:
-        UsageError: Neither is given. key-invalid, identity-unusable: It cannot sign.
-            signer-unknown: ci/release.yaml names others.
+        UsageError: Neither a key nor an identity is given.
+        key-invalid, identity-unusable: It cannot sign.
+        signer-unknown: ci/release.yaml does not name it.
     """
     policy = policies.load(session.project.root)
     signer: Signer
@@ -162,10 +163,10 @@ def publisher(
     else:
         raise UsageError(
             "usage",
-            "Either --key FILE or --identity signs.",
+            "Neither --key FILE nor --identity is given.",
             todo="Make a key with `sparkwright release key FILE`.",
         )
-    identities = tuple(Identity(one.identity, one.issuer) for one in policy.identities)
+    identities = tuple(Identity(entry.identity, entry.issuer) for entry in policy.identities)
     own = (signer.public,) if isinstance(signer, KeySigner) else ()
     if own and key and policy.keys and own[0].fingerprint not in policy.keys:
         raise TrustError(
@@ -173,7 +174,7 @@ def publisher(
             "ci/release.yaml does not name this key as one that publishes.",
             details=[f"fingerprint: {own[0].fingerprint}"],
         )
-    if not own and signer.by not in [one.identity for one in identities]:
+    if not own and signer.by not in [entry.identity for entry in identities]:
         raise TrustError(
             "signer-unknown",
             "ci/release.yaml does not name this identity as one that publishes.",
@@ -205,7 +206,7 @@ def publish(arguments: argparse.Namespace) -> int:
     wheels = tuple(path.absolute() for path in arguments.wheels)
     if missing := [str(path) for path in wheels if not path.is_file()]:
         raise UsageError("usage", "There is no such wheel.", details=missing)
-    asked = Asked(
+    request = Asked(
         wheels,
         arguments.channel,
         arguments.verdicts,
@@ -214,14 +215,14 @@ def publish(arguments: argparse.Namespace) -> int:
         arguments.reason,
         arguments.dry_run,
     )
-    done = sequence.publish(_publisher(arguments), asked)
+    done = sequence.publish(_publisher(arguments), request)
     rows = [["sent", path.rpartition("/")[2]] for path in done.sent]
     rows += [["was there", path.rpartition("/")[2]] for path in done.there]
     rows += [["removed", path] for path in done.removed]
     rows += [
-        ["missing", f"{name}: {one.rung}: {one.state} ({one.reference})"]
+        ["missing", f"{name}: {verdict.rung}: {verdict.state} ({verdict.reference})"]
         for name, lacks in done.missing.items()
-        for one in lacks
+        for verdict in lacks
     ]
     state = "was published before" if done.already else f"published, {size(done.size)} sent"
     if arguments.dry_run:
@@ -234,7 +235,7 @@ def publish(arguments: argparse.Namespace) -> int:
 
 
 def promote(arguments: argparse.Namespace) -> int:
-    """Move a candidate to verified, if new verdicts show everything that the policy requires."""
+    """Move a candidate to verified if new verdicts meet the policy."""
     return _show(
         changes.promote(
             _publisher(arguments), arguments.release, arguments.verdicts, arguments.reason
@@ -248,7 +249,7 @@ def yank(arguments: argparse.Namespace) -> int:
 
 
 def rollback(arguments: argparse.Namespace) -> int:
-    """Yank the newest release of the stack in a channel, so that clients get the one before it."""
+    """Yank the newest release of the stack in a channel; clients then get the one before it."""
     who = _publisher(arguments)
     return _show(
         changes.rollback(who, who.session.project.stack, arguments.channel, arguments.reason)
@@ -256,14 +257,14 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 
 def prune(arguments: argparse.Namespace) -> int:
-    """Remove all candidates of each stack but the newest; names of files stay taken for good."""
+    """Remove all but the newest candidates of each stack; file names are never reused."""
     who = _publisher(arguments)
     count = arguments.keep or who.policy.retain
     return _show(changes.retain(who, count, verified=arguments.verified, reason=arguments.reason))
 
 
 def refresh(arguments: argparse.Namespace) -> int:
-    """Sign the manifest again before it expires, and remove what killed runs left."""
+    """Sign the manifest again before it expires, and remove the files of killed runs."""
     return _show(changes.refresh(_publisher(arguments), arguments.reason))
 
 
@@ -274,7 +275,7 @@ def _show(done: Changed) -> int:
         rows.append(["removed", f"and {len(done.removed) - SHOWN} more"])
     rows += [["left where it is", address] for address in done.elsewhere]
     console.table(
-        f"manifest {done.serial}, believed until {done.expires}", ["what", "of"], rows, result=True
+        f"manifest {done.serial}, valid until {done.expires}", ["what", "of"], rows, result=True
     )
     console.document({"changed": done})
     return 0

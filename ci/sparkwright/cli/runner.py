@@ -38,18 +38,18 @@ from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import Stand, Step, printed
 
-#: Action → what it does.
+#: Action → help text.
 ACTIONS = {
-    "plan": "print everything that setup would do here, as commands and files",
-    "setup": "do it; what is done already is not done again",
-    "check": "say what is not as set-up leaves it, tried as the jobs' user",
-    "drain": "take no job any more, and wait for the one that runs; --end takes jobs again",
-    "remove": "drain, and undo set-up; models stay",
-    "once": "do one job (the unit runs this)",
-    "clean": "end what a job left, and empty what it wrote to (the unit runs this)",
-    "admit": "say whether a job may run here (GitHub's runner runs this, before its first step)",
-    "egress": "renew the addresses that jobs may connect to (a timer runs this)",
-    "lease": "be leased by the leader of a pair until it lets go (its ssh runs this)",
+    "plan": "print the commands and files of setup",
+    "setup": "set this machine up; finished steps are skipped",
+    "check": "check the set-up, as the jobs' user",
+    "drain": "take no new job, and wait for the running one; --end takes jobs again",
+    "remove": "drain, and undo setup; models stay",
+    "once": "run one job (called by the systemd unit)",
+    "clean": "end leftover processes of a job, and empty its folders (called by the systemd unit)",
+    "admit": "decide whether a job may run here (called by GitHub's runner before its first step)",
+    "egress": "update the addresses that jobs may connect to (called by a timer)",
+    "lease": "hold this machine for the leader of its pair (called by its ssh connection)",
 }
 
 
@@ -63,24 +63,29 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         choices=tuple(ACTIONS),
         help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()),
     )
-    add("--repository", default="", metavar="OWNER/NAME", help="plan, setup: whose jobs run here")
+    add(
+        "--repository",
+        default="",
+        metavar="OWNER/NAME",
+        help="plan, setup: repository whose jobs run here",
+    )
     add(
         "--name",
         default="",
         metavar="NAME",
-        help="plan, setup: of this machine (default: its host name)",
+        help="plan, setup: name of this machine (default: its host name)",
     )
     add(
         "--labels",
         default="",
         metavar="LABEL,…",
-        help="plan, setup: of ci/runner.yaml (default: all that are true of this machine)",
+        help="plan, setup: labels of ci/runner.yaml (default: all that fit this machine)",
     )
     add(
         "--partner",
         default="",
         metavar="NAME=ADDRESS",
-        help="plan, setup: the Spark that this one leases for two nodes",
+        help="plan, setup: the Spark that this one leases for jobs on two nodes",
     )
     add(
         "--leader",
@@ -88,35 +93,37 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="NAME",
         help="plan, setup, lease: the Spark that may lease this one",
     )
-    add("--leader-key", type=Path, metavar="FILE", help="plan, setup: its public ssh key")
+    add("--leader-key", type=Path, metavar="FILE", help="plan, setup: public ssh key of the leader")
     add(
         "--sysroot",
         type=Path,
         default=Path("/"),
         metavar="DIR",
-        help="the root of the machine (default: of this one)",
+        help="root directory of the machine (default: /)",
     )
     add(
         "--config",
         default="/etc/sparkwright",
         metavar="DIR",
-        help="where set-up wrote its settings",
+        help="directory of the settings",
     )
-    add("--workflows", type=Path, metavar="DIR", help="check: look at these workflows, too")
+    add("--workflows", type=Path, metavar="DIR", help="check: also check these workflows")
     add(
         "--patience",
         type=float,
         default=2,
         metavar="MINUTES",
-        help="drain, remove: wait for a job (default: 2)",
+        help="drain, remove: longest wait for a job (default: 2)",
     )
     add("--end", action="store_true", help="drain: take jobs again")
     add(
         "--dry-run",
         action="store_true",
-        help="setup, remove: print what would be done, and change nothing",
+        help="setup, remove: print the changes, and make none",
     )
-    add("--yes", action="store_true", help="setup, remove: change this machine")
+    add(
+        "--yes", action="store_true", help="setup, remove: confirm that this machine may be changed"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,37 +143,37 @@ def run(arguments: argparse.Namespace) -> int:
     return actions[arguments.action](arguments)
 
 
-def _place(arguments: argparse.Namespace) -> Place:
+def _host(arguments: argparse.Namespace) -> Place:
     return Place(arguments.sysroot.absolute())
 
 
 def _ground(arguments: argparse.Namespace) -> Ground:
-    """Return the machine that set-up has prepared."""
-    return Ground.of(arguments.config, _place(arguments))
+    """Return the machine as setup configured it."""
+    return Ground.of(arguments.config, _host(arguments))
 
 
 def _setup(arguments: argparse.Namespace) -> int:
-    place, root = _place(arguments), context.checkout(arguments).project.root
+    host, root = _host(arguments), context.checkout(arguments).project.root
     policy = policies.load(root / "ci" / POLICY)
     settings = _settings(policy, arguments)
-    if ways := exposed(root / ".github" / "workflows", policy.all_labels()):
+    if exposures := exposed(root / ".github" / "workflows", policy.all_labels()):
         raise LabError(
             "runner-exposed",
             "A workflow of this checkout lets strangers onto this machine.",
             details=[
-                f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}: {one.reason}"
-                for one in ways
+                f"{item.workflow} {item.job}: {item.trigger or 'unreadable'}: {item.reason}"
+                for item in exposures
             ],
         )
     steps = plan.steps(policy, settings)
     if arguments.action == "plan" or arguments.dry_run:
-        stands = tuple(perform.stand(step, place) for step in steps)
+        stands = tuple(perform.stand(step, host) for step in steps)
         _print(steps, stands)
     else:
         _require_root()
         _require_yes(arguments, "lab runner plan")
         with console.step("set up"):
-            stands = perform.set_up(steps, place)
+            stands = perform.set_up(steps, host)
         _table(stands)
     console.document({"steps": steps, "stands": stands, "settings": settings})
     return 0
@@ -174,10 +181,10 @@ def _setup(arguments: argparse.Namespace) -> int:
 
 def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
     """
-    Return what this machine is to be.
+    Return the settings of this machine.
 
     Raises:
-        UsageError: Something of it is missing, or cannot be.
+        UsageError: A setting is missing or invalid.
     """
     if not arguments.repository:
         raise UsageError("usage", "setup needs --repository OWNER/NAME.")
@@ -198,7 +205,7 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
         settings = msgspec.convert(record, Settings)
     except msgspec.ValidationError as error:
         raise UsageError(
-            "usage", "This machine cannot be set up so.", details=[str(error)]
+            "usage", "This machine cannot be set up like this.", details=[str(error)]
         ) from error
     if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
         raise UsageError("usage", "A label is not true of this machine.", details=wrong)
@@ -211,7 +218,9 @@ def _key(path: Path | None) -> str | None:
     try:
         return path.read_text("ascii").strip() if path else None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("usage", f"{path} is no public ssh key.", details=[str(error)]) from error
+        raise UsageError(
+            "usage", f"{path} is not a public ssh key.", details=[str(error)]
+        ) from error
 
 
 def _require_root() -> None:
@@ -252,31 +261,31 @@ def _table(stands: Sequence[Stand]) -> None:
     console.table(
         "Set-up",
         ("step", "state", ""),
-        [(one.name, one.state, one.says) for one in stands],
+        [(stand.name, stand.state, stand.says) for stand in stands],
         result=True,
     )
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    place, ground = _place(arguments), _ground(arguments)
+    host, ground = _host(arguments), _ground(arguments)
     steps = plan.steps(ground.policy, ground.settings)
     with console.step("check"):
-        found = (
-            *fitness.of_steps(steps, place),
-            *fitness.of_ground(ground, place, arguments.workflows),
+        findings = (
+            *fitness.of_steps(steps, host),
+            *fitness.of_ground(ground, host, arguments.workflows),
         )
     console.table(
         "This runner",
         ("", "state", ""),
-        [(one.name, one.state, one.says) for one in found],
+        [(finding.name, finding.state, finding.says) for finding in findings],
         result=True,
     )
-    console.document({"findings": found})
-    if unfit := [one for one in found if one.state == "unfit"]:
+    console.document({"findings": findings})
+    if unfit := [finding for finding in findings if finding.state == "unfit"]:
         raise LabError(
             "runner-unfit",
-            f"{len(unfit)} of {len(found)} things are not as they should be.",
-            details=[f"{one.name}: {one.says}" for one in unfit],
+            f"{len(unfit)} of {len(findings)} checks failed.",
+            details=[f"{finding.name}: {finding.says}" for finding in unfit],
         )
     return 0
 
@@ -289,7 +298,7 @@ def _once(arguments: argparse.Namespace) -> int:
     if not address.startswith("https://") and not re.match(
         r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"
     ):
-        raise UsageError("usage", f"The token does not go in the clear to {address}.")
+        raise UsageError("usage", f"The token is not sent unencrypted to {address}.")
     github = GitHub(address, registration.token(dict(os.environ), ground.config), patience=30)
     entry = once.once(ground, github)
     console.document({"run": entry})
@@ -311,31 +320,33 @@ def _clean(arguments: argparse.Namespace) -> int:
 def _admit(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.config)
     policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
-    told = {name: os.environ.get(name, "") for name in admit.TOLD}
-    admit.admit(told, policy, settings, Path(policy.folders.state) / "partner.json")
+    job_facts = {name: os.environ.get(name, "") for name in admit.TOLD}
+    admit.admit(job_facts, policy, settings, Path(policy.folders.state) / "partner.json")
     console.note("this job may run here")
     return 0
 
 
 def _egress(arguments: argparse.Namespace) -> int:
-    place, folder = _place(arguments), _place(arguments).path(arguments.config)
+    host, folder = _host(arguments), _host(arguments).path(arguments.config)
     policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
-    found = egress.resolved(egress.names(policy, settings))
-    for name in found.unknown:
-        console.warn(f"{name} leads nowhere")
-    if not found.addresses:
+    resolution = egress.resolved(egress.names(policy, settings))
+    for name in resolution.unknown:
+        console.warn(f"{name} has no address")
+    if not resolution.addresses:
         raise LabError(
             "runner-unready",
-            "No name of the list leads anywhere; the addresses that were known run out.",
-            details=found.unknown,
+            "No name of the list has an address; the earlier addresses expire.",
+            details=resolution.unknown,
         )
-    status, said = place.ask(["nft", "-f", "-"], egress.refreshed(policy, found.addresses))
+    status, output = host.ask(["nft", "-f", "-"], egress.refreshed(policy, resolution.addresses))
     if status:
         raise LabError(
-            "runner-setup", "The rules do not take the addresses.", details=said.splitlines()[-10:]
+            "runner-setup",
+            "nft refused the addresses.",
+            details=output.splitlines()[-10:],
         )
-    console.note(f"{len(found.addresses)} addresses may be connected to")
-    console.document({"addresses": found.addresses, "unknown": found.unknown})
+    console.note(f"{len(resolution.addresses)} addresses may be connected to")
+    console.document({"addresses": resolution.addresses, "unknown": resolution.unknown})
     return 0
 
 
@@ -361,7 +372,7 @@ def _drain(arguments: argparse.Namespace) -> int:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    place, ground = _place(arguments), _ground(arguments)
+    host, ground = _host(arguments), _ground(arguments)
     steps = plan.steps(ground.policy, ground.settings)
     if arguments.dry_run:
         for step in reversed(steps):
@@ -372,7 +383,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     _require_yes(arguments, "lab runner remove --dry-run")
     condition.stop_taking(ground, 60 * arguments.patience)
     condition.clean(ground)
-    stands = perform.take_back(steps, place)
+    stands = perform.take_back(steps, host)
     ground.draining.unlink(missing_ok=True)
     _table(stands)
     console.document({"stands": stands})

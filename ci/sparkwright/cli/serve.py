@@ -46,52 +46,55 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         nargs="?",
         default="",
         metavar="RECIPE",
-        help="a recipe of ci/recipes; a model needs none",
+        help="recipe of ci/recipes; optional with --model",
     )
     add(
         "--model",
         default="",
         metavar="DIR|NAME",
-        help="folder of the model, or its name in the cache of models (default: the recipe's)",
+        help="folder of the model, or its name in the model cache (default: the recipe's)",
     )
     add(
-        "--revision", default="", metavar="COMMIT", help="commit or branch of a model that is named"
+        "--revision",
+        default="",
+        metavar="COMMIT",
+        help="commit or branch of a model named with --model",
     )
     add(
         "--python",
         type=Path,
         metavar="FILE",
-        help="the Python of the environment, where it is no virtual one",
+        help="Python of the environment, if it is not a virtual environment",
     )
     add(
         "--host",
         metavar="ADDRESS",
-        help="the address to listen on (default: 127.0.0.1, this machine alone)",
+        help="address to listen on (default: 127.0.0.1, this machine alone)",
     )
     add("--port", type=argtypes.whole(1, 65535), metavar="N", help="the port (default: 8000)")
     add(
         "--name",
         default="",
         metavar="NAME",
-        help="the name that clients ask for (default: the recipe's, or the folder's)",
+        help="name of the model for clients (default: the recipe's, or the folder's)",
     )
     add(
         "--environment",
         action="store_true",
-        help="take what is not given here from the variables of the environment",
+        help="read options that are not given from environment variables",
     )
     add(
         "--table",
         action="store_true",
-        help="show these variables, in Markdown, and do nothing else",
+        help="print these variables as a Markdown table, and exit",
     )
     add(
         "--floor",
         type=argtypes.amount(0, 4096, "GiB"),
         metavar="GIB",
-        help="memory that stays free (default: the recipe's, or a tenth)",
+        help="memory to leave free (default: the recipe's, or a tenth)",
     )
-    add("--download", action="store_true", help="let vLLM fetch a model that is not here")
+    add("--download", action="store_true", help="let vLLM download a model that is missing")
     add(
         "--dry-run",
         action="store_true",
@@ -101,33 +104,33 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="where vLLM's own lines go (default: a file in the cache directory)",
+        help="log file of vLLM (default: a file in the cache directory)",
     )
     add(
         "--patience",
         type=argtypes.whole(1, 86400),
         metavar="SECONDS",
-        help="until it must be ready (default: the recipe's, or 1800), or answer --health (10)",
+        help="time limit to become ready (default: the recipe's, or 1800), or for --health (10)",
     )
     add(
         "--health",
         nargs="?",
         const="",
         metavar="URL",
-        help="serve nothing; show whether this server, or the one that serves here, answers",
+        help="only check whether this server, or the one of this machine, answers",
     )
     role = parser.add_mutually_exclusive_group()
     role.add_argument(
         "--ray-head",
         action="store_true",
-        help="serve with other machines: start Ray here and wait for them",
+        help="serve with other machines: start the Ray head here, and wait for them",
     )
     role.add_argument(
         "--ray-worker",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="be one of them: HOST:PORT of the head",
+        help="serve with other machines: join the head at HOST:PORT",
     )
     add(
         "--nodes",
@@ -139,7 +142,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--node-address",
         default="",
         metavar="ADDRESS",
-        help="this machine's address on the network that they share",
+        help="address of this machine on the shared network",
     )
     add(
         "--ray-port",
@@ -150,18 +153,18 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve until the user stops it, or do what ``--health``, ``--table`` or ``--dry-run`` asks."""
+    """Serve until the user stops it, unless ``--health``, ``--table`` or ``--dry-run`` is given."""
     if arguments.health is not None:
         return _health(arguments.health, arguments.patience or 10)
     if arguments.table:
         console.result(variables.table().rstrip("\n"))
         console.document({"variables": variables.TABLE})
         return 0
-    with Asked() as asked:
+    with Asked() as supervision:
         store, wish = context.standalone(arguments).store, _wish(arguments)
         where = Where(_python(arguments), project_data.root(arguments.root), arguments.log)
         run = _follow if wish.role == "worker" else _serve
-        return run(store, wish, where, asked, dry=arguments.dry_run)
+        return run(store, wish, where, supervision, dry=arguments.dry_run)
 
 
 def _health(url: str, patience: int) -> int:
@@ -169,7 +172,7 @@ def _health(url: str, patience: int) -> int:
     Show whether the server answers.
 
     Raises:
-        server-dead, server-stuck, node-lost: It does not serve.
+        server-dead, server-stuck, node-lost: The server does not serve.
     """
     key = os.environ.get("VLLM_API_KEY", "")
     if url:
@@ -191,14 +194,14 @@ def _health(url: str, patience: int) -> int:
 
 def _wish(arguments: argparse.Namespace) -> Wish:
     """
-    Return what the command line asks for, above what the environment does with ``--environment``.
+    Return the options; with ``--environment``, those not given come from the environment.
 
     Raises:
-        UsageError: A worker has no head. variable-refused: See `variables.told`.
+        UsageError: A worker has no address of a head. variable-refused: See `variables.told`.
     """
     below = variables.told(os.environ) if arguments.environment else Wish()
     role = "worker" if arguments.ray_worker is not None else "head" if arguments.ray_head else ""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "recipe": arguments.recipe,
         "model": arguments.model,
         "revision": arguments.revision,
@@ -216,7 +219,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     }
     wish = msgspec.structs.replace(
         below,
-        **{name: value for name, value in given.items() if value not in (None, "")},
+        **{name: value for name, value in options.items() if value not in (None, "")},
         flags=(*below.flags, *arguments.flag),
         variables=dict(arguments.variable),
     )
@@ -224,7 +227,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
         raise UsageError(
             "usage",
             "A worker needs the address of the head.",
-            todo="Give it behind --ray-worker, or as RAY_ADDRESS with --environment.",
+            todo="Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment.",
         )
     lost = [name for name in os.environ if name.startswith("VLLM_") and name not in wish.variables]
     if lost and not arguments.environment:
@@ -245,7 +248,7 @@ def _python(arguments: argparse.Namespace) -> Path:
     return python
 
 
-def _serve(store: Store, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
+def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
     ready = resolve.resolved(wish, where)
     log = (where.log or running.log_path(store, ready.name)).absolute()
     shown.show(ready, str(log))
@@ -260,11 +263,11 @@ def _serve(store: Store, wish: Wish, where: Where, asked: Asked, *, dry: bool) -
         return 0
     with held.held() as lock:
         start = together.lead if wish.role == "head" else running.serve
-        return start(ready, lock, asked, store, log)
+        return start(ready, lock, supervision, store, log)
 
 
-def _follow(store: Store, wish: Wish, where: Where, asked: Asked, *, dry: bool) -> int:
-    place = places.ask(where.python)
+def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
+    environment = places.ask(where.python)
     floor = wish.floor
     if floor is None and wish.recipe:
         floor = recipes.load(where.root, wish.recipe).plan.floor
@@ -274,16 +277,16 @@ def _follow(store: Store, wish: Wish, where: Where, asked: Asked, *, dry: bool) 
     console.document(
         {
             "head": wish.head,
-            "vllm": place.vllm,
-            "ray": place.ray,
-            "python": str(place.python),
+            "vllm": environment.vllm,
+            "ray": environment.ray,
+            "python": str(environment.python),
             "log": str(log),
         }
     )
     if dry:
-        cluster.required(place)
+        cluster.required(environment)
         cluster.parts(wish.head)
         return 0
     with held.held() as lock:
         memory, patience = round(floor * resolve.GIB), wish.patience or resolve.PATIENCE
-        return together.follow(place, wish, memory, lock, asked, log, patience)
+        return together.follow(environment, wish, memory, lock, supervision, log, patience)

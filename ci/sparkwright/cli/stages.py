@@ -23,7 +23,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES
 
-#: Raised whenever an audit finds or says more than before, so that no older one is reused.
+#: Version of the audit; a new one makes stored audits invalid.
 FORM = 6
 
 
@@ -39,14 +39,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         nargs="*",
         type=Path,
         metavar="WHEEL",
-        help="wheels to audit (default: those that build made)",
+        help="wheels to audit (default: those of the last build)",
     )
     parsers["audit"].add_argument(
         "--judge",
         choices=("auto", "stack", "any"),
         default="auto",
-        help="by the stack's policy, or by what every wheel must keep to (default: the latter "
-        "for a wheel without our build record)",
+        help="by the stack's policy, or by the rules for any wheel (default: stack for a wheel "
+        "with our build record, else any)",
     )
     parsers["audit"].set_defaults(run=audit)
 
@@ -59,14 +59,14 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="leave an arch rule out, to see what it does",
+        help="leave this arch rule out; may be repeated",
     )
     parser.add_argument(
         "--targets",
         action="append",
         default=[],
         metavar="NAMES",
-        help="the CMake targets to compile, with commas between; all for every one",
+        help="CMake targets to compile, separated by commas; `all` for every one",
     )
 
 
@@ -75,7 +75,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--target",
         choices=MACHINES,
         default="",
-        help="the machine that wheels are made for (default: this one)",
+        help="machine that the wheels are for (default: this one)",
     )
 
 
@@ -116,7 +116,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Plan every fork that compiles; fail if a unit would have another architecture, unexcused."""
+    """Plan every fork that compiles; fail if a unit's architecture breaks the rules."""
     session = context.checkout(arguments)
     plans = []
     for fork in session.forks:
@@ -164,7 +164,7 @@ def policy_kind(path: Path) -> Literal["stack", "any"]:
 def audited(
     session: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
 ) -> AuditReport:
-    """Return the audit of the wheel at *path*, from the store if nothing changed since."""
+    """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
     rules = policy.load(session.project.audit_file, session.project.spec.arch)
     inputs = {
         "wheel": digest.sha256_file(path),
@@ -178,15 +178,15 @@ def audited(
         return stored
     programs, scratch = toolchain.obtain(session).cuda / "bin", session.store.folder("work")
     with console.step(f"audit {path.name}"):
-        made = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
-    # A tool that is missing today may be installed tomorrow.
-    if all(checker.state != "not-run" for checker in made.checkers):
-        session.store.put("audit", key, made)
-    return made
+        result = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
+    # A missing tool may be installed before the next audit.
+    if all(checker.state != "not-run" for checker in result.checkers):
+        session.store.put("audit", key, result)
+    return result
 
 
 def _built(session: RunContext, fork: str) -> list[Path]:
-    """Return the wheels that the last build of *fork* made and that are still there."""
+    """Return the wheels that the last build of *fork* made, if they still exist."""
     spec = flashinfer_aot.load(session.project, fork)
     wheels = (
         pipeline.current(session, fork),
