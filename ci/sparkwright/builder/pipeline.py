@@ -191,6 +191,13 @@ def current(session: RunContext, fork: str) -> BuiltWheel | None:
     return stored(session, digest.key("wheel", inputs(session, fork)))
 
 
+def last_wheel(session: RunContext, fork: str) -> Path | None:
+    """Return the last wheel of *fork* if its inputs are current and the file still exists."""
+    built = current(session, fork)
+    path = wheel_path(session, built) if built else None
+    return path if path and path.exists() else None
+
+
 def wheel_path(session: RunContext, built: BuiltWheel) -> Path:
     """Return the path of the wheel in the output folder."""
     return session.output / built.filename

@@ -217,7 +217,7 @@ def _again(session: RunContext, arguments: argparse.Namespace) -> int:
     if arguments.wheels:
         wheels = [_wheel(session, name) for name in arguments.wheels]
     else:
-        wheels = [path for fork in session.forks if (path := _last_wheel(session, fork))]
+        wheels = [path for fork in session.forks if (path := pipeline.last_wheel(session, fork))]
     if not wheels:
         todo = "Run `sparkwright build`, or name a wheel."
         raise SourceError("not-provided", "There is no wheel to build again.", todo=todo)
@@ -250,16 +250,10 @@ def _wheel(session: RunContext, name: str) -> Path:
             raise SourceError("not-provided", f"There is no wheel {name}.")
         return Path(name)
     session.project.fork(name)
-    if path := _last_wheel(session, name):
+    if path := pipeline.last_wheel(session, name):
         return path
     raise SourceError(
         "not-provided",
         f"The wheel of {name} that this checkout makes is not in {session.output}.",
         todo="Run `sparkwright build` first.",
     )
-
-
-def _last_wheel(session: RunContext, fork: str) -> Path | None:
-    built = pipeline.current(session, fork)
-    path = pipeline.wheel_path(session, built) if built else None
-    return path if path and path.exists() else None

@@ -165,13 +165,9 @@ def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
 
 
 def _last_wheel(session: RunContext) -> Path | None:
-    """Return the wheel that the last build compiled, if it is still there."""
-    for fork in session.forks:
-        built = pipeline.current(session, fork)
-        if session.project.fork(fork).build == "graft" and built:
-            path = pipeline.wheel_path(session, built)
-            return path if path.exists() else None
-    return None
+    """Return the last build's wheel of the first fork that is grafted, if it still exists."""
+    grafts = (name for name in session.forks if session.project.fork(name).build == "graft")
+    return next(filter(None, (pipeline.last_wheel(session, name) for name in grafts)), None)
 
 
 def verdicts_path(session: RunContext, wheel: str) -> Path:
