@@ -87,7 +87,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def pinned(self) -> bool:
-        """Do the pins determine its diff beyond doubt?"""
+        """Return True if the pins determine its diff."""
         return UNRESOLVED not in (self.base, self.sha256, self.patch_id, self.tip)
 
     @property

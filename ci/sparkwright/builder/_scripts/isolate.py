@@ -33,7 +33,7 @@ PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
 
 
 def mount(source: str, target: str, kind: str, flags: int) -> None:
-    """Call mount(2)."""
+    """Mount *source* at *target*, and raise `OSError` if the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(source.encode(), target.encode(), kind.encode(), flags, None):
         number = ctypes.get_errno()
