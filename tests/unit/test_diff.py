@@ -184,6 +184,24 @@ def test_a_damaged_diff_is_refused(old: bytes, new: bytes, words: str) -> None:
         patch.sections(EDIT.replace(old, new))
 
 
+PLAIN = b"--- /dev/null\n+++ b/.github/y\n@@ -0,0 +1 @@\n+y\n"
+
+
+@pytest.mark.parametrize(
+    "diff",
+    [
+        EDIT + b"\nbye\n" + PLAIN,
+        EDIT + b"-- \n2.47.0\n\n" + PLAIN,
+        b"diff --git a/x b/x\nold mode 100644\nnew mode 100755\n\n" + PLAIN,
+        b"diff --git a/x b/x\nindex 1111111..2222222 100644\nGIT binary patch\nliteral 0\nHcmV?d00001\n\n" + PLAIN,
+    ],
+)
+def test_a_diff_without_a_header_of_its_own_is_refused(diff: bytes) -> None:
+    """git applies it, behind whatever text; nothing here would know of its file."""
+    with refusal("patch-invalid", match="other text|without a header"):
+        patch.sections(diff)
+
+
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/hooks/x", ".", "./x", "a/./x"])
 @pytest.mark.parametrize("place", [b"a/x", b"b/x"])
 def test_a_path_outside_of_the_tree_is_refused(name: str, place: bytes) -> None:

@@ -217,3 +217,27 @@ def test_trickled_download_fails(
     assert caught.value.kind == "slow"
     assert len(server.asked) == 2
     assert (tmp_path / "a.part").stat().st_size > 5
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_download_that_hardly_gets_on_fails(
+    ranges: bool, listen: Callable[[Say], Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that breaks off after a byte, or after one more or less than before, is not asked for ever."""
+    monkeypatch.setattr(http, "PAUSE", 0.01)
+    part, asked = tmp_path / "a.part", 0
+
+    def breaks(connection: socket.socket, _: str) -> None:
+        nonlocal asked
+        asked += 1
+        have = part.stat().st_size if ranges and part.exists() else 0
+        status = f"HTTP/1.1 206 OK\r\ncontent-range: bytes {have}-99999/100000\r\n".encode() if have else OK
+        length = f"content-length: {100_000 - have}\r\n\r\n".encode()
+        connection.sendall(status + length + b"x" * (1 if ranges else 1 + asked % 2))
+        if asked > 20:
+            raise AssertionError
+
+    server = listen(breaks)
+    with pytest.raises(HttpFailure):
+        http.download(server.url, part)
+    assert len(server.asked) == http.ATTEMPTS

@@ -241,6 +241,22 @@ def test_a_patch_that_ends_a_file_does_not_join_lines(objects: Objects, rest: st
             assert tried(objects, longer, one).status == "conflict"
 
 
+@pytest.mark.parametrize(("there", "new"), [("d/x", "d"), ("d", "d/x")])
+def test_a_new_file_takes_the_place_of_no_folder_and_no_file(objects: Objects, there: str, new: str) -> None:
+    """Neither is the new file left out, nor what stands in its place removed; the patch does not apply, alone or in a series."""
+    files = [(name, git.REGULAR, b"1\n") for name in ("a", "b", there)]
+    base, added = objects.store_files(files), objects.store_files([*files[:2], (new, git.REGULAR, b"2\n")])
+    edited_tree = objects.store_files([("a", git.REGULAR, b"2\n"), *files[1:]])
+    one = mine(patch.render(objects, objects.store_files(files[:2]), added))
+    other = picked(patch.render(objects, base, edited_tree))
+    for movable in (False, True):
+        assert tried(objects, base, one, movable=movable).status == "conflict"
+    assert [done.status for done in apply.evaluate(objects, base, [other, one], strict=True)] == ["applied", "conflict"]
+
+    moved = mine(patch.render(objects, base, added))
+    assert tried(objects, base, moved) == Outcome("applied", added)
+
+
 def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
     """Context alone, equal lines for equal lines, and no diff at all change nothing, wherever they are tried."""
     base, other, data = moved_base(objects)

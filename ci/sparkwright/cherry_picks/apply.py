@@ -100,10 +100,15 @@ class SeriesIndex:
         (folder / "info" / "alternates").write_text(f"{self._objects.path.resolve() / 'objects'}\n")
         self.path = folder / "index"
         self._env = {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_INDEX_FILE": str(self.path)}
-        # A file may stand where a new path has a folder.
+        # A file may stand where a new path has a folder, and a folder where a new file is to be.
         folders = {str(parent) for path in self._wanted for parent in PurePosixPath(path).parents}
         paths = self._objects.paths(self._base)
-        self.base = {path: paths[path] for path in (self._wanted | folders) & paths.keys()}
+        named = (self._wanted | folders) & paths.keys()
+        parents = {path.rpartition("/")[0] for path in paths}
+        for path in self._wanted - paths.keys():
+            if any(f"{parent}/".startswith(f"{path}/") for parent in parents):
+                named |= {name for name in paths if name.startswith(f"{path}/")}
+        self.base = {path: paths[path] for path in named}
         rows = (f"{mode} {blob}\t{path}\0" for path, (mode, blob) in self.base.items())
         entries = "".join(rows).encode("utf-8", "surrogateescape")
         self._git("update-index", "--force-write-index", "-z", "--index-info", stdin=entries)
@@ -305,7 +310,10 @@ def _attempt(index: SeriesIndex, before: Files, patch: Patch, *, movable: bool) 
             return Outcome("already-upstream", says=says)
         if reasons := _obstacles(index, patch, fits, output, movable=movable):
             return Outcome("conflict", says=tuple(reasons))
-    index.apply(patch.data)
+    # git checks less than it does: a new file may stand where the index has a folder.
+    applied, output = index.apply(patch.data)
+    if not applied:
+        return Outcome("conflict", says=tuple(output.strip().splitlines()[-5:]))
     if index.files() == before:
         return Outcome("already-upstream", says=("the tree is the same with it as without",))
     return Outcome("applied", moved=moved)

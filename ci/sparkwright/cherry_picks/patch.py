@@ -54,6 +54,13 @@ _FLAGS = (
 #: Context of the patches that we write: the smallest that git accepts.
 CONTEXT = 1
 
+#: The header of a section, as far as git reads it (apply.c).
+_HEADER = re.compile(
+    rb"diff --git .*\n(?:(?:(?:old|new) mode|(?:new|deleted) file mode|(?:rename|copy) (?:from|to)"
+    rb"|(?:dis)?similarity index|index|---|\+\+\+) .*\n)*"
+)
+#: The beginning of a diff without a ``diff --git`` line, which git finds behind any other text.
+_PLAIN = re.compile(rb"^--- .*\n\+\+\+ .*\n@@ -", re.MULTILINE)
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
     rb"^(--- |\+\+\+ |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )"
@@ -132,7 +139,7 @@ class PatchError(SparkwrightError):
         "rebase-unfinished": Advice(
             "A rebase is under way in the worktree: a patch conflicts and waits for you, or "
             "changes are not committed.",
-            "Finish it with git in the worktree (git am --continue), then `sparkwright "
+            "Finish it with git in the worktree (git am --continue), then `sparkwright patch "
             "export`; or give it up: `sparkwright patch rebase --abort`.",
         ),
     }
@@ -388,6 +395,8 @@ def _section(data: bytes) -> Section:
     path, binary = new or old, body is not None and not body[0].startswith(b"@@ ")
     if body is None and not _complete(fields, index):
         raise PatchError("patch-invalid", f"The header of {path} is cut off.")
+    if (body and not _HEADER.fullmatch(head)) or (binary and _PLAIN.search(data)):
+        raise PatchError("patch-invalid", f"The diff of {path} has other text inside.")
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
     hunks = () if body is None or binary else tuple(_hunks(data[body.start() :].split(b"\n"), path))
     return Section(old, new, data, hunks, binary, blob)
@@ -486,6 +495,9 @@ def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
             )
         heading = match[5].decode("utf-8", "replace").strip()
         yield Hunk(start, new_start, heading, tuple(before), tuple(after), last)
+    if _PLAIN.search(b"\n".join(lines[at:])):
+        what = f"The diff of {path} is followed by one without a header."
+        raise PatchError("patch-invalid", what)
     # git ignores them. A mail's patch is followed by its signature.
     if (
         at < len(lines)

@@ -363,9 +363,8 @@ def download(
             several attempts.
         disk-full: There is no room; what arrived is kept.
     """
-    idle, stop = 0, stopped or threading.Event()
+    idle, furthest, stop = 0, _size(partial), stopped or threading.Event()
     while not stop.wait(PAUSE * idle):
-        before = _size(partial)
         try:
             _resume(url, partial, size, on_progress, stopped)
             return
@@ -373,9 +372,10 @@ def download(
             if error.kind == "size":
                 partial.unlink(missing_ok=True)
             passing = error.kind in ("broken", "slow", "unreachable") or error.status >= 500
-            # A line that breaks often, and brings something each time, gets there; one that stalls
-            # is tried once more.
-            progressed = error.kind != "slow" and _size(partial) > before
+            # A line that breaks often, and brings more than ever each time, gets there; one that
+            # stalls is tried once more. A server without ranges begins again each time.
+            progressed = error.kind != "slow" and _size(partial) >= furthest + CHUNK
+            furthest = _size(partial) if progressed else furthest
             idle = 0 if progressed else idle + (2 if error.kind == "slow" else 1)
             if not (passing or error.status == 429) or idle >= ATTEMPTS or stop.is_set():
                 raise
