@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import zstandard
 from tests.refusals import refusal
 from tests.support import fatbins
 from tests.support.fatbins import cubin, ptx
@@ -24,7 +25,7 @@ from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.wheel import archive, graft
+from sparkwright.builder.wheel import archive, fatbin, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core import digest, process, strict_yaml
@@ -421,6 +422,24 @@ def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_
     wants = policy({"opcodes": [{"pattern": "x", "least": 1, "kernels": "kernel"}]})
     with refusal("tool-missing", match="nvdisasm"):
         audit(write_wheel(tmp_path, {LIBRARY: good}), wants, NOWHERE)
+
+
+def test_device_code_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    """A small wheel may not keep the audit busy for hours: the bytes that its entries state count together, in all libraries."""
+    packed = zstandard.compress(bytes(1000))
+    entry = fatbins.entry(packed, flags=0x8000, packed=len(packed), whole=fatbin.MOST_BYTES)
+    (tmp_path / "bomb").write_bytes(fatbins.container(*[entry] * 70))
+    (tmp_path / "bomb.s").write_text(
+        f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{tmp_path}/bomb"\n'
+    )
+    words: list[str | Path] = ["cc", "-shared", tmp_path / "bomb.s", "-o", tmp_path / "bomb.so"]
+    subprocess.run(words, check=True)
+    bomb = (tmp_path / "bomb.so").read_bytes()
+    assert rules(audit(write_wheel(tmp_path, {LIBRARY: bomb}), policy({}), NOWHERE)) == [
+        "device-unreadable"
+    ]
+    with refusal("wheel-invalid", match="more device code than any wheel"):
+        audit(write_wheel(tmp_path, {LIBRARY: bomb, "probe/two.so": bomb}), policy({}), NOWHERE)
 
 
 def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -33,7 +34,7 @@ import msgspec
 from sparkwright.audit.policy import is_generation
 from sparkwright.builder.wheel import elf, fatbin
 from sparkwright.builder.wheel.elf import Buffer, SharedObject
-from sparkwright.builder.wheel.fatbin import FatbinEntry
+from sparkwright.builder.wheel.fatbin import FatbinEntry, FatbinUnreadable
 from sparkwright.core.digest import canonical, sha256_bytes
 
 #: A note holds one command line; a larger one is not a note.
@@ -147,6 +148,16 @@ def _cubin(data: Buffer, entry: FatbinEntry) -> tuple[DeviceImage, bytes]:
     target, kernels = read_cubin(content)
     target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)
     return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content
+
+
+def packed_bytes(data: Buffer, library: SharedObject) -> int:
+    """Return the bytes that the compressed images of *library* in *data* state to unpack to."""
+    total = 0
+    # What comes before a damaged entry is unpacked, too.
+    with contextlib.suppress(FatbinUnreadable):
+        for entry in fatbin.entries(data, library.fatbins):
+            total += entry.size if entry.compression else 0
+    return total
 
 
 def counts(listed: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> dict[str, int]:

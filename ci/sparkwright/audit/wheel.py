@@ -29,6 +29,7 @@ from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.errors import WheelError
 from sparkwright.core.store import translate_disk_full
 
 #: Libraries of torch, the CUDA wheels and the system.
@@ -37,6 +38,8 @@ _OTHERS = re.compile(
     r"|nvrtc[\w-]*|nvJitLink|nvshmem\w*|nccl|stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)"
     r"(-[0-9a-f]{8})?\.so(\.\d+)*"
 )
+#: Bytes that the compressed device code of all libraries may unpack to: minutes of work.
+MOST_UNPACKED = 64 * 1024**3
 #: Distributions whose libraries these are.
 _OWNERS = re.compile(r"torch|triton|nvidia-.+|cuda-.+")
 
@@ -72,7 +75,7 @@ def audit(
     about = wheel_reader.subject(wheel)
     contents = wheel_reader.contents(wheel, about)
     listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
-    libraries, hosts = list[AuditedLibrary](), list[HostLibrary]()
+    libraries, hosts, unpacked = list[AuditedLibrary](), list[HostLibrary](), 0
     findings = [*_whole(about, contents.names, listed)]
     parent = scratch or Path(tempfile.gettempdir())
     with (
@@ -97,6 +100,11 @@ def audit(
         }
 
         def visit(binary: Binary) -> None:
+            nonlocal unpacked
+            unpacked += _packed_bytes(binary)
+            if unpacked > MOST_UNPACKED:
+                what = f"{about.file} holds more device code than any wheel."
+                raise WheelError("wheel-invalid", what, details=[f"library: {binary.name}"])
             library = LibraryAudit(
                 policy, about.name, binary.name, contents, programs, ours=judged == "stack"
             )
@@ -151,6 +159,15 @@ def _whole(
         elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
             message = "two copies of a library in one process do not share their state"
             yield AuditFinding(name, "vendored-library", message)
+
+
+def _packed_bytes(binary: Binary) -> int:
+    """Return `device_code.packed_bytes` of a library; 0 for one that cannot be read."""
+    try:
+        with elf.mapped(binary.path) as data:
+            return device_code.packed_bytes(data, elf.shared_object(data))
+    except ElfUnreadable:
+        return 0
 
 
 def _inspect(
