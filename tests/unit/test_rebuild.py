@@ -13,7 +13,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import fatbins
 
-from sparkwright.audit import policy, reproduce, wheel
+from sparkwright.audit import device_code, policy, reproduce, wheel
 from sparkwright.audit.reproduce import Rebuild
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import archive as wheelfile
@@ -137,6 +137,41 @@ def test_code_that_differs_is_told_from_names_that_do(
             wheels[0], policy.load(AUDIT, "12.1f"), tmp_path, checkers=(), judged="any"
         ).device_code
     )
+
+
+def test_device_code_is_compared_image_by_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All unpacked images together may be larger than the memory."""
+    alive = most = 0
+
+    class Content(bytes):
+        def __init__(self, _: bytes) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    images = device_code.images
+    monkeypatch.setattr(
+        reproduce,
+        "images",
+        lambda *words, **options: (
+            (image, Content(content)) for image, content in images(*words, **options)
+        ),
+    )
+    names = [f"kernel{number}" for number in range(6)]
+    units = [[fatbins.cubin(tmp_path, "sm_121f", kernels=(name,))] for name in names]
+    path = tmp_path / "mini_vllm-1.0-py3-none-any.whl"
+    library = {"mini_vllm/_moe_C_stable_libtorch.abi3.so": fatbins.library(tmp_path, *units)}
+    metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
+    wheelfile.write(path.parent, WheelName.of(path.name), library, metadata, pure=False)
+
+    assert len(reproduce.read_device_code(path, policy.load(AUDIT, "12.1f"), tmp_path)) == 1
+    assert 0 < most < 4
 
 
 # Build records.

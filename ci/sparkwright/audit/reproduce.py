@@ -290,13 +290,13 @@ def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> dict[st
                 return
             libraries[binary.name] = (sections_digest(data, shared),) * 2
             if wants and wants.role == "target":
-                listed = list(images(data, shared, policy.generation, whole_ptx=True))
-                renamed = [
-                    digest.sha256_bytes(_INTERNAL.sub(rb"\g<1>00000000", content))
-                    for image, content in listed
-                    if image.sha256
-                ]
-                hashes = [image.sha256 for image, _ in listed]
+                hashes, renamed = list[str](), list[str]()
+                # One at a time: all unpacked images together may be larger than the memory.
+                for image, content in images(data, shared, policy.generation, whole_ptx=True):
+                    hashes.append(image.sha256)
+                    if image.sha256:
+                        plain = _INTERNAL.sub(rb"\g<1>00000000", content)
+                        renamed.append(digest.sha256_bytes(plain))
                 libraries[binary.name] = library_digest(hashes), library_digest(renamed)
 
     wheel_reader.walk(wheel, subject, scratch, visit)
