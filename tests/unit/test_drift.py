@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import pull_requests
+from sparkwright.cherry_picks import pull_requests, upstream
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
 from sparkwright.core import digest
@@ -138,6 +138,22 @@ def states(made: dict[str, Any]) -> dict[str, list[str]]:
     for trial in made["of"]["trials"]:
         found.setdefault(trial["patch"].removesuffix(".patch"), []).append(trial["state"])
     return found
+
+
+def test_the_tip_of_an_old_mirror_comes_before_newer_releases(
+    stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The days are those of the index's JSON pages; its HTML pages have none."""
+    listed = upstream.releases
+    days = {"1.1": "2026-10-01", "1.2": "2026-11-02"}
+    monkeypatch.setattr(
+        upstream,
+        "releases",
+        lambda *arguments, **options: [
+            msgspec.structs.replace(release, day=days.get(release.version, "")) for release in listed(*arguments, **options)
+        ],
+    )
+    assert told(stack, capsys, "--releases")["of"]["bases"] == ["1.1", "main 2026-11-01", "1.2"]
 
 
 def test_every_patch_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,18 +272,22 @@ class Upstream:
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
-        Yield the newest release (or *every* one) after the locked source, and the branch's tip;
-        skip the unreachable ones.
+        Yield the newest release (or *every* one) after the locked source, and the branch's tip,
+        oldest first; skip the unreachable ones.
         """
-        releases = self.later_releases(optional=True)
+        releases, tip = self.later_releases(optional=True), self._newest(patches)
         for release in releases if every else releases[-1:]:
+            # The tip of a mirror can be older than the newest releases.
+            if tip and release.day > tip.name.rpartition(" ")[2]:
+                yield tip
+                tip = None
             try:
                 yield of_release(self.session, release)
             except SourceError as error:
                 if error.reference != "source-unreachable":
                     raise
                 console.warn(f"{release.project} {release.version} is left out: {error.what}")
-        if tip := self._newest(patches):
+        if tip:
             yield tip
 
     def _newest(self, patches: Collection[Patch]) -> Base | None:
