@@ -203,7 +203,6 @@ def test_addresses_are_shown_without_credentials(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, "https://pypi.org/simple/"),
         ({"UV_DEFAULT_INDEX": "https://b.example/", "PIP_INDEX_URL": "https://d.example/"}, "https://b.example/"),
         ({"UV_DEFAULT_INDEX": "lab=https://b.example/"}, "https://b.example/"),
         ({"UV_DEFAULT_INDEX": "https://b.example/?x=1"}, "https://b.example/?x=1"),
@@ -213,8 +212,7 @@ def test_addresses_are_shown_without_credentials(text: str, shown: str) -> None:
     ],
 )
 def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
-    """The index is the one that uv and pip of this user would ask; ours comes first. The part `full` is not needed."""
-    monkeypatch.setitem(sys.modules, "pypi_simple", None)
+    """The index is the one that uv and pip of this user would ask; ours comes first."""
     for name in package_index.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -20,8 +20,6 @@ from sparkwright.forks.errors import SourceError
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-#: Not from pypi-simple, which `doctor` and an installation do without.
-PYPI = "https://pypi.org/simple/"
 #: Bytes of the largest page; those of projects with thousands of files have some ten million.
 LARGEST_PAGE = 64 << 20
 
@@ -49,7 +47,9 @@ def index_url() -> str:
                 if variable == "UV_DEFAULT_INDEX" and value.split("://", 1)[0].count("=")
                 else value
             )
-    return PYPI
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    return str(PYPI_SIMPLE_ENDPOINT)
 
 
 def files(project: str) -> tuple[IndexFile, ...]:
