@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.refusals import refusal
+from tests.support import endings
 
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
@@ -224,8 +225,14 @@ def test_a_compiler_that_uses_no_cpu_is_ended_and_named(work: Work) -> None:
 
 
 def child(work: Work) -> ForkProcess:
-    """Start to compile *work* in another process."""
-    process = multiprocessing.get_context("fork").Process(target=work.compile)
+    """Start to compile *work* in another process, which is ended by signals as at a terminal."""
+
+    def compile_units() -> None:
+        endings.heard()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        work.compile()
+
+    process = multiprocessing.get_context("fork").Process(target=compile_units)
     process.start()
     return process
 

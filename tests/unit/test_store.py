@@ -173,4 +173,6 @@ def test_read_only_store_is_refused(tmp_path: Path) -> None:
     command = [*unshare, "sh", "-c", steps, "sh", str(disk), sys.executable, script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
+    if "unshare failed" in done.stderr:
+        pytest.skip("no namespaces here")
     assert done.stdout.split() == ["cache-unusable"] * 3, done.stderr

@@ -56,15 +56,14 @@ def cpu_ticks(group: str) -> int:
     return ticks
 
 
-def wait(child: int, patience: float) -> bool:
+def wait(child: int, parent: list[str], patience: float) -> bool:
     """
     Wait until *child* ends, and return True, or False if it hangs.
 
     An orphaned launcher ends its process group: no program waits for the object any more. The
-    parent of the group's leader is ninja, which starts a shell for each command.
+    *parent* of the group's leader is ninja, which starts a shell for each command.
     """
-    leader = str(os.getpgrp())
-    parent, ticks, since = stat(leader)[1:2], 0, time.monotonic()
+    leader, ticks, since = str(os.getpgrp()), 0, time.monotonic()
     poll = select.poll()
     poll.register(os.pidfd_open(child), select.POLLIN)
     while not poll.poll(1000 * min(INTERVAL, patience / 10)):
@@ -92,6 +91,7 @@ def main() -> int:
     except OSError:
         pass
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    parent = stat(str(os.getpgrp()))[1:2]
     try:
         child = os.posix_spawnp(
             ccache or command[0],
@@ -103,7 +103,7 @@ def main() -> int:
         os.write(2, os.fsencode(f"{command[0]}: {os.strerror(error.errno or 0)}\n"))
         return 127
     status, seconds, megabytes, hit = 1, 0.0, 0, False
-    hung = not wait(child, float(os.environ.get("SPARKWRIGHT_PATIENCE", "inf")))
+    hung = not wait(child, parent, float(os.environ.get("SPARKWRIGHT_PATIENCE", "inf")))
     if not hung:
         _, ended, used = os.wait4(child, 0)
         status, seconds = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime

@@ -259,7 +259,9 @@ def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
 def _dynamic(data: Buffer, segment: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Return the entries of a dynamic segment; none of any other."""
     offset, size = segment[2], min(segment[5] // 16, _MOST_DYNAMIC) * 16
-    entries = struct.iter_unpack("<QQ", data[offset : offset + size])
+    # A segment of another kind may reach beyond the file.
+    table = data[offset : offset + size]
+    entries = struct.iter_unpack("<QQ", table[: len(table) // 16 * 16])
     return takewhile(lambda entry: segment[0] == _DYNAMIC and entry[0] != 0, entries)
 
 
