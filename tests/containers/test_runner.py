@@ -455,7 +455,7 @@ def test_a_leader_reaches_its_partner_by_a_key_that_does_one_thing(base: Path, c
     run(command("setup", base, *words))
     program = base / "opt/sparkwright/bin/sparkwright"
     program.parent.mkdir(parents=True)
-    asked = "runner lease --leader spark-a --config /etc/sparkwright"
+    asked = "lab runner lease --leader spark-a --config /etc/sparkwright"
     program.write_text(f'#!/bin/sh\n[ "$(id -u) $*" = "0 {asked}" ] || exit 9\necho waiting; echo held; exec cat\n')
     program.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as taken:

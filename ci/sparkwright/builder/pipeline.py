@@ -166,7 +166,6 @@ def dist_info(
         base=base,
         compiled=manifest.libraries if manifest else None,
         inherited=manifest.base if manifest else None,
-        toolchain=record.tools,
         compiler=record.compiler,
     )
     return DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
