@@ -115,12 +115,12 @@ class Console:
     @contextlib.contextmanager
     def _writing(self, stream: TextIO) -> Iterator[None]:
         """
-        Write to *stream* within the block, whatever it is.
+        Name what fails when the block writes to *stream*.
 
         Raises:
-            DiskFull: It is a file for which there is no room.
-            OutputUnwritable: It cannot be written for another reason.
-            OutputClosed: Its reader is gone.
+            DiskFull: The file system has no room.
+            OutputUnwritable: Writing fails for another reason.
+            OutputClosed: The reader is gone.
         """
         try:
             yield
@@ -221,9 +221,9 @@ class Console:
         # Files and pipes have no width of their own; 80 columns would fold paths that people grep for.
         width = None if stream.isatty() else 200
         # Rich would end the program on its own where the stream cannot be written.
-        made = io.StringIO()
-        RichConsole(file=made, width=width, force_terminal=stream.isatty(), highlight=False, markup=False, soft_wrap=False).print(table)
-        self._write(stream, made.getvalue())
+        buffer = io.StringIO()
+        RichConsole(file=buffer, width=width, force_terminal=stream.isatty(), highlight=False, markup=False, soft_wrap=False).print(table)
+        self._write(stream, buffer.getvalue())
 
     def document(self, data: dict[str, Any]) -> None:
         """Set what the one JSON document of ``--json`` will hold; `finish` prints it."""
@@ -278,16 +278,16 @@ class Console:
 
 def open_streams() -> None:
     """
-    Make standard input, output and error what a program may rely on.
+    Make standard input, output and error safe to use.
 
-    One that was closed becomes the null device: the next file to be opened would take its number, and hold what is printed. A text that the
-    encoding of the output lacks is escaped.
+    Replace a closed stream by the null device; otherwise the next file that is opened would get its descriptor and receive the output.
+    Escape characters that the encoding of the output lacks.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is taken, and those below are open by now. Programs that are started get it, too.
+            # open() takes the lowest free descriptor, and those below are open by now. Child processes inherit it.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115  until the end
@@ -296,21 +296,21 @@ def open_streams() -> None:
 
 
 def _drain(stream: TextIO) -> None:
-    """Send what *stream* still holds nowhere; Python tries again to write it when it ends, and would complain on its own."""
+    """Discard what *stream* still buffers; Python would try to write it again at exit, and print an error of its own."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
         stream.flush()
 
 
 def _plain(data: Any) -> Any:
-    """Return *data* with what is no text of UTF-8 escaped."""
+    """Return *data* with every character that UTF-8 cannot encode escaped."""
     if isinstance(data, str):
         return data.encode("utf-8", "backslashreplace").decode()
     if isinstance(data, dict):
         return {_plain(key): _plain(value) for key, value in data.items()}
-    return [_plain(one) for one in data] if isinstance(data, (list, tuple)) else data
+    return [_plain(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
 console = Console()

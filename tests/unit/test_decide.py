@@ -457,6 +457,22 @@ def test_the_policy_names_checks_that_the_gate_emits(rung: str) -> None:
     assert [name for name in sorted(measured) if not given[name].measured] == []
 
 
+def refused_policy(folder: Path, old: str, new: str) -> FileInvalid:
+    """Return how the repository's policy is refused with *old* replaced by *new*."""
+    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
+    assert old in text
+    (folder / "ci").mkdir()
+    (folder / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(FileInvalid) as caught:
+        policy.load(folder)
+    return caught.value
+
+
+def test_the_policy_of_the_repository_is_read() -> None:
+    """What the refused policies were made from is accepted."""
+    assert policy.load(wheels.ROOT).days == 30
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -471,13 +487,7 @@ def test_the_policy_names_checks_that_the_gate_emits(rung: str) -> None:
 )
 def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
     """A name that no rung declares, or one that never passes, would keep every wheel from being verified."""
-    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
-    assert old in text
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
-    with pytest.raises(FileInvalid) as caught:
-        policy.load(tmp_path)
-    assert says in caught.value.details
+    assert says in refused_policy(tmp_path, old, new).details
 
 
 @pytest.mark.parametrize(
@@ -495,14 +505,9 @@ def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old
 )
 def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
     """A policy that asks for what is not there is refused, with the place."""
-    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
-    assert old in text
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
-    with pytest.raises(FileInvalid) as caught:
-        policy.load(tmp_path)
-    assert says in str(caught.value) + str(caught.value.details)
-    assert yamlfile.parse(text, policy.ReleasePolicy, "the repository's").days == 30
+    error = refused_policy(tmp_path, old, new)
+
+    assert says in str(error) + str(error.details)
 
 
 def test_a_made_up_pass_is_one(case: Case) -> None:

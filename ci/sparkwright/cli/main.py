@@ -333,7 +333,7 @@ def _fault(words: Sequence[str]) -> int:
         handle, log = tempfile.mkstemp(prefix=f"sparkwright-fault-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
-    told = log or f"this:\n{text}"
-    console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {told}")
+    report = log or f"this:\n{text}"
+    console.note(f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  please report it with {report}")
     console.finish({"reference": "fault", "log": log})
     return 3

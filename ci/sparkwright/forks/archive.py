@@ -102,7 +102,11 @@ def opened(path: Path, failure: type[SparkwrightError] = WheelInvalid) -> zipfil
 
 @contextlib.contextmanager
 def zip_file(path: Path, failure: type[SparkwrightError] = WheelInvalid) -> Iterator[zipfile.ZipFile]:
-    """Yield the zip archive at *path*, as `opened`; within the block, what damaged members make Python's reader raise is *failure*, too."""
+    """
+    Yield the zip archive at *path*, as `opened`; damage that is found while the block reads members is *failure*, too.
+
+    Keep the block to reading the archive: a fault of other code in it would be reported as damage.
+    """
     with opened(path, failure) as archive, damage_guard(path.name, failure):
         yield archive
 

@@ -27,26 +27,26 @@ LADDER = declare("ladder", role="reports")
 @functools.cache
 def declared(rung: str) -> tuple[Declared, ...]:
     """Return every check that *rung* can emit."""
-    found: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{MODULES[rung]}").CHECKS
-    return (*found, *LADDER)
+    table: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{MODULES[rung]}").CHECKS
+    return (*table, *LADDER)
 
 
 def check(rung: str, checks: Iterable[Check]) -> None:
     """
-    Do nothing if all *checks* are as *rung* declares them.
+    Raise an error unless all *checks* are as *rung* declares them.
 
     Raises:
         ValueError: One has an undeclared name, or another role; a fault of the rung's code.
     """
-    for one in checks:
-        # A name that is declared as it is comes before a pattern that it also matches.
-        matching = [each for each in declared(rung) if each.name == one.name] or [
-            each for each in declared(rung) if fnmatchcase(one.name, each.name)
+    for emitted in checks:
+        # An exact declaration takes precedence over a pattern that also matches.
+        matching = [entry for entry in declared(rung) if entry.name == emitted.name] or [
+            entry for entry in declared(rung) if fnmatchcase(emitted.name, entry.name)
         ]
         if not matching:
-            raise ValueError(f"{rung} emits the check {one.name}, which it does not declare")
-        if all(faults := [each.fault(one) for each in matching]):
-            raise ValueError(f"{rung}: {one.name}: {faults[0]}")
+            raise ValueError(f"{rung} emits the check {emitted.name}, which it does not declare")
+        if all(reasons := [entry.fault(emitted) for entry in matching]):
+            raise ValueError(f"{rung}: {emitted.name}: {reasons[0]}")
 
 
 def faults(rung: str, checks: Iterable[str], measured: Iterable[str] = (), wanted: Iterable[str] = ()) -> Iterator[str]:
@@ -58,11 +58,11 @@ def faults(rung: str, checks: Iterable[str], measured: Iterable[str] = (), wante
         measured: Names and patterns of checks that have to show a figure or a sample.
     """
     for pattern in (*checks, *wanted):
-        if not any(one.role == "decides" and overlap(pattern, one.name) for one in declared(rung)):
+        if not any(entry.role == "decides" and overlap(pattern, entry.name) for entry in declared(rung)):
             yield f"{rung}: no check {pattern} can pass there"
     for pattern in measured:
-        matching = [one for one in declared(rung) if one.role != "reports" and overlap(pattern, one.name)]
-        bare = [one.name for one in matching if not one.measured]
+        matching = [entry for entry in declared(rung) if entry.role != "reports" and overlap(pattern, entry.name)]
+        bare = [entry.name for entry in matching if not entry.measured]
         if not matching or bare:
             yield f"{rung}: {', '.join(bare) or pattern} shows neither figure nor sample"
 

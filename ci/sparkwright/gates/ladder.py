@@ -152,9 +152,8 @@ def merged(before: Ladder, now: Ladder) -> Ladder:
     """
     Return the verdicts of *now* and, for the rungs that it did not measure, those of *before*, which is about the same wheel and stack.
 
-    A rung that *now* only lists as not run (nothing was named for it, or an earlier rung failed) does not replace a measurement. Facts of
-    the machine are those of the verdicts, the newest first. What was installed beside the wheel is only told where all rungs that used the
-    environment agree.
+    A rung of which *now* ran no check does not replace an earlier measurement. Of the facts of the machine, the newest measured ones win.
+    What was installed beside the wheel is kept only if all rungs that used the environment agree.
 
     Raises:
         ValueError: The two are about different bytes, or were judged as different stacks.
