@@ -26,6 +26,7 @@ from sparkwright.build import toolchain
 from sparkwright.build.toolchain import Toolchain
 from sparkwright.cli import demo
 from sparkwright.cli.main import default_cache
+from sparkwright.console import console
 from sparkwright.demo import upstreams
 from sparkwright.forks.session import Session
 from sparkwright.forks.spec import Project
@@ -92,7 +93,7 @@ def redis(tmp_path: Path) -> Redis:
 
 @pytest.fixture(autouse=True)
 def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a test away from the user's git configuration, home and cache, and, unless it is marked, from the network."""
+    """Keep a test away from the user's configuration, home and cache, from other tests' console, and, unless marked, from the network."""
     if request.node.get_closest_marker("network") or request.node.get_closest_marker("toolchain"):
         # Both fetch from the user's index into the user's cache, so that a second run is quick.
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(default_cache()))
@@ -101,6 +102,8 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
+    for name, value in {"json": False, "verbose": False, "_depth": 0, "_document": {}, "_lines": []}.items():
+        monkeypatch.setattr(console, name, value)
     home = tmp_path / "home"
     home.mkdir()
     # A configuration that would change bytes and names, if it leaked into results.

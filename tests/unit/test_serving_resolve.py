@@ -45,6 +45,12 @@ class World:
         wish = Wish(recipe=recipe, model=str(self.model), **said)  # type: ignore[arg-type]
         return resolved(wish, Where(self.python, self.folder / "data"))
 
+    def too_large(self, recipe: str) -> Ready:
+        """Ask for a recipe whose cache is larger than the memory of any machine."""
+        plan = yaml.safe_load((self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml").read_text())["plan"]
+        self.edit(recipe, plan={**plan, "cache": 4000})
+        return self.ready(recipe)
+
     def edit(self, recipe: str, **changes: object) -> None:
         """Change fields of a recipe's file."""
         path = self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml"
@@ -149,7 +155,7 @@ def test_a_plain_model_keeps_a_tenth_free(world: World) -> None:
         (lambda world: world.ready("qwen3-vl-235b-nvfp4"), UsageError),
         (lambda world: world.ready("", nodes=2), UsageError),
         (lambda world: world.ready("", name="-x"), UsageError),
-        (lambda world: world.ready("qwen3-next-80b-nvfp4-marlin"), RecipeUnfit),
+        (lambda world: world.too_large("qwen3-next-80b-nvfp4-marlin"), RecipeUnfit),
         (lambda world: resolved(Wish(recipe="qwen3-next-80b-nvfp4-marlin"), Where(world.python, world.folder / "data")), ModelMissing),
         (lambda world: resolved(Wish(model="x"), Where(world.folder / "python", world.folder / "data")), EnvironmentUnusable),
     ],
