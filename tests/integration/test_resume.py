@@ -16,7 +16,7 @@ pytestmark = pytest.mark.toolchain
 
 #: What the build says when it enters a stage, in order; the last one is said when all is compiled and the wheel gets packed.
 STAGES = ("fetch vllm", "apply 2 patches", "rewrite vllm", "plan vllm (with ", "plan vllm (without", "compile vllm", "units compiled")
-INTERRUPTED = "interrupted; what is finished is kept, and the next run goes on from here"
+INTERRUPTED = "interrupted; what is finished is kept, and the next run continues from here"
 
 
 def finished(demo: Demo) -> list[str]:

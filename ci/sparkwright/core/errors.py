@@ -157,7 +157,7 @@ class StoreError(SparkwrightError):
             "The file system of the cache directory, or that of the output, has no room for "
             "what is to be written next.",
             "Make room, or choose another place with --cache-dir. Nothing finished is lost; "
-            "the next run goes on from here.",
+            "the next run continues from here.",
         ),
         "output-unwritable": Advice(
             "Standard output or standard error leads to a file that may not grow, or to a "
