@@ -369,6 +369,13 @@ def test_each_trailer_is_mandatory(made: bytes, trailer: str, value: str) -> Non
         assert caught.value.details == (f"missing trailer: {trailer}",)
 
 
+#: A patch file that is complete.
+MAIL = (
+    b"From x\nSubject: s\n\nUpstream-Status: Pending\nReason: r\nDrop-When: d\n---\n\n"
+    b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
+)
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"diff --git a/x b/x\n--- a/x\n+++ b/x\n", b"Subject: x\n\nUpstream-Status: Pending\n", b"\xff" * 50]
 )
@@ -378,12 +385,28 @@ def test_what_is_no_mail_with_a_diff_is_refused(data: bytes) -> None:
         patch.parse("x.patch", data)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"Reason: ", b"Reason\nReason: "),
+        (b"Upstream-Status: ", b"Drop-When\nUpstream-Status: "),
+        (b"Subject: ", b"Subject: =?unicode_escape?q?=5Cud800?= "),
+    ],
+    ids=["bare-reason", "bare-drop-when", "subject-that-is-no-text"],
+)
+def test_a_header_may_have_any_line(old: bytes, new: bytes) -> None:
+    """The bare name of a trailer is text like any other line; what no text can hold is replaced."""
+    read = patch.parse("x.patch", MAIL.replace(old, new, 1))
+
+    assert (read.reason, read.drop_when) == ("r", "d")
+    assert read.subject.encode()
+
+
 @given(st.binary(max_size=300), st.integers(0, 600))
 def test_any_bytes_are_a_patch_or_refused(noise: bytes, place: int) -> None:
     """Whatever stands in a file, reading it gives a patch or `PatchInvalid`."""
-    whole = b"From x\nSubject: s\n\nUpstream-Status: Pending\nReason: r\nDrop-When: d\n---\n\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n"
     try:
-        made = patch.parse("x.patch", whole[:place] + noise + whole[place:])
+        made = patch.parse("x.patch", MAIL[:place] + noise + MAIL[place:])
     except PatchError as error:
         if error.reference != "patch-invalid":
             raise

@@ -108,7 +108,7 @@ def inputs(session: RunContext, fork: str) -> dict[str, str]:
     project, stack = session.project, session.project.stack
     concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
     settings = toolchain.settings(session, fork).deciding()
-    # The way in which targets were named, by default or by option, makes no other wheel.
+    # Targets make the same wheel whether stack.yaml or an option names them.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
     here = (platform.machine(), platform.python_version(), toolchain.compiler(session))
     parts: dict[str, object] = {
@@ -418,7 +418,7 @@ def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
         goals = [edge.output for edge in edges]
         for output in goals:
             (folder.path / output).unlink(missing_ok=True)
-        # The cache may store the object, but not give one: the cost is what is asked for.
+        # Compile again even if the cache has the object: the cost of compiling is measured.
         env, limits = {"CCACHE_RECACHE": "true"}, ninja.limits(session)
         calls = [
             call

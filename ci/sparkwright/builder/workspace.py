@@ -210,6 +210,6 @@ def _fill(value: str, folders: Mapping[str, str]) -> str:
     for placeholder, folder in folders.items():
         value = value.replace(placeholder, folder)
     if "{" in value:
-        what = f"environment.yaml has an unknown place in {value!r}."
+        what = f"environment.yaml has an unknown placeholder in {value!r}."
         raise FileError("file-invalid", what, details=[f"known: {', '.join(folders)}"])
     return value

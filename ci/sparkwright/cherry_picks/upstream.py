@@ -1,5 +1,6 @@
 """
-An upstream: its history, the revisions on which patches are tried, and evidence of what it has.
+The upstream of a fork: its history, the revisions to try patches on, and evidence that it has a
+change already.
 
 A mirror has all commits and trees of a repository, but only some of the files. A base can also be a
 release on the package index, of which only the tree is known.

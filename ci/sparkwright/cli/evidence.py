@@ -192,7 +192,7 @@ def _show(evidence: WheelEvidence) -> None:
     ]
     console.table(
         f"{wheel.filename}  sha256 {wheel.sha256}",
-        ["what", "state", "by whom, or what it is"],
+        ["item", "state", "signer or description"],
         rows,
         result=True,
     )

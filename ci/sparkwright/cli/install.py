@@ -232,8 +232,8 @@ def show_releases(arguments: argparse.Namespace) -> int:
     )
     if not rows and manifest.entries:
         console.note(
-            "Nothing of this kind is verified; `--channel candidate` shows what is not, and what "
-            "it lacks."
+            "No such release is verified; `--channel candidate` lists the candidates and the gates "
+            "that they lack."
         )
     console.document(
         {"index": manifest.url, "serial": manifest.serial, "signed_by": index.by, "releases": rows}

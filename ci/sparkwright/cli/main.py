@@ -30,7 +30,7 @@ from sparkwright.core.store import translate_disk_full
 
 
 class CommandInfo(NamedTuple):
-    """A command: the module of this package that holds it, and what it does."""
+    """The module of this package that implements a command, and its summary."""
 
     module: str
     summary: str

@@ -1,9 +1,9 @@
 """
 The arch plan: for every CUDA unit, whether CMake will compile it for the arch of the stack.
 
-Configuring takes seconds and compiling the better part of an hour, so CMake is configured for real,
-before and after the rules, and only what it gives each compiler counts. A unit at another arch
-either is listed as kept, with a reason and with exactly the arch it has, or it fails the plan.
+Configuring takes seconds and compiling most of an hour, so the plan runs CMake's configure before
+and after the rules and reads the compiler flags that it generates. A unit with another arch fails
+the plan unless it is listed under ``kept``, with a reason and with exactly that arch.
 """
 
 from __future__ import annotations

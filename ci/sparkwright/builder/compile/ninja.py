@@ -222,7 +222,7 @@ class BuildFolder:
             expected = {edge: costs.expected(edge.unit) for edge in edges}
             for edge, cost in expected.items():
                 too_large = cost.measured and cost.megabytes > limits.megabytes
-                # An absolute name is one in the sandbox.
+                # An absolute path is a path in the sandbox.
                 name = os.path.relpath(self._inside / edge.output, self._inside)
                 if too_large and not (self.path / name).exists():
                     taken = f"Compiling {edge.unit} takes {cost.megabytes / 1000:.1f} GB"

@@ -370,8 +370,8 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
     stub = lib / "stubs" / "libcuda.so"
     if not stub.exists():
         # CMake's CUDA::cuda_driver links against the driver, which a build machine need not have.
-        # The linker leaves out a library that defines nothing of what is called, and then no
-        # library would load the driver before its caller; so the stub defines every function.
+        # The linker drops a library that defines none of the called functions, and the driver would
+        # not be loaded; so the stub defines every function.
         header = cuda / "include" / "cuda.h"
         declared = process.output([cc, "-E", "-P", "-x", "c", "-I", header.parent, header])
         names = sorted(set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared)))
