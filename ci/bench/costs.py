@@ -6,11 +6,10 @@ import argparse
 import datetime
 import os
 import sys
-from pathlib import Path
 
 import measure
 from sparkwright.builder import host_info
-from sparkwright.builder.compile.costs import Costs, ExpectedCost, Shipped, ShippedFile
+from sparkwright.builder.compile.costs import Costs, Shipped, ShippedFile
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -18,13 +17,11 @@ from sparkwright.core.console import console
 
 def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fork", default="vllm")
-    parser.add_argument("--record", type=Path, help="a file of records/costs, in place of this machine's own for the stack's compilers")
 
 
 options = measure.arguments(__doc__ or "", more)
 session = measure.session(options)
-record = Costs(options.record, {}, {}) if options.record else Costs.of(session, options.fork)
-costs: dict[str, ExpectedCost] = {unit: record.expected(unit) for unit in record.recorded}
+costs = Costs.of(session, options.fork).recorded
 if not costs:
     sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")
 nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")

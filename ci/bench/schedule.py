@@ -24,7 +24,7 @@ import msgspec
 
 import measure
 from sparkwright.builder.compile import launcher, ninja_file
-from sparkwright.builder.compile.costs import Costs, ExpectedCost, ShippedFile
+from sparkwright.builder.compile.costs import Cost, ShippedFile
 from sparkwright.builder.compile.ninja_file import HEAVY, CompileOrder
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -63,17 +63,14 @@ class Replay(msgspec.Struct, frozen=True):
     peak: float
 
 
-def recorded(options: argparse.Namespace) -> list[ExpectedCost]:
-    """Return the recorded build: a record of this machine, else the one that the stack ships."""
-    if options.record:
-        costs = Costs(options.record, {}, {})
-        return [costs.expected(unit) for unit in costs.recorded]
+def recorded(options: argparse.Namespace) -> list[Cost]:
+    """Return the recorded build that the stack ships."""
     path = options.root / "build" / "2026.11" / "costs.yaml"
     shipped = strict_yaml.load(path, ShippedFile).forks["vllm"]
-    return [ExpectedCost(*cost) for cost in shipped.units.values()]
+    return [Cost(*cost) for cost in shipped.units.values()]
 
 
-def lower_bound(units: Sequence[ExpectedCost], cores: int, megabytes: float) -> float:
+def lower_bound(units: Sequence[Cost], cores: int, megabytes: float) -> float:
     """
     Return the seconds below which no schedule can be.
 
@@ -85,9 +82,9 @@ def lower_bound(units: Sequence[ExpectedCost], cores: int, megabytes: float) -> 
     return max(work, held, *(unit.seconds for unit in units))
 
 
-def replay(units: Sequence[ExpectedCost], order: CompileOrder) -> Replay:
+def replay(units: Sequence[Cost], order: CompileOrder) -> Replay:
     """Return what ninja makes of *units* that stand in this order."""
-    waiting, running = list(units), list[tuple[float, int, ExpectedCost]]()
+    waiting, running = list(units), list[tuple[float, int, Cost]]()
     now = peak = 0.0
     started = 0
     while waiting or running:
@@ -103,7 +100,7 @@ def replay(units: Sequence[ExpectedCost], order: CompileOrder) -> Replay:
     return Replay(now, peak)
 
 
-def row(units: Sequence[ExpectedCost], cores: int, gigabytes: int) -> Row:
+def row(units: Sequence[Cost], cores: int, gigabytes: int) -> Row:
     """Replay *units* on one machine."""
     megabytes = gigabytes * 1000
     bound, order = lower_bound(units, cores, megabytes), ninja_file.order(units, cores, megabytes)
@@ -151,7 +148,7 @@ def calls(prefix: list[str], env: dict[str, str]) -> tuple[float, float]:
 def launcher_cost() -> dict[str, float]:
     """Return the milliseconds that the launcher adds to a unit."""
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "SPARKWRIGHT_CALLS": str(Path(folder, "calls.jsonl"))}
+        env = {**os.environ, "SPARKWRIGHT_CALLS": str(Path(folder, "calls")), "TMPDIR": folder}
         prefix = [sys.executable, "-IS", launcher.__file__]
         calls(prefix, env)
         bare, behind = calls([], env), calls(prefix, env)
@@ -163,10 +160,7 @@ def launcher_cost() -> dict[str, float]:
 
 def main() -> int:
     """Print the table, and return 1 if a bound is broken."""
-    options = measure.arguments(
-        __doc__ or "",
-        lambda parser: parser.add_argument("--record", type=Path, help="a file of records/costs"),
-    )
+    options = measure.arguments(__doc__ or "")
     console.json = options.json
     units = recorded(options)
     rows = [row(units, cores, gigabytes) for cores in CORES for gigabytes in GIGABYTES]

@@ -157,10 +157,10 @@ def test_a_unit_that_is_known_to_need_more_memory_than_there_is_is_a_finding(min
     """By what this machine recorded of it; a guess is none, and where a compiler cache may have its object, it is only said."""
     run = dataclasses.replace(mini.session(), memory=2_000_000_000, cached=False)
     source = source_of(run, {})
-    Costs.of(run, "vllm").add([Cost("csrc/a.cu", 60, 1900)])
+    Costs.of(run, "vllm").add({"csrc/a.cu": Cost(60, 1900)})
     assert findings(run, source, building=True) == []
 
-    Costs.of(run, "vllm").add([Cost("csrc/a.cu", 60, 9400)])
+    Costs.of(run, "vllm").add({"csrc/a.cu": Cost(60, 9400)})
 
     assert findings(run, source, building=True) == ["memory: compiling csrc/a.cu takes 9.4 GB, as measured; compilers may hold 2.0 GB here"]
     run.store.folder("work", "demo", "vllm", "build", "build").joinpath(".ninja_log").write_text("")

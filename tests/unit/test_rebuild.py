@@ -268,7 +268,7 @@ def test_a_wheel_that_is_not_there_is_said_to_be_missing(mini: Mini) -> None:
     """A file, a fork that was never built, and no build at all each have their own sentence."""
     for words, says in (
         (["x.whl"], "no wheel x.whl"),
-        (["cutlass"], "is not in"),
+        (["cutlass"], "no wheel cutlass"),
         ([], "no wheel to build again"),
     ):
         with refusal("not-provided", match=says):

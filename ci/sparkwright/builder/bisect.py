@@ -50,8 +50,6 @@ NO_STATE = frozenset(
         "build-failed",
         "build-downloads",
         "compile-failed",
-        "compiler-crashed",
-        "compiler-hung",
         "early-check-failed",
         "extension-missing",
         "file-invalid",

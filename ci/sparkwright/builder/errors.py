@@ -40,18 +40,10 @@ class BuildError(SparkwrightError):
             "Read its last lines above; the full log is named there.",
         ),
         "compile-failed": Advice(
-            "The compiler refused a unit, or another step failed. Units compiled so far are kept.",
-            "Read the compiler's lines above.",
-        ),
-        "compiler-crashed": Advice(
-            "A fault of the compiler itself; the source may be right.",
-            "Run `sparkwright build --only UNIT` for it alone, and report the crash to its maker.",
-        ),
-        "compiler-hung": Advice(
-            "The compiler waits for something that does not come: a file system that does not "
-            "answer, or a fault of its own.",
-            "Run it alone with `sparkwright build --only UNIT`. Where it is only slow, raise "
-            "--unit-timeout.",
+            "The compiler refused a unit, or crashed, or another step failed. Units compiled so "
+            "far are kept.",
+            "Read the compiler's lines above. If they report a fault of the compiler itself, run "
+            "the build again, and report the fault to its maker if it stays.",
         ),
         "compiler-too-old": Advice(
             "A source of the build needs a C++ standard library or language version that this "
@@ -84,14 +76,8 @@ class BuildError(SparkwrightError):
         "memory-exceeded": Advice(
             "The compiler of a unit was killed for memory twice; the second time nothing ran "
             "beside it.",
-            "Close other programs, or add memory or swap. Compiled units and the unit's size are "
-            "kept.",
-        ),
-        "memory-too-small": Advice(
-            "The compiler of one unit alone holds more than the build may have, or than is free "
-            "on this machine.",
-            "Raise --memory, close other programs, or add swap; a stack without this unit needs "
-            "less.",
+            "Raise --memory, close other programs, or add memory or swap; a stack without this "
+            "unit needs less. Compiled units are kept.",
         ),
         "module-arch": Advice(
             "FlashInfer compiles some modules for an architecture of its own choice, whatever it "

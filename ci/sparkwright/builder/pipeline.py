@@ -7,25 +7,24 @@ is known without git, a network or a compiler; when something changed, the build
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import configure, preflight, source_tree, vendored
+from sparkwright.builder import configure, preflight, source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder
-from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import graft, sbom, source_wheel, version
 from sparkwright.builder.wheel.graft import CompiledUnit, GraftManifest
@@ -33,7 +32,6 @@ from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import UsageError
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -63,6 +61,13 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     tree: str
     counts: dict[str, int] = {}
     transplant: GraftManifest | None = None
+
+
+class LastBuild(msgspec.Struct, frozen=True):
+    """The inputs of the last build of a fork on this machine, and the seconds that it took."""
+
+    inputs: dict[str, str]
+    seconds: float
 
 
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,8 +179,12 @@ def dist_info(
 # Wheels in the store.
 
 
-def record_name(session: RunContext, fork: str) -> str:
-    """Return the name under which the store holds records of the last build of this kind."""
+def last_build(session: RunContext, fork: str) -> LastBuild | None:
+    """Return the last build of *fork* for this target, if there was one."""
+    return session.store.get("last-build", _record_name(session, fork), LastBuild)
+
+
+def _record_name(session: RunContext, fork: str) -> str:
     return session.named(f"{session.project.stack}-{fork}")
 
 
@@ -213,23 +222,29 @@ def reuse(
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
     """
-    key, name = digest.key("wheel", parts), record_name(session, fork)
+    key = digest.key("wheel", parts)
     built = stored(session, key)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        before = session.store.get("inputs", name, dict[str, str])
-        changed = [part for part in parts if (before or {}).get(part) != parts[part]]
-        reason = f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
-        console.note(f"{fork}: {'not built yet' if before is None else f'rebuilding: {reason}'}")
+        console.note(f"{fork}: {_build_reason(last_build(session, fork), parts)}")
         began = time.monotonic()
         built = make(key)
-        session.store.put("duration", name, time.monotonic() - began)
-        console.note(f"{fork}: {built.filename}, {size(built.size)}")
         session.store.put("wheel", key, built)
-        session.store.put("inputs", name, parts)
+        last = LastBuild(parts, time.monotonic() - began)
+        session.store.put("last-build", _record_name(session, fork), last)
+        console.note(f"{fork}: {built.filename}, {size(built.size)}")
     _publish_to_output(session, built)
     return built
+
+
+def _build_reason(last: LastBuild | None, parts: dict[str, str]) -> str:
+    if last is None:
+        return "not built yet"
+    changed = [part for part in parts if last.inputs.get(part) != parts[part]]
+    if changed:
+        return f"rebuilding: {', '.join(changed)} changed"
+    return "rebuilding: its wheel is gone from the store"
 
 
 def put(
@@ -253,11 +268,8 @@ def put(
 
 def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
     """Link the store's wheel into the output folder, or copy it to another file system."""
-    source, shown = _stored_path(session, built), wheel_path(session, built)
+    source, path = _stored_path(session, built), wheel_path(session, built)
     session.output.mkdir(parents=True, exist_ok=True)
-    # The caller holds the fork's lock, so a temporary name there is a killed run's.
-    for left in session.output.glob(f".{built.filename}.*"):
-        left.unlink(missing_ok=True)
     # `pip install dist/*.whl` must not meet two builds of one release. A wheel that is not in the
     # store stays.
     names = [path.name for path in session.output.glob("*.whl")]
@@ -265,12 +277,9 @@ def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
         sha256 = digest.sha256_file(session.output / name)
         if (session.store.root / "wheels" / sha256 / name).exists():
             (session.output / name).unlink()
-    if shown.exists() and (
-        shown.samefile(source)
-        or (shown.stat().st_size == built.size and digest.sha256_file(shown) == built.sha256)
-    ):
+    if path.exists() and (path.samefile(source) or digest.sha256_file(path) == built.sha256):
         return
-    with translate_disk_full(session.output), session.store.replacing(shown) as temporary:
+    with translate_disk_full(session.output), session.store.replacing(path) as temporary:
         temporary.unlink()
         try:
             os.link(source, temporary)
@@ -301,10 +310,8 @@ def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
         settings = toolchain.settings(session, fork)
         kind = session.project.fork(fork).build
         if kind == "graft":
-            _fetch_inputs(session, fork)
+            return _graft(session, source, settings, label, folder, key)
         preflight.check(session, source)
-        if kind == "graft":
-            return _graft(session, source, label, folder, key)
         files = dist_info(session, source)
         if kind == "headers":
             path = source_wheel.build_headers(
@@ -318,26 +325,24 @@ def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
         return put(session, fork, key, path, source.tree)
 
 
-def _fetch_inputs(session: RunContext, fork: str) -> tuple[FileLock, Path]:
-    """Fetch the vendored sources and the base wheel of a graft; return the lock of the base."""
+def _graft(
+    session: RunContext,
+    source: SourceTree,
+    settings: ForkEnvironment,
+    label: str,
+    folder: Path,
+    key: str,
+) -> BuiltWheel:
+    fork = source.fork
     locked = session.lock.forks[fork].bases.get(session.machine)
     if locked is None:
         what = f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}."
         raise SourceError("not-provided", what)
-    if toolchain.settings(session, fork).needs_vendored:
-        vendored.fetch(session, fork)
     base = package_index.obtain(
         session.store, locked.name, locked.filename, locked.sha256, offline=session.offline
     )
-    return locked, base
-
-
-def _graft(
-    session: RunContext, source: SourceTree, label: str, folder: Path, key: str
-) -> BuiltWheel:
-    fork, tools = source.fork, toolchain.obtain(session)
-    settings = toolchain.settings(session, fork)
-    locked, base = _fetch_inputs(session, fork)
+    preflight.check(session, source)
+    tools = toolchain.obtain(session)
     with console.step(f"graft {fork} onto {locked.filename}"):
         plans = plan.obtain(session, tools, source, configured=True)
         plan.show(plans.after, plans.before)
@@ -345,17 +350,13 @@ def _graft(
         workspace = Workspace(session, tools, settings, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
-        member_of = {path: member for member, path in members.items()}
-        by_target = {
-            library.target: member_of[library.path]
-            for library in libraries
-            if library.path in member_of
-        }
         build_folder = BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         build_folder.compile(settings.targets, Costs.of(session, fork), ninja.limits(session))
         changes, manifest = graft.changes(session, source, base, workspace.build, members, settings)
+        member_of = {path: member for member, path in members.items()}
+        by_target = {library.target: member_of.get(library.path, "") for library in libraries}
         files = dist_info(
             session,
             source,
@@ -374,85 +375,4 @@ def _graft(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"
     )
-    if manifest.requires:
-        texts = (text or f"no {project}" for project, text in manifest.requires.items())
-        console.note(f"requirements changed: {', '.join(texts)}")
     return put(session, fork, key, path, source.tree, plans.after.counts, manifest)
-
-
-# One unit, for a patch that is being written and for its cost.
-
-
-class SingleUnit(msgspec.Struct, frozen=True):
-    """
-    A compiled unit with its cost.
-
-    Attributes:
-        objects: A file for each target that compiles the unit.
-    """
-
-    fork: str
-    unit: str
-    seconds: float
-    megabytes: int
-    objects: tuple[str, ...]
-
-
-def compile_unit(session: RunContext, fork: str, name: str) -> SingleUnit:
-    """
-    Compile the unit of *fork* whose path is *name* or ends with it, up to date or not; make no
-    wheel.
-
-    Raises:
-        UsageError: No unit has this name, or several have.
-        compile-failed: And what a build raises before and while it compiles.
-    """
-    tools, settings = toolchain.obtain(session), toolchain.settings(session, fork)
-    with session.store.lock(Workspace.name(session, fork)):
-        plan.obtain(session, tools, source_tree.make(session, fork), configured=True)
-        workspace = Workspace(session, tools, settings, fork)
-        folder = BuildFolder.of(
-            session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
-        )
-        edges = matching_edges(folder.edges(), name)
-        goals = [edge.output for edge in edges]
-        for output in goals:
-            (folder.path / output).unlink(missing_ok=True)
-        # Compile again even if the cache has the object: the cost of compiling is measured.
-        env, limits = {"CCACHE_RECACHE": "true"}, ninja.limits(session)
-        calls = [
-            call
-            for call in folder.compile(goals, Costs.of(session, fork), limits, env)
-            if call.output in goals
-        ]
-    return SingleUnit(
-        fork,
-        edges[0].unit,
-        round(sum(call.seconds for call in calls), 2),
-        max(call.megabytes for call in calls),
-        tuple(str(folder.path / output) for output in goals),
-    )
-
-
-def matching_edges(edges: Sequence[CompileEdge], name: str) -> list[CompileEdge]:
-    """
-    Return the edges that compile the unit *name*.
-
-    Raises:
-        UsageError: No unit has this name, or several have.
-    """
-    units = sorted({edge.unit for edge in edges})
-    # A compiler names a unit by its path in the sandbox, a person by the end of its path.
-    wanted = name.removeprefix("./").strip("/")
-    exact = [unit for unit in units if unit == wanted or name.endswith(f"/{unit}")]
-    matches = exact or [unit for unit in units if f"/{unit}".endswith(f"/{wanted}")]
-    if len(matches) == 1:
-        return [edge for edge in edges if edge.unit == matches[0]]
-    last = Path(wanted).name
-    similar = difflib.get_close_matches(last, [Path(unit).name for unit in units], n=5, cutoff=0.5)
-    raise UsageError(
-        "usage",
-        f"{name!r} means {len(matches)} units.",
-        details=matches or [unit for unit in units if Path(unit).name in similar],
-        todo="Name a source by its path in the tree, or by the end of it.",
-    )

@@ -20,12 +20,6 @@ from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
-_WORK = {
-    "headers": "pack its headers",
-    "backend": "run its build backend",
-    "graft": "compile libraries, graft them onto the official wheel",
-}
-
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``build``."""
@@ -34,19 +28,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     stages.add_planning(parser)
     argtypes.add_compiling(parser)
     add = parser.add_argument
-    add(
-        "--only",
-        default="",
-        metavar="UNIT",
-        help="compile only this source, always, and make no wheel",
-    )
-    add(
-        "--unit-timeout",
-        type=argtypes.whole(1, 10**6),
-        default=0,
-        metavar="MINUTES",
-        help="end a compiler that uses no CPU for so long (default: 30)",
-    )
     add(
         "--aot",
         action="store_true",
@@ -63,17 +44,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         nargs="*",
         metavar="WHEEL|FORK",
         help="with --again: wheels to rebuild (default: each fork's last build)",
-    )
-    add(
-        "--cached",
-        action="store_true",
-        help="with --again: use the compiler cache; quick, but proves nothing",
-    )
-    add(
-        "--elsewhere",
-        type=Path,
-        metavar="DIR",
-        help="with --again: rebuild in this new folder, and keep it (default: a temporary one)",
     )
     add(
         "--container",
@@ -98,8 +68,8 @@ def build(arguments: argparse.Namespace) -> int:
     """Build and audit every fork; show failed audits, and raise for the first."""
     if (arguments.base or arguments.platform) and not arguments.container:
         raise UsageError("usage", "--base and --platform belong to --container.")
-    if (arguments.wheels or arguments.cached or arguments.elsewhere) and not arguments.again:
-        raise UsageError("usage", "Wheels, --cached and --elsewhere belong to --again.")
+    if arguments.wheels and not arguments.again:
+        raise UsageError("usage", "Wheels belong to --again.")
     session = context.checkout(arguments)
     if arguments.container:
         from sparkwright.builder import container
@@ -110,43 +80,18 @@ def build(arguments: argparse.Namespace) -> int:
         console.document(document)
         return status
     if arguments.again:
-        return _again(session, arguments)
-    if arguments.only:
-        return _only(session, arguments.only)
-    announce(session, ahead=arguments.aot)
-    pairs = []
+        return _again(session, arguments.wheels)
+    _announce(session)
+    audits = []
     for fork in session.forks:
         for built in _wheels(session, fork, ahead=arguments.aot):
             audit_report = stages.audited(session, pipeline.wheel_path(session, built))
-            pairs.append((built, audit_report))
+            audits.append((built, audit_report))
             if not audit_report.passed:
                 report.show(audit_report, result=True)
-    _show(session, pairs)
-    wheels = [
-        {"wheel": built, "path": str(pipeline.wheel_path(session, built)), "audit": audit_report}
-        for built, audit_report in pairs
-    ]
-    console.document({"wheels": wheels})
-    for _, audit_report in pairs:
+    _show(session, audits)
+    for _, audit_report in audits:
         report.raise_for_findings(audit_report)
-    return 0
-
-
-def _only(session: RunContext, unit: str) -> int:
-    """Compile one unit; show its cost and the path of its object."""
-    forks = [fork for fork in session.forks if session.project.fork(fork).build == "graft"]
-    if len(forks) != 1:
-        raise UsageError(
-            "usage",
-            "--only compiles a unit of one fork that is grafted.",
-            todo="Name the fork with --fork.",
-        )
-    unit_build = pipeline.compile_unit(session, forks[0], unit)
-    cost = f"{duration(unit_build.seconds)} of CPU, {unit_build.megabytes} MB"
-    console.result(f"{unit_build.fork}: {unit_build.unit}: {cost}")
-    for path in unit_build.objects:
-        console.result(path)
-    console.document({"unit": unit_build})
     return 0
 
 
@@ -158,81 +103,65 @@ def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWhe
         yield flashinfer_aot.build(session, spec, built)
 
 
-def announce(session: RunContext, *, ahead: bool = False) -> None:
-    """Show the work for each fork, and how long it should take here."""
+def _announce(session: RunContext) -> None:
+    """Show which forks are built, and how long each should take here."""
     console.note(
         f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
         f"cache: {session.store.root}"
     )
     for fork in session.forks:
         if pipeline.current(session, fork) is None:
-            work = _WORK[session.project.fork(fork).build]
-            console.note(f"  {fork}: {work}, {_about(estimate(session, fork))}")
-        spec = flashinfer_aot.load(session.project, fork) if ahead else None
-        if spec and not flashinfer_aot.stored(session, spec):
-            name = spec.distribution
-            last = session.store.get("duration", pipeline.record_name(session, name), float)
-            console.note(f"  {name}: compile {fork}'s modules, {_about(last)}")
+            console.note(f"  {fork}: {_estimate(session, fork)}")
 
 
-def _about(seconds: float | None) -> str:
-    no_estimate = "without an estimate on this machine yet"
-    return f"about {duration(seconds)}" if seconds else no_estimate
-
-
-def estimate(session: RunContext, fork: str) -> float:
+def _estimate(session: RunContext, fork: str) -> str:
     """
-    Return the seconds that building *fork* should take here; 0 if there is no measurement.
+    Return how long building *fork* should take here.
 
     The last build on this machine counts, else the cost records, divided by the cores. They do not
     cover targets beyond the default ones.
     """
-    last = session.store.get("duration", pipeline.record_name(session, fork), float)
-    if not last and toolchain.settings(session, fork).needs_vendored:
-        return 0
-    return last or costs.build_seconds(session.project, fork, session.jobs or os.cpu_count() or 1)
+    if last := pipeline.last_build(session, fork):
+        return f"about {duration(last.seconds)}"
+    if toolchain.settings(session, fork).needs_vendored:
+        return "without an estimate on this machine yet"
+    jobs = session.jobs or os.cpu_count() or 1
+    return f"about {duration(costs.build_seconds(session.project, fork, jobs))}"
 
 
-def _show(session: RunContext, pairs: list[tuple[BuiltWheel, AuditReport]]) -> None:
-    rows = []
-    for built, audit_report in pairs:
+def _show(session: RunContext, audits: list[tuple[BuiltWheel, AuditReport]]) -> None:
+    rows, wheels = [], []
+    for built, audit_report in audits:
         units = ", ".join(f"{count} {state}" for state, count in built.counts.items() if count)
         verdict = "pass" if audit_report.passed else f"{len(audit_report.findings)} findings"
         hashes = [built.sha256[:16], audit_report.device_code[:16] or "–"]
         rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
-    console.table(
-        "wheels",
-        ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"],
-        rows,
-        result=True,
-    )
-    names = " ".join(str(pipeline.wheel_path(session, built)) for built, _ in pairs)
-    console.note(f"install: python -m pip install {names}")
+        path = str(pipeline.wheel_path(session, built))
+        wheels.append({"wheel": built, "path": path, "audit": audit_report})
+    columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
+    console.table("wheels", columns, rows, result=True)
+    console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")
+    console.document({"wheels": wheels})
 
 
-def _again(session: RunContext, arguments: argparse.Namespace) -> int:
+def _again(session: RunContext, names: list[str]) -> int:
     """Build each wheel again from its record, compare the two, and fail if one differs."""
     from sparkwright.audit import reproduce
 
-    if arguments.wheels:
-        wheels = [_wheel(session, name) for name in arguments.wheels]
+    if names:
+        wheels = [_wheel(session, name) for name in names]
     else:
         wheels = [path for fork in session.forks if (path := pipeline.last_wheel(session, fork))]
     if not wheels:
         todo = "Run `sparkwright build`, or name a wheel."
         raise SourceError("not-provided", "There is no wheel to build again.", todo=todo)
-    if arguments.elsewhere and len(wheels) > 1:
-        raise UsageError("usage", "--elsewhere holds one build; name one wheel or fork.")
     # Refuse unusable wheels before hours are spent on the others.
-    records = [reproduce.read_record(path) for path in wheels]
-    contexts = [
-        reproduce.rebuild_session(session, path, record)
-        for path, record in zip(wheels, records, strict=True)
-    ]
+    records = [(path, reproduce.read_record(path)) for path in wheels]
+    contexts = [reproduce.rebuild_session(session, path, record) for path, record in records]
     rebuilds = []
-    for own, path, record in zip(contexts, wheels, records, strict=True):
+    for own, (path, record) in zip(contexts, records, strict=True):
         rules = policy.load(own.project.audit_file, own.project.spec.arch)
-        separate = reproduce.separate_store(own, arguments.elsewhere, cached=arguments.cached)
+        separate = reproduce.separate_store(own, None, cached=False)
         with console.step(f"build {path.name} again, elsewhere"), separate as other:
             rebuilds.append(reproduce.reproduce(other, path, record, rules))
     for rebuild in rebuilds:
@@ -246,14 +175,14 @@ def _again(session: RunContext, arguments: argparse.Namespace) -> int:
 def _wheel(session: RunContext, name: str) -> Path:
     """Return the wheel file *name*, or the last build of the fork *name*."""
     if name.endswith(".whl"):
-        if not Path(name).is_file():
-            raise SourceError("not-provided", f"There is no wheel {name}.")
-        return Path(name)
-    session.project.fork(name)
-    if path := pipeline.last_wheel(session, name):
-        return path
-    raise SourceError(
-        "not-provided",
-        f"The wheel of {name} that this checkout makes is not in {session.output}.",
-        todo="Run `sparkwright build` first.",
-    )
+        path: Path | None = Path(name)
+    else:
+        session.project.fork(name)
+        path = pipeline.last_wheel(session, name)
+    if path is None or not path.is_file():
+        raise SourceError(
+            "not-provided",
+            f"There is no wheel {name}.",
+            todo="Run `sparkwright build` first.",
+        )
+    return path

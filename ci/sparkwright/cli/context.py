@@ -84,5 +84,4 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         without=tuple(getattr(arguments, "without_rule", ())),
         targets=tuple(name for name in targets.split(",") if name),
         target=getattr(arguments, "target", ""),
-        unit_timeout=60 * getattr(arguments, "unit_timeout", 0),
     )

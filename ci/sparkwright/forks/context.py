@@ -54,7 +54,6 @@ class RunContext:
         target: The machine that wheels are made for; empty for this one.
         cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles
             every unit.
-        unit_timeout: Seconds after which a compiler that uses no CPU hangs; 0 for the default.
         silent: Hosts that did not answer in this run, and are not waited for again.
     """
 
@@ -71,7 +70,6 @@ class RunContext:
     targets: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True
-    unit_timeout: float = 0
     silent: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     @cached_property

@@ -9,47 +9,39 @@ ptxas one after the other.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Mapping
+from pathlib import PurePath
 
 import msgspec
 
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.core import digest, strict_yaml
+from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: Guessed seconds and megabytes of a unit. Typical CUDA units of vLLM 0.33.0 take 6-16 s and
 #: 450-760 MB on one x86-64 core; a guess should rather be too large.
 GUESS = (20.0, 1200)
-#: How many of the newest records of a unit count: its largest peak, its last time.
-NEWEST = 3
 #: Seconds that a graft onto a wheel of hundreds of megabytes takes beside compiling: two configures
 #: of 20 s, comparing and packing, the audit; measured for vLLM 0.33.0 on two x86-64 cores.
 OVERHEAD = 120.0
 
 
-class ExpectedCost(msgspec.Struct, frozen=True):
+class Cost(msgspec.Struct, frozen=True):
     """
-    The expected cost of a unit.
+    The cost of a unit.
 
     Attributes:
         seconds: Of CPU: the time that it takes on an idle core.
+        megabytes: Peak resident memory of the largest process of its compiler.
         measured: Here or elsewhere; else it is a guess.
     """
 
     seconds: float
     megabytes: int
     measured: bool = True
-
-
-class Cost(msgspec.Struct, frozen=True):
-    """A line of the record: the cost of a unit, once."""
-
-    unit: str
-    seconds: float
-    megabytes: int
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,22 +71,21 @@ class Costs:
     The costs of one fork's units.
 
     Args:
-        file: This machine's record, a JSON object a line.
+        store: Holds this machine's record under *key*.
         shipped: The costs that come with the stack: unit → seconds and megabytes.
         patterns: Path pattern → megabytes (`ForkEnvironment.memory`), for units without a record.
     """
 
     def __init__(
-        self, file: Path, shipped: Mapping[str, tuple[float, int]], patterns: Mapping[str, int]
+        self,
+        store: Store,
+        key: str,
+        shipped: Mapping[str, tuple[float, int]],
+        patterns: Mapping[str, int],
     ) -> None:
-        self._file, self._shipped, self._patterns = file, shipped, patterns
-        #: Unit → its newest costs on this machine.
-        self.recorded: dict[str, list[Cost]] = {}
-        for line in file.read_bytes().splitlines() if file.exists() else ():
-            try:
-                self._remember(msgspec.json.decode(line, type=Cost))
-            except msgspec.DecodeError:  # a line at which a run was killed, or the next one's break
-                continue
+        self._store, self._key, self._shipped, self._patterns = store, key, shipped, patterns
+        #: Unit → its last cost on this machine.
+        self.recorded = store.get("costs", key, dict[str, Cost]) or {}
 
     @classmethod
     def of(cls, session: RunContext, fork: str) -> Costs:
@@ -116,36 +107,27 @@ class Costs:
         }
         path = session.project.build_folder / "costs.yaml"
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
-        file = f"{fork}-{digest.key('costs', parts)[:16]}.jsonl"
         return cls(
-            session.store.folder("records", "costs") / file,
+            session.store,
+            f"{fork}-{digest.key('costs', parts)[:16]}",
             shipped.units if shipped else {},
             toolchain.spec(session.project).forks[fork].memory,
         )
 
-    def _remember(self, cost: Cost) -> None:
-        self.recorded[cost.unit] = [*self.recorded.get(cost.unit, [])[1 - NEWEST :], cost]
-
-    def expected(self, unit: str) -> ExpectedCost:
+    def expected(self, unit: str) -> Cost:
         """Return the expected cost of *unit*."""
-        if costs := self.recorded.get(unit):
-            return ExpectedCost(costs[-1].seconds, max(cost.megabytes for cost in costs))
+        if unit in self.recorded:
+            return self.recorded[unit]
         if unit in self._shipped:
-            return ExpectedCost(*self._shipped[unit])
-        seconds, megabytes = GUESS
-        for pattern, size in self._patterns.items():
-            if PurePath(unit).match(pattern):
-                return ExpectedCost(seconds, size, measured=False)
-        return ExpectedCost(seconds, megabytes, measured=False)
+            return Cost(*self._shipped[unit])
+        seconds, guess = GUESS
+        sizes = [size for name, size in self._patterns.items() if PurePath(unit).match(name)]
+        return Cost(seconds, (sizes or [guess])[0], measured=False)
 
-    def add(self, costs: Iterable[Cost]) -> None:
-        """Append *costs* to the record."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("ab") as stream:
-            for cost in costs:
-                self._remember(cost)
-                # Another build may append too, and a killed one may have left half a line.
-                stream.write(b"\n" + msgspec.json.encode(cost) + b"\n")
+    def add(self, costs: Mapping[str, Cost]) -> None:
+        """Add *costs* to this machine's record."""
+        self.recorded = {**self.recorded, **costs}
+        self._store.put("costs", self._key, self.recorded)
 
 
 def build_seconds(project: Project, fork: str, jobs: int) -> float:

@@ -8,10 +8,10 @@ so that one of a killed run is never taken for whole.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ import msgspec
 
 from sparkwright.builder.compile import launcher, ninja_file
 from sparkwright.builder.compile.costs import Cost, Costs
-from sparkwright.builder.compile.ninja_file import CompileEdge
 from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.ccache import Ccache
 from sparkwright.builder.environment.sandbox import Sandbox
@@ -35,64 +34,47 @@ from sparkwright.forks.context import RunContext
 #: Of the memory that is available at the start; the rest is left to the system, which shares it
 #: with the GPU on a GB10.
 SHARE = 0.85
-#: Seconds without any use of the CPU after which a compiler hangs.
-PATIENCE = 1800.0
 #: The compiler calls of the last run that ended, in the folder ``launch``.
 FINISHED = "finished.jsonl"
 
 #: Lines of the compiler that an error repeats; the log has all.
 _LINES = 25
-#: A failed edge names its outputs after its status (since ninja 1.13 with the exit status).
+#: A failed edge names its outputs, since ninja 1.13 after its exit status; then comes its command.
 _PROGRESS = re.compile(r"\[(\d+)/(\d+)\] ")
-_FAILED = re.compile(r"FAILED: (?:\[code=(\d+)\] )?(\S+)")
-#: How the drivers of GCC and nvcc report a killed program, and how compilers ask in vain for
-#: memory.
+_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
+_SOURCE = re.compile(r" -c (\S+)")
+#: How the launcher and the drivers of GCC and nvcc report a killed program, and how compilers ask
+#: in vain for memory.
 _KILLED = re.compile(
-    r"died due to signal 9\b|Killed signal terminated program|terminated by signal 9\b|^Killed$"
+    r"compiler status 137|died due to signal 9\b|Killed signal terminated program"
+    r"|terminated (?:by|with) signal 9\b|^Killed$"
     r"|out of memory allocating|virtual memory exhausted|std::bad_alloc|Memory allocation failure",
     re.MULTILINE,
-)
-_CRASHED = re.compile(
-    r"died due to signal (\d+)|terminated by signal (\d+)|internal compiler error"
-    r"|signal terminated program"
 )
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class CompileLimits(msgspec.Struct, frozen=True):
-    """
-    What compilers may take.
-
-    Attributes:
-        cores: Units that compile at once, at most.
-        megabytes: For all compilers together.
-        patience: Seconds without any use of the CPU after which a compiler hangs.
-    """
+    """How many units compile at once, at most, and the megabytes for all compilers together."""
 
     cores: int
     megabytes: int
-    patience: float = PATIENCE
 
 
 class CompilerCall(msgspec.Struct, frozen=True):
     """
-    A compiler call, as `sparkwright.builder.compile.launcher` records it.
+    A unit that was compiled, as `sparkwright.builder.compile.launcher` records it.
 
     Attributes:
-        status: Exit status; negative if a signal ended the compiler.
         seconds: Of CPU.
         megabytes: Peak resident memory of the largest process.
         hit: Was the object taken from the compiler cache?
-        hung: Was the compiler ended because it used no CPU?
     """
 
     unit: str
-    output: str
-    status: int
     seconds: float
     megabytes: int
-    hit: bool = False
-    hung: bool = False
+    hit: bool
 
 
 class FailedEdge(msgspec.Struct, frozen=True):
@@ -100,13 +82,19 @@ class FailedEdge(msgspec.Struct, frozen=True):
     A build edge that failed.
 
     Attributes:
-        status: Exit status of the command; 128 and the signal's number if a signal ended it.
+        output: As ninja names it.
+        name: The unit, or the output of another build step.
         text: What the command printed.
     """
 
     output: str
-    status: int
+    name: str
     text: str
+
+    @property
+    def killed(self) -> bool:
+        """Whether the command failed for lack of memory."""
+        return _KILLED.search(self.text) is not None
 
 
 def memory_budget(memory: int) -> int:
@@ -117,7 +105,7 @@ def memory_budget(memory: int) -> int:
 def limits(session: RunContext) -> CompileLimits:
     """Return what the compilers of *session* may take."""
     cores = session.jobs or len(os.sched_getaffinity(0))
-    return CompileLimits(cores, memory_budget(session.memory), session.unit_timeout or PATIENCE)
+    return CompileLimits(cores, memory_budget(session.memory))
 
 
 def install_launcher(folder: Path) -> Path:
@@ -150,9 +138,8 @@ class BuildFolder:
         log: Path,
         cache: Ccache | None = None,
     ) -> None:
-        self._name, self.path, self._program = name, work / "build", ninja
+        self._name, self._path, self._program = name, work / "build", ninja
         self._sandbox, self._log, self._cache = sandbox, log, cache
-        self._inside = sandbox.sandbox_path(self.path)
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._calls = self._launch / "calls.jsonl"
@@ -183,104 +170,59 @@ class BuildFolder:
         log_path = session.store.folder("logs") / log
         return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cache)
 
-    def edges(self) -> list[CompileEdge]:
-        """Return the compile edges of all targets; units below the sources are relative to them."""
-        return [
-            CompileEdge(edge.unit.removeprefix(self._source), edge.output)
-            for edge in ninja_file.compile_edges(self.path, self._inside)
-        ]
-
     def compile(
-        self,
-        goals: Sequence[str],
-        costs: Costs,
-        limits: CompileLimits,
-        env: Mapping[str, str] | None = None,
+        self, targets: Sequence[str], costs: Costs, limits: CompileLimits
     ) -> list[CompilerCall]:
         """
-        Make *goals*, or everything if there are none, and return the compiler calls.
-
-        Args:
-            goals: CMake targets, or objects.
-            env: More variables for this run.
+        Make the CMake *targets*, or everything if there are none, and return the compiler calls.
 
         Raises:
-            compile-failed, compiler-crashed, compiler-hung, disk-full: A unit failed; what was
-                compiled stays.
-            memory-too-small: A unit needs more memory than there is, as measured.
+            compile-failed, disk-full: A unit failed; what was compiled stays.
             memory-exceeded: A unit was killed for memory twice, the second time alone.
             build-downloads: A build step asked for a host.
         """
-        variables = {**self._env, "SPARKWRIGHT_PATIENCE": str(limits.patience), **(env or {})}
-        with translate_disk_full(self.path):
+        with translate_disk_full(self._path):
             # The calls and temporary files of a run that was killed.
             self._launch.mkdir(exist_ok=True)
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            edges = [edge for edge in self.edges() if not goals or _belongs(edge.output, goals)]
-            expected = {edge: costs.expected(edge.unit) for edge in edges}
-            for edge, cost in expected.items():
-                too_large = cost.measured and cost.megabytes > limits.megabytes
-                # An absolute path is a path in the sandbox.
-                name = os.path.relpath(self._inside / edge.output, self._inside)
-                if too_large and not (self.path / name).exists():
-                    taken = f"Compiling {edge.unit} takes {cost.megabytes / 1000:.1f} GB"
-                    raise _memory_error(
-                        "memory-too-small", taken, edge.unit, cost.megabytes, limits
-                    )
-            order = ninja_file.order(list(expected.values()), limits.cores, limits.megabytes)
-            ninja_file.write_schedule(
-                self.path,
-                self._inside,
-                lambda unit: costs.expected(unit.removeprefix(self._source)),
-                order.heavy,
+            order = ninja_file.write_schedule(
+                self._path,
+                self._sandbox.sandbox_path(self._path),
+                lambda path: costs.expected(path.removeprefix(self._source)),
+                limits.cores,
+                limits.megabytes,
             )
             title = f"compile {self._name}: {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
-                    self._make(goals, order.jobs, variables, costs, limits)
+                    self._make(targets, order.jobs, limits)
             finally:
                 calls = self._collect(costs)
         compiled = [call for call in calls if not call.hit]
         work = duration(sum(call.seconds for call in compiled))
-        summary = [f"{len(compiled)} units compiled ({work} of work)"]
-        if self._cache:
-            summary.append(f"{len(calls) - len(compiled)} taken from the compiler cache")
-        console.note(", ".join([*summary, f"{len(edges) - len(calls)} were up to date"]))
+        cached = len(calls) - len(compiled)
+        note = f", {cached} taken from the compiler cache" if self._cache else ""
+        console.note(f"{len(compiled)} units compiled ({work} of work){note}")
         return calls
 
-    def _make(
-        self,
-        goals: Sequence[str],
-        jobs: int,
-        env: Mapping[str, str],
-        costs: Costs,
-        limits: CompileLimits,
-    ) -> None:
-        """Run ninja until *goals* are made; what was killed for memory is made alone, once."""
-        while failed := self._ninja(["-j", str(jobs), *goals], env):
+    def _make(self, targets: Sequence[str], jobs: int, limits: CompileLimits) -> None:
+        """Run ninja until *targets* are made; make what was killed for memory alone, once."""
+        while failed := self._ninja(["-j", str(jobs), *targets]):
             for edge in failed:
-                if not self._lacked_memory(edge):
-                    raise self._error(edge, limits)
-            killed = [edge.output for edge in failed]
-            names = ", ".join(map(self._unit, killed))
+                if not edge.killed:
+                    raise _error(edge, limits)
+            names = ", ".join(edge.name for edge in failed)
             console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
-            for edge in self._ninja(["-j", "1", *killed], env):
-                call = self._call(edge.output)
-                if call is None or not self._lacked_memory(edge):
-                    raise self._error(edge, limits)
-                # The next build knows that the unit is too large, and does not start it.
-                seconds = max(call.seconds, costs.expected(call.unit).seconds)
-                costs.add([Cost(call.unit, seconds, call.megabytes)])
-                what = f"The compiler of {call.unit} was killed for memory twice"
-                raise _memory_error("memory-exceeded", what, call.unit, call.megabytes, limits)
+            for edge in self._ninja(["-j", "1", *(edge.output for edge in failed)]):
+                raise _error(edge, limits)
 
-    def _ninja(self, options: Sequence[str], env: Mapping[str, str]) -> list[FailedEdge]:
+    def _ninja(self, options: Sequence[str]) -> list[FailedEdge]:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
         lines: list[str] = []
-        command: list[str | Path] = [self._program, "-C", self._inside, *options]
-        command += ["-f", ninja_file.SCHEDULE]
+        folder = self._sandbox.sandbox_path(self._path)
+        command = [str(self._program), "-C", str(folder), *options, "-f", ninja_file.SCHEDULE]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:
@@ -293,108 +235,67 @@ class BuildFolder:
                 self._sandbox.run(
                     command,
                     log=self._log,
-                    env=env,
+                    env=self._env,
                     on_line=on_line,
                     network=self._cache is not None and self._cache.remote,
                     failure=partial(BuildError, "compile-failed"),
                     what=f"{self._name} does not compile.",
                 )
             except SparkwrightError as error:
-                failed = list(failed_edges(lines))
+                failed = list(failed_edges(lines, self._source))
                 if error.reference not in ("compile-failed", "disk-full") or not failed:
                     raise
                 return failed
         return []
 
     def _collect(self, costs: Costs) -> list[CompilerCall]:
-        """Add the successful calls to *costs*, set their file aside, and return them."""
-        calls = [call for call in self._recorded_calls() if call.status == 0]
-        costs.add(Cost(call.unit, call.seconds, call.megabytes) for call in calls if not call.hit)
+        """Add the recorded calls to *costs*, set their file aside, and return them."""
         self._calls.touch()
+        calls = []
+        for line in self._calls.read_bytes().splitlines():
+            with contextlib.suppress(msgspec.DecodeError):  # cut off, by a full disk for example
+                call = msgspec.json.decode(line, type=CompilerCall)
+                unit = call.unit.removeprefix(self._source)
+                calls.append(msgspec.structs.replace(call, unit=unit))
+        costs.add({call.unit: Cost(call.seconds, call.megabytes) for call in calls if not call.hit})
         self._calls.replace(self._launch / FINISHED)
         return calls
 
-    def _recorded_calls(self) -> Iterator[CompilerCall]:
-        for line in self._calls.read_bytes().splitlines() if self._calls.exists() else []:
-            try:
-                call = msgspec.json.decode(line, type=CompilerCall)
-            except msgspec.DecodeError:  # cut off, by a full disk for example
-                continue
-            yield msgspec.structs.replace(call, unit=call.unit.removeprefix(self._source))
 
-    def _call(self, output: str) -> CompilerCall | None:
-        calls = [call for call in self._recorded_calls() if call.output == output]
-        return calls[-1] if calls else None
+def failed_edges(lines: Iterable[str], source: str) -> Iterator[FailedEdge]:
+    """
+    Yield the failed edges in the *lines* that ninja printed, in their order.
 
-    def _unit(self, output: str) -> str:
-        call = self._call(output)
-        return call.unit if call else output
-
-    def _lacked_memory(self, edge: FailedEdge) -> bool:
-        killed = edge.status == 128 + signal.SIGKILL or _KILLED.search(edge.text)
-        call = self._call(edge.output)
-        return bool(killed) and not (call and call.hung)
-
-    def _error(self, edge: FailedEdge, limits: CompileLimits) -> SparkwrightError:
-        call = self._call(edge.output)
-        if call is None or not call.hung:
-            return _compile_error(self._unit(edge.output), edge)
-        idle = f"it used no CPU for {limits.patience / 60:g} min"
-        what = f"The compiler of {call.unit} was ended, since {idle}."
-        data = {"unit": call.unit, "idle_seconds": round(limits.patience)}
-        return BuildError("compiler-hung", what, data=data)
-
-
-def _belongs(output: str, goals: Sequence[str]) -> bool:
-    # CMake names an object CMakeFiles/<target>.dir/….
-    return any(goal in ("all", output) or f"CMakeFiles/{goal}.dir/" in output for goal in goals)
-
-
-def failed_edges(lines: Iterable[str]) -> Iterator[FailedEdge]:
-    """Yield the failed edges in the *lines* that ninja printed, in their order."""
-    edge: re.Match[str] | None = None
-    text: list[str] = []
+    Args:
+        source: The beginning of paths that are relative to the source tree.
+    """
+    output, text = "", list[str]()
     for line in [*lines, "ninja: "]:
         match = _FAILED.match(line)
-        if edge and (match or _PROGRESS.match(line) or line.startswith("ninja: ")):
-            # The first line is the command.
-            yield FailedEdge(edge[2], int(edge[1] or 1), "\n".join(text[1:]))
-            edge = None
+        if output and (match or _PROGRESS.match(line) or line.startswith("ninja: ")):
+            unit = _SOURCE.search(text[0]) if text else None
+            name = unit[1].removeprefix(source) if unit else output
+            yield FailedEdge(output, name, "\n".join(text[1:]))
+            output = ""
         if match:
-            edge, text = match, []
-        elif edge:
+            output, text = match[1], []
+        elif output:
             text.append(line)
 
 
-def _compile_error(unit: str, failed: FailedEdge) -> SparkwrightError:
-    """Return the error for *unit*, or for the output of another build step."""
-    details = [line for line in failed.text.splitlines() if line.strip()][-_LINES:]
-    details.append(f"status: {failed.status}")
-    data: dict[str, object] = {"unit": unit}
-    if _FULL.search(failed.text):
-        what = f"There is no room for what compiling {unit} writes."
+def _error(edge: FailedEdge, limits: CompileLimits) -> SparkwrightError:
+    """Return the error for a failed edge."""
+    details = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
+    data: dict[str, object] = {"unit": edge.name}
+    if _FULL.search(edge.text):
+        what = f"There is no room for what compiling {edge.name} writes."
         return StoreError("disk-full", what, details=details, data=data)
-    match = _CRASHED.search(failed.text)
-    # nvcc ends with status 255 for reasons of its own.
-    number = failed.status - 128 if 128 < failed.status <= 128 + signal.SIGRTMAX else 0
-    if match and (match[1] or match[2]):
-        number = int(match[1] or match[2])
-    if not (match or number):
-        return BuildError("compile-failed", f"{unit} does not compile.", details=details, data=data)
-    what = f"The compiler of {unit} crashed."
-    if number:
-        data["signal"] = number
-        what = f"The compiler of {unit} was ended by signal {number} ({signal.strsignal(number)})."
-    return BuildError("compiler-crashed", what, details=details, data=data)
-
-
-def _memory_error(
-    reference: str, what: str, unit: str, megabytes: int, limits: CompileLimits
-) -> BuildError:
-    details = [
-        f"largest process of its compiler, as measured: {megabytes / 1000:.1f} GB",
+    if not edge.killed:
+        what = f"{edge.name} does not compile."
+        return BuildError("compile-failed", what, details=details, data=data)
+    details += [
         f"budget: {limits.megabytes / 1000:.1f} GB (--memory)",
         f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
     ]
-    data = {"unit": unit, "megabytes": megabytes, "budget_megabytes": limits.megabytes}
-    return BuildError(reference, f"{what}.", details=details, data=data)
+    what = f"The compiler of {edge.name} was killed for memory twice."
+    return BuildError("memory-exceeded", what, details=details, data=data)
