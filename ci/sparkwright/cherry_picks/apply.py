@@ -7,29 +7,26 @@ have moved, but each must then fit at one place only. git decides whether a patc
 here are for what git lets pass: lines that occur at several places, a last line without its end
 that is joined to the next (apply.c treats both as equal), a change that is there already, a patch
 without effect.
-
-git works on an index of the files that the series names, and on objects that are not flushed to the
-disk. One fast-import then stores the trees of all steps, so the time does not grow with the source.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.patch import Patch, PatchError, Section
 from sparkwright.core.console import console
-from sparkwright.core.git_store import Objects, quoted
+from sparkwright.core.git_store import Objects
 
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
-
-#: The files of an index: path → (mode, blob id).
-Files = dict[str, tuple[str, str]]
+#: The mark of a last line without a line end.
+_OPEN_END = b"\n\\ "
 
 
 class AppliedPatch(msgspec.Struct, frozen=True):
@@ -76,42 +73,30 @@ class Outcome(msgspec.Struct, frozen=True):
     """
 
     status: Literal["applied", "already-upstream", "empty", "conflict"]
-    tree: str = ""
+    tree: str
     moved: int = 0
     says: tuple[str, ...] = ()
 
 
-#: Returns the failure for a patch that conflicts with a tree, from the patches before it and git's
-#: messages.
-Explain = Callable[[str, Patch, Sequence[Patch], Sequence[str]], PatchError]
+class ScratchIndex:
+    """
+    A temporary index of the tree *base*; a context manager.
 
+    git's objects stay apart from the store, and off the disk, until `keep`.
+    """
 
-class SeriesIndex:
-    """A temporary index of the files of *base* that *patches* name; a context manager."""
-
-    def __init__(self, objects: Objects, base: str, patches: Sequence[Patch]) -> None:
+    def __init__(self, objects: Objects, base: str) -> None:
         self._objects, self._base = objects, base
-        self._wanted = {path for patch in patches for path in _paths(patch)}
         self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
 
-    def __enter__(self) -> SeriesIndex:
-        folder = Path(self._folder.name)
-        (folder / "info").mkdir()
-        (folder / "info" / "alternates").write_text(f"{self._objects.path.resolve() / 'objects'}\n")
-        self.path = folder / "index"
-        self._env = {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_INDEX_FILE": str(self.path)}
-        # A file may stand where a new path has a folder, and a folder where a new file is to be.
-        folders = {str(parent) for path in self._wanted for parent in PurePosixPath(path).parents}
-        paths = self._objects.paths(self._base)
-        named = (self._wanted | folders) & paths.keys()
-        parents = {path.rpartition("/")[0] for path in paths}
-        for path in self._wanted - paths.keys():
-            if any(f"{parent}/".startswith(f"{path}/") for parent in parents):
-                named |= {name for name in paths if name.startswith(f"{path}/")}
-        self.base = {path: paths[path] for path in named}
-        rows = (f"{mode} {blob}\t{path}\0" for path, (mode, blob) in self.base.items())
-        entries = "".join(rows).encode("utf-8", "surrogateescape")
-        self._git("update-index", "--force-write-index", "-z", "--index-info", stdin=entries)
+    def __enter__(self) -> ScratchIndex:
+        folder = Path(self._folder.name).resolve()
+        self._env = {
+            "GIT_OBJECT_DIRECTORY": str(folder),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self._objects.path.resolve() / "objects"),
+            "GIT_INDEX_FILE": str(folder / "index"),
+        }
+        self.reset(self._base)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,99 +105,76 @@ class SeriesIndex:
     def _git(self, *words: str, **options: Any) -> tuple[int, bytes, str]:
         return self._objects.run(words, env=self._env, durable=False, **options)
 
-    def apply(
-        self, patch: bytes, *, reverse: bool = False, check: bool = False
-    ) -> tuple[bool, str]:
-        """
-        Apply *patch* exactly, and return whether it fits, and git's messages with its offsets.
+    def reset(self, tree: str) -> None:
+        """Make the index hold *tree*."""
+        self._git("read-tree", tree)
 
-        Args:
-            reverse: Revert the patch instead.
-            check: Leave the index as it is; it is left so, too, if the patch does not fit.
+    def tree(self) -> str:
+        """Return the id of the tree that the index holds."""
+        return self._git("write-tree", "--missing-ok")[1].decode().strip()
+
+    def apply(self, patch: bytes, *options: str) -> tuple[bool, str]:
         """
-        how = [*(["--reverse"] if reverse else []), *(["--check"] if check else [])]
-        words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *how, "-"]
+        Apply *patch* exactly, with further *options* of git apply, and return whether it fits, and
+        git's messages; the index stays as it is if it does not fit.
+        """
+        words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *options, "-"]
         status, _, output = self._git(*words, stdin=patch, check=False)
         # A binary hunk that is cut off is an error to git, but its status is that of the rest.
         failed = status or any(line.startswith("error:") for line in output.splitlines())
         return not failed, output
 
-    def files(self) -> Files:
-        """Return the files that the index holds."""
-        out = self._git("ls-files", "-s", "-z")[1].decode("utf-8", "surrogateescape")
-        rows = (row.split("\t", 1) for row in out.split("\0") if row)
-        return {path: (head.split()[0], head.split()[1]) for head, path in rows}
-
     def blob(self, path: str) -> bytes:
         """Return the file at *path*; nothing if there is none."""
         return self._git("cat-file", "blob", f":{path}", check=False)[1]
 
-    def store(self, states: Sequence[Files]) -> list[str]:
-        """Store a tree for each of *states*, in order, and return their ids."""
-        before, stored = self.base, {blob for _, blob in self.base.values()}
-        blobs = {blob: blob for files in states for _, blob in files.values() if blob not in stored}
-        contents = dict(self._objects.contents(blobs, env=self._env))
-        ref = f"refs/import/{Path(self._folder.name).name}"
-        stream = b""
-        for number, files in enumerate(states):
-            stream += f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode()
-            stream += b"" if number else f'M 040000 {self._base} ""\n'.encode()
-            for path in before.keys() - files.keys():
-                stream += b"D %s\n" % quoted(path)
-            for path, (mode, blob) in files.items():
-                if before.get(path) != (mode, blob):
-                    data = contents.get(blob)
-                    source = blob if data is None else "inline"
-                    stream += f"M {mode} {source} ".encode() + quoted(path) + b"\n"
-                    stream += b"" if data is None else b"data %d\n%s\n" % (len(data), data)
-            stream += b'ls ""\n'
-            before = files
-        stream += f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode()
-        words = ["-c", "fastimport.unpackLimit=1", "fast-import", "--quiet", "--done"]
-        out = self._objects.run(words, stdin=stream)[1].decode()
-        return [line.split()[2] for line in out.splitlines()]
+    def keep(self, trees: Sequence[str]) -> None:
+        """Store *trees* with everything in them."""
+        wanted = "\n".join([*trees, "--not", self._base, ""]).encode()
+        pack = self._git("pack-objects", "--revs", "--stdout", "--quiet", stdin=wanted)[1]
+        self._objects.run(["index-pack", "--stdin"], stdin=pack)
 
 
 def apply_patches(
-    objects: Objects, fork: str, base: str, patches: Sequence[Patch], explain: Explain | None = None
+    objects: Objects,
+    fork: str,
+    base: str,
+    patches: Sequence[Patch],
+    failure: Callable[[str, Sequence[Patch], Sequence[Outcome]], PatchError] | None = None,
 ) -> PatchedTree:
     """
     Apply *patches* to the tree *base*, in order.
+
+    Args:
+        failure: Makes the error, as `refusal`.
 
     Raises:
         patch-conflict: A patch does not apply.
         patch-already-upstream: The base or an earlier patch has the change already.
         patch-no-effect: A patch leaves the tree as it was.
     """
-    steps = list[AppliedPatch]()
     with console.step(f"apply {len(patches)} patches to {fork}"):
-        for patch, outcome in zip(
-            patches, evaluate(objects, base, patches, strict=True), strict=False
-        ):
-            if outcome.status != "applied":
-                error = refusal(fork, patch, outcome)
-                if explain and outcome.status == "conflict":
-                    raise explain(outcome.tree, patch, patches[: len(steps)], error.details)
-                raise error
+        outcomes, steps = evaluate(objects, base, patches, strict=True), list[AppliedPatch]()
+        if outcomes and outcomes[-1].status != "applied":
+            raise (failure or refusal)(fork, patches, outcomes)
+        for patch, outcome in zip(patches, outcomes, strict=True):
             record = (patch.name, patch.sha256, patch.subject, patch.reason, outcome.tree)
             steps.append(AppliedPatch(*record, patch.pick, outcome.moved))
             console.note(f"{outcome.tree[:12]}  {patch.subject}")
     return PatchedTree(fork, base, steps[-1].tree if steps else base, tuple(steps))
 
 
-def refusal(fork: str, patch: Patch, outcome: Outcome) -> PatchError:
-    """Return the failure for a patch that was not applied."""
+def refusal(fork: str, patches: Sequence[Patch], outcomes: Sequence[Outcome]) -> PatchError:
+    """Return the failure for the last of *patches* that was tried, which was not applied."""
+    patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
     details = [*outcome.says, f"tree before it: {outcome.tree}"]
+    reference, what = "patch-conflict", f"{patch.name} does not apply to {fork}."
     if outcome.status == "already-upstream":
         details = [patch.subject, f"drop it when: {patch.drop_when}", *details]
-        return PatchError(
-            "patch-already-upstream", f"{patch.name} is in {fork} already.", details=details
-        )
-    if outcome.status == "empty":
-        return PatchError(
-            "patch-no-effect", f"{patch.name} changes nothing in {fork}.", details=details
-        )
-    return PatchError("patch-conflict", f"{patch.name} does not apply to {fork}.", details=details)
+        reference, what = "patch-already-upstream", f"{patch.name} is in {fork} already."
+    elif outcome.status == "empty":
+        reference, what = "patch-no-effect", f"{patch.name} changes nothing in {fork}."
+    return PatchError(reference, what, details=details)
 
 
 def evaluate(
@@ -225,112 +187,54 @@ def evaluate(
         strict: Apply as a build does: patches of ours only at the lines that they name, and none
             after the first that does not apply. Otherwise all may move; that is for upkeep.
     """
-    outcomes, states = list[Outcome](), list[Files]()
-    if not patches:
-        return []
-    with SeriesIndex(objects, base, patches) as index:
-        for outcome, files in _try_all(index, index.base, patches, strict=strict):
-            outcomes.append(outcome)
-            states.append(files)
-            if strict and outcome.status != "applied":
+    outcomes, tree = list[Outcome](), base
+    with ScratchIndex(objects, base) as index:
+        for patch in patches:
+            outcomes.append(_attempt(index, tree, patch, movable=not strict or bool(patch.pick)))
+            tree = outcomes[-1].tree
+            if strict and outcomes[-1].status != "applied":
                 break
-        trees = index.store(states)
-    replace = msgspec.structs.replace
-    return [replace(done, tree=tree) for done, tree in zip(outcomes, trees, strict=True)]
+        if tree != base:
+            index.keep([outcome.tree for outcome in outcomes])
+    return outcomes
 
 
-def _try_all(
-    index: SeriesIndex, files: Files, patches: Sequence[Patch], *, strict: bool
-) -> Iterator[tuple[Outcome, Files]]:
-    """Yield the outcome of each patch and the files after it."""
-    for batch in _batches(patches):
-        states = _apply_batch(index, files, batch) if len(batch) > 1 else []
-        for state in states:
-            yield Outcome("applied"), state
-        files = states[-1] if states else files
-        for patch in batch[len(states) :]:
-            outcome = _attempt(index, files, patch, movable=not strict or bool(patch.pick))
-            files = index.files() if outcome.status == "applied" else files
-            yield outcome, files
-
-
-def _batches(patches: Sequence[Patch]) -> Iterator[list[Patch]]:
-    """Yield the patches in order, those together that change different files in a plain way."""
-    batch, paths = list[Patch](), set[str]()
-    for patch in patches:
-        plain = patch.data.strip() and b"\n\\ " not in patch.data and not _repeatable(patch)
-        if batch and (not plain or paths & _paths(patch)):
-            yield batch
-            batch, paths = [], set()
-        batch.append(patch)
-        paths |= _paths(patch)
-        if not plain:
-            yield batch
-            batch, paths = [], set()
-    if batch:
-        yield batch
-
-
-def _apply_batch(index: SeriesIndex, files: Files, batch: Sequence[Patch]) -> list[Files]:
-    """
-    Apply patches of different files by one call of git, and return the files after each; nothing
-    if they have to be tried one by one.
-    """
-    saved, states = index.path.read_bytes(), [files]
-    fits, output = index.apply(b"".join(patch.data for patch in batch))
-    after = index.files() if fits and not _OFFSET.search(output) else files
-    for patch in batch:
-        state = {path: entry for path, entry in states[-1].items() if path not in _paths(patch)}
-        states.append(state | {path: after[path] for path in _paths(patch) if path in after})
-        if states[-1] == states[-2]:
-            index.path.write_bytes(saved)
-            return []
-    return states[1:]
-
-
-def _attempt(index: SeriesIndex, before: Files, patch: Patch, *, movable: bool) -> Outcome:
-    """Try *patch* on *index*, which holds *before* and is changed only if the patch applies."""
-    parts, same = patch.sections(), _keeps_lines(patch)
-    if not patch.data.strip():
-        return Outcome("empty", says=("its diff is empty",))
-    if same and all(
+def _attempt(index: ScratchIndex, before: str, patch: Patch, *, movable: bool) -> Outcome:
+    """Try *patch* on *index*, which holds the tree *before* and then that of the outcome."""
+    parts = patch.sections()
+    if all(
         part.hunks and part.old == part.new and b"\nnew mode " not in part.data for part in parts
-    ):
-        return Outcome("empty", says=("it changes nothing",))
-    fits, output = index.apply(patch.data, check=True)
-    moved = len(_OFFSET.findall(output))
-    if not fits or moved or b"\n\\ " in patch.data or _repeatable(patch):
-        reverse_fits, reverse_output = index.apply(patch.data, reverse=True, check=True)
-        reverse_fits = reverse_fits and not list(_joined_lines(index, patch, done=True))
-        # A patch that fits at its own lines is not there already because similar lines are
-        # elsewhere.
-        elsewhere = bool(_OFFSET.search(reverse_output)) and not (movable and (moved or not fits))
-        if reverse_fits and not elsewhere and not (fits and same):
-            says = ("the whole change can be reverted in this tree",)
-            return Outcome("already-upstream", says=says)
-        if reasons := _obstacles(index, patch, fits, output, movable=movable):
-            return Outcome("conflict", says=tuple(reasons))
-    # git checks less than it does: a new file may stand where the index has a folder.
-    applied, output = index.apply(patch.data)
-    if not applied:
-        return Outcome("conflict", says=tuple(output.strip().splitlines()[-5:]))
-    if index.files() == before:
-        return Outcome("already-upstream", says=("the tree is the same with it as without",))
-    return Outcome("applied", moved=moved)
+    ) and _keeps_lines(parts):
+        return Outcome("empty", before, says=("it changes nothing",))
+    fits, output = index.apply(patch.data)
+    moved = _OFFSET.findall(output)
+    after = index.tree() if fits else before
+    if fits and after == before:
+        return Outcome("already-upstream", before, says=("the tree is the same with it",))
+    if fits and not moved and not _repeatable(parts) and _OPEN_END not in patch.data:
+        return Outcome("applied", after)
+    index.reset(before)
+    reverts, messages = index.apply(patch.data, "--reverse", "--check")
+    # A patch that fits at its own lines is not there already because similar lines are elsewhere.
+    elsewhere = _OFFSET.search(messages) and not (movable and (moved or not fits))
+    joined = any(_joined_lines(index, patch, done=True))
+    if reverts and not elsewhere and not joined and not (fits and _keeps_lines(parts)):
+        says = ("the whole change can be reverted in this tree",)
+        return Outcome("already-upstream", before, says=says)
+    if reasons := _obstacles(index, patch, fits, output, movable=movable):
+        return Outcome("conflict", before, says=tuple(reasons))
+    index.reset(after)
+    return Outcome("applied", after, len(moved))
 
 
 def _obstacles(
-    index: SeriesIndex, patch: Patch, fits: bool, output: str, *, movable: bool
+    index: ScratchIndex, patch: Patch, fits: bool, output: str, *, movable: bool
 ) -> list[str]:
     """Return why the patch is a conflict; nothing if it is none."""
     if not fits:
         # "while searching for" is followed by lines of the patch, which the report has.
-        errors = [
-            line
-            for line in output.splitlines()
-            if line.startswith("error:") and "while searching for" not in line
-        ]
-        return errors or output.strip().splitlines()[-5:]
+        lines = [line for line in output.splitlines() if "while searching for" not in line]
+        return [line for line in lines if line.startswith("error:")] or lines[-5:]
     if joined := list(_joined_lines(index, patch)):
         return ["it ends a file where this tree goes on", *joined]
     moved = _OFFSET.findall(output)
@@ -347,61 +251,54 @@ def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozens
     *tree* has them.
     """
     present = set()
-    with SeriesIndex(objects, tree, patches) as index:
+    with ScratchIndex(objects, tree) as index:
         for patch in reversed(patches):
+            parts = patch.sections()
             # git reverts a change of modes alone in any tree, with a warning; and a joined line is
             # another line.
-            modes = _keeps_lines(patch) and all(
-                part.old == part.new and not part.binary for part in patch.sections()
+            modes = _keeps_lines(parts) and all(
+                part.old == part.new and not part.binary for part in parts
             )
-            ignored = not patch.data.strip() or modes or any(_joined_lines(index, patch, done=True))
-            if not ignored and index.apply(patch.data, reverse=True)[0]:
+            joined = any(_joined_lines(index, patch, done=True))
+            if not modes and not joined and index.apply(patch.data, "--reverse")[0]:
                 present.add(patch.name)
     return frozenset(present)
 
 
-def _paths(patch: Patch) -> set[str]:
-    return {path for part in patch.sections() for path in (part.old, part.new) if path}
-
-
-def _keeps_lines(patch: Patch) -> bool:
+def _keeps_lines(parts: Sequence[Section]) -> bool:
     """Return whether every hunk, if any, replaces lines by the same lines."""
-    return all(hunk.before == hunk.after for part in patch.sections() for hunk in part.hunks)
+    return all(hunk.before == hunk.after for part in parts for hunk in part.hunks)
 
 
-def _repeatable(patch: Patch) -> bool:
+def _repeatable(parts: Sequence[Section]) -> bool:
     """
     Return whether the patch may fit where it was applied already: no hunk shows which of both
     states a file has.
     """
-    return all(
-        old == new
-        for part in patch.sections()
-        for hunk in part.hunks
-        for old, new in zip(hunk.before, hunk.after, strict=False)
-    )
+    pairs = [(hunk.before, hunk.after) for part in parts for hunk in part.hunks]
+    return all(old and new and all(map(operator.eq, old, new)) for old, new in pairs)
 
 
-def _ambiguous_hunks(index: SeriesIndex, patch: Patch) -> Iterator[str]:
+def _ambiguous_hunks(index: ScratchIndex, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in patch.sections():
         text = index.blob(part.old) if part.hunks and part.old else b""
-        hunks = [(hunk, hunk.places(text)) for hunk in part.hunks if part.old]
-        for hunk, places in [] if all(hunk.start in places for hunk, places in hunks) else hunks:
-            if len(places) > 1:
-                yield f"{part.path}: {hunk.label} at lines {', '.join(map(str, places[:5]))}"
-            if not hunk.before:
-                yield f"{part.path}: {hunk.label} names no line that is there"
+        places = [(hunk, hunk.places(text)) for hunk in part.hunks if part.old]
+        if not all(hunk.start in lines for hunk, lines in places):
+            for hunk, lines in places:
+                if len(lines) > 1 or not hunk.before:
+                    at = ", ".join(map(str, lines[:5])) or "none, as it names no line that is there"
+                    yield f"{part.path}: {hunk.label} at lines {at}"
 
 
-def _joined_lines(index: SeriesIndex, patch: Patch, *, done: bool = False) -> Iterator[str]:
+def _joined_lines(index: ScratchIndex, patch: Patch, *, done: bool = False) -> Iterator[str]:
     """
     Yield the hunks that end with a line without a line end, where the file has one.
 
     Args:
         done: Look for the replacement instead of the replaced lines.
     """
-    for part in patch.sections() if b"\n\\ " in patch.data else ():
+    for part in patch.sections() if _OPEN_END in patch.data else ():
         for hunk in part.hunks[-1:]:
             lines, path = (hunk.after, part.new) if done else (hunk.before, part.old)
             ends_open = path and lines and not lines[-1].endswith(b"\n")

@@ -8,31 +8,35 @@ release archive will do; and the earlier patches of ours that changed the file.
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import posixpath
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Literal
 
 import msgspec
 
 from sparkwright.cherry_picks import apply
 from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.apply import Explain
+from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
 from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.git import REGULAR
-from sparkwright.core.git_store import Objects
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows.
 SHOWN, COLUMNS, NAMED = 8, 96, 20
 #: Lines of a hunk that are compared, in a time that grows with the square of their number.
 COMPARED = 2000
 
-
 State = Literal["fits", "moved", "ambiguous", "already", "gone"]
+
+_HUNK = {
+    "fits": "fits",
+    "moved": "its lines are at line {line}",
+    "ambiguous": "its lines are at several places, the nearest at line {line}",
+    "already": "is there already, at line {line}",
+    "gone": "its lines are not there; the likeliest place is line {line}",
+}
 
 
 class HunkState(msgspec.Struct, frozen=True):
@@ -60,9 +64,7 @@ class FileConflict(msgspec.Struct, frozen=True):
     A file that the patch changes.
 
     Attributes:
-        state: ``exists``: a new file that the tree has; ``binary``: its content is not the one that
-            the patch changes.
-        candidates: Files of the same name elsewhere, if the tree lacks the file.
+        problem: Why the change does not apply, apart from its hunks.
         base_lacks: Upstream commits that the patch builds on and the base lacks, on the hunks'
             lines if that is known.
         base_has: Upstream commits that the base has and that are newer than the patch.
@@ -71,9 +73,8 @@ class FileConflict(msgspec.Struct, frozen=True):
     """
 
     path: str
-    state: Literal["there", "missing", "exists", "binary"]
+    problem: str = ""
     hunks: tuple[HunkState, ...] = ()
-    candidates: tuple[str, ...] = ()
     base_lacks: tuple[Commit, ...] = ()
     base_has: tuple[Commit, ...] = ()
     ours: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ class FileConflict(msgspec.Struct, frozen=True):
     @property
     def fits(self) -> bool:
         """Whether the change of the file applies."""
-        return self.state == "there" and all(hunk.state in ("fits", "moved") for hunk in self.hunks)
+        return not self.problem and all(hunk.state in ("fits", "moved") for hunk in self.hunks)
 
 
 class ConflictReport(msgspec.Struct, frozen=True):
@@ -110,53 +111,46 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
             moved: State = "moved" if len(places) == 1 else "ambiguous"
             state: State = "already" if done else "fits" if nearest == number else moved
             return HunkState(hunk.label, hunk.heading, state, nearest)
-    have = lines_of(text)
-    line = _likeliest(have, hunk)
-    wanted = hunk.before[:COMPARED]
-    there = have[max(line, 0) : max(line + len(hunk.before), 0)][:COMPARED]
-    codes = difflib.SequenceMatcher(None, wanted, there).get_opcodes()
+    wanted, have = hunk.before[:COMPARED], lines_of(text)
+    block = SequenceMatcher(None, wanted, have).find_longest_match()
+    line = max(block.b - block.a if block.size else min(hunk.start, len(have)) - 1, 0)
+    there = have[line : line + len(wanted)]
+    codes = SequenceMatcher(None, wanted, there).get_opcodes()
     changes = [code for code in codes if code[0] != "equal"]
     expected = [text for _, start, end, _, _ in changes for text in wanted[start:end]]
     found = [text for _, _, _, start, end in changes for text in there[start:end]]
-    shown = (_shown(expected), _shown(found))
-    return HunkState(hunk.label, hunk.heading, "gone", max(line, 0) + 1, *shown)
-
-
-def _likeliest(have: list[bytes], hunk: Hunk) -> int:
-    """Return the index at which most of the hunk's lines are; its own if there are none."""
-    scores: dict[int, float] = {}
-    index: dict[bytes, list[int]] = {}
-    for number, line in enumerate(have):
-        index.setdefault(line, []).append(number)
-    for offset, line in enumerate(hunk.before):
-        # A frequent line (a closing bracket) is weak evidence.
-        numbers = index.get(line, []) if line.strip() else []
-        for number in numbers[:20]:
-            scores[number - offset] = scores.get(number - offset, 0.0) + 1 / len(numbers)
-    return max(
-        scores,
-        key=lambda at: (scores[at], -abs(at + 1 - hunk.start)),
-        default=min(hunk.start, len(have)) - 1,
-    )
+    shown = _shown(expected), _shown(found)
+    return HunkState(hunk.label, hunk.heading, "gone", line + 1, *shown)
 
 
 def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
     """Return the first lines as text, with a sign for a missing line end."""
     texts = [line.decode("utf-8", "replace") for line in lines[:SHOWN]]
-    return tuple(_plain((text[:-1] if text.endswith("\n") else f"{text}␄")[:400]) for text in texts)
+    return tuple((text[:-1] if text.endswith("\n") else f"{text}␄")[:400] for text in texts)
 
 
-def _plain(text: str) -> str:
+def refusal(
+    upstream: Upstream, base: Base, patches: Sequence[Patch], outcomes: Sequence[Outcome]
+) -> PatchError:
     """
-    Return *text* with control characters, which a terminal would obey, replaced by their symbols.
+    Return the failure for the last of *patches* that was tried on the locked source *base*, which
+    was not applied; of a conflict with its report.
     """
-    return "".join(
-        c
-        if c.isprintable() or c == "\t"
-        else chr(0x2400 + ord(c))
-        if ord(c) < 32
-        else "\N{REPLACEMENT CHARACTER}"
-        for c in text
+    patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
+    if outcome.status != "conflict":
+        return apply.refusal(upstream.fork, patches, outcomes)
+    verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
+    rebase, export = (f"sparkwright patch {name} {verb}" for name in ("rebase", "export"))
+    why = "leave a file out, and carry it as a patch of ours"
+    exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
+    commands = (exclude, rebase) if patch.pick else (rebase, export)
+    earlier = [
+        tried
+        for tried, result in zip(patches, outcomes, strict=False)
+        if result.status == "applied"
+    ]
+    return explain(
+        upstream, base, outcome.tree, patch, earlier, says=outcome.says, commands=commands
     )
 
 
@@ -181,9 +175,16 @@ def explain(
         commands: Command lines to go on with, each with its reason after four blanks.
     """
     objects, fork = upstream.session.objects, upstream.fork
-    present, original = (_regular(objects, name) for name in (tree, base.tree))
+    present, original = (
+        {path: blob for path, (mode, blob) in objects.paths(name).items() if mode[:3] == "100"}
+        for name in (tree, base.tree)
+    )
     files = tuple(
-        _file(upstream, tree, present, original, part, earlier) for part in patch.sections()
+        msgspec.structs.replace(
+            _file(upstream, tree, present, original, part),
+            ours=tuple(patch.name for patch in earlier if (part.old or part.new) in patch.files),
+        )
+        for part in patch.sections()
     )
     reverts = patch.name in apply.taken_away(objects, base.tree, [patch])
     tests = evidence(upstream, base, patch, reverts=reverts)
@@ -192,45 +193,8 @@ def explain(
     report = ConflictReport(*names, files, tests, tuple(commands))
     wrong = [file.path for file in files if not file.fits]
     what = f"{patch.name} does not apply to {fork}{': ' + ', '.join(wrong) if wrong else ''}."
-    return PatchError(
-        "patch-conflict",
-        what,
-        details=[*says, *lines(report)],
-        data={"conflict": report},
-        todo=todo,
-    )
-
-
-def explainer(upstream: Upstream, base: Base) -> Explain:
-    """
-    Return the function that explains a conflict while the series is applied to the locked source
-    *base*.
-    """
-    verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
-
-    def failure(
-        tree: str, patch: Patch, earlier: Sequence[Patch], says: Sequence[str]
-    ) -> PatchError:
-        why = "leave a file out, and carry it as a patch of ours"
-        exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
-        commands = (
-            exclude if patch.pick else "",
-            f"sparkwright patch rebase {verb}",
-            "" if patch.pick else f"sparkwright patch export {verb}",
-        )
-        return explain(
-            upstream, base, tree, patch, earlier, says=says, commands=[*filter(None, commands)]
-        )
-
-    return failure
-
-
-def _regular(objects: Objects, tree: str) -> dict[str, str]:
-    return {
-        path: blob
-        for path, (mode, blob) in objects.paths(tree).items()
-        if mode.startswith(REGULAR[:3])
-    }
+    details, data = [*says, *lines(report)], {"conflict": report}
+    return PatchError("patch-conflict", what, details=details, data=data, todo=todo)
 
 
 def _file(
@@ -239,32 +203,29 @@ def _file(
     present: dict[str, str],
     original: dict[str, str],
     part: Section,
-    earlier: Sequence[Patch],
 ) -> FileConflict:
+    """
+    Return the state of the file that *part* changes.
+
+    Args:
+        present, original: The files of the tree and of its base: path → blob id.
+    """
     path = part.old or part.new
-    ours = tuple(patch.name for patch in earlier if path in patch.files)
     if not part.old:
-        return FileConflict(path, "exists" if path in present else "there", ours=ours)
+        return FileConflict(path, "is there already" if path in present else "")
     if path not in present:
-        name = posixpath.basename(path)
-        candidates = sorted(other for other in present if posixpath.basename(other) == name)
-        return FileConflict(path, "missing", candidates=tuple(candidates[:3]), ours=ours)
+        return FileConflict(path, "not in the tree")
     if part.binary:
-        return FileConflict(
-            path,
-            "there" if part.blob and present[path].startswith(part.blob) else "binary",
-            ours=ours,
-        )
+        same = part.blob and present[path].startswith(part.blob)
+        return FileConflict(path, "" if same else "has another content than the patch is for")
     text = upstream.session.objects.blob(tree, path) or b""
-    conflict = FileConflict(
-        path, "there", tuple(hunk_state(text, hunk) for hunk in part.hunks), ours=ours
-    )
+    states = tuple(hunk_state(text, hunk) for hunk in part.hunks)
+    conflict = FileConflict(path, "", states)
     if conflict.fits:
         return conflict
-    pairs = zip(part.hunks, conflict.hunks, strict=True)
     wanted = [
         line
-        for hunk, state in pairs
+        for hunk, state in zip(part.hunks, states, strict=True)
         if state.state not in ("fits", "moved")
         for line in hunk.before
     ]
@@ -283,18 +244,17 @@ def _with_upstream(
         note = "upstream's history is not in the store; `sparkwright patch drift` brings it"
         return replace(conflict, note=note)
     states = history.states(objects, conflict.path, upstream.tip)
-    numbers = [
-        next(
-            (number for number, (_, state) in enumerate(states) if id_ and state.startswith(id_)),
-            -1,
-        )
-        for id_ in (blob, part.blob)
-    ]
-    if min(numbers) < 0:
-        whose = "base" if numbers[0] < 0 else "patch"
-        note = f"the {whose}'s {conflict.path} is no state of upstream's branch"
+    known = {"base": blob, "patch": part.blob}
+    found = {
+        whose: number
+        for whose, wanted_blob in known.items()
+        for number, (_, state) in reversed([*enumerate(states)])
+        if wanted_blob and state.startswith(wanted_blob)
+    }
+    if unknown := [whose for whose in known if whose not in found]:
+        note = f"the {unknown[0]}'s {conflict.path} is no state of upstream's branch"
         return replace(conflict, note=note)
-    between = states[min(numbers) : max(numbers) + 1]
+    between = states[min(found.values()) : max(found.values()) + 1]
     try:
         upstream.mirror.files({state for _, state in between if state.strip("0")})
     except SparkwrightError as error:
@@ -306,8 +266,8 @@ def _with_upstream(
     ]
     names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
     commits = tuple(history.commit(objects, name) for name in names)
-    newer = numbers[1] < numbers[0]
-    return replace(conflict, **{"base_lacks" if newer else "base_has": commits})
+    field = "base_lacks" if found["patch"] < found["base"] else "base_has"
+    return replace(conflict, **{field: commits})
 
 
 def lines(report: ConflictReport) -> list[str]:
@@ -319,56 +279,22 @@ def lines(report: ConflictReport) -> list[str]:
     ]
     rows += [f"       {part}" for part in (report.author, report.page) if part]
     for file in report.files:
-        if file.fits:
-            rows.append(f"{file.path}: fits")
-            continue
-        rows += [
-            f"{file.path}: {_FILE[file.state]}",
-            *(f"  is it {name}?" for name in file.candidates),
-        ]
-        for hunk in file.hunks:
-            rows.append(
-                f"  {hunk.label} {_cut(hunk.heading, 30)}".rstrip()
-                + f": {_HUNK[hunk.state].format(line=hunk.line)}"
-            )
-            rows += [
-                _cut(f"    {verb}: {line}")
-                for verb, each in (("wants", hunk.expected), ("finds", hunk.found))
-                for line in each
-            ]
-        rows += [
-            f"  the patch builds on, and the base lacks: {commit.line()}"
-            for commit in file.base_lacks
-        ]
-        rows += [
-            f"  the base has, and the patch does not know: {commit.line()}"
-            for commit in file.base_has
-        ]
-        rows += [f"  touched by our {name} before" for name in file.ours]
+        rows.append(f"{file.path}: {'fits' if file.fits else file.problem or 'conflict'}")
+        for hunk in () if file.fits else file.hunks:
+            state = _HUNK[hunk.state].format(line=hunk.line)
+            rows.append(f"  {' '.join([hunk.label, hunk.heading[:30]]).rstrip()}: {state}")
+            rows += [f"    wants: {line}"[:COLUMNS] for line in hunk.expected]
+            rows += [f"    finds: {line}"[:COLUMNS] for line in hunk.found]
+        named = {
+            "the patch builds on, and the base lacks": file.base_lacks,
+            "the base has, and the patch does not know": file.base_has,
+        }
+        rows += [f"  {what}: {commit.line()}" for what in named for commit in named[what]]
+        rows += [f"  touched by our {name} before" for name in file.ours if not file.fits]
         rows += [f"  ({file.note})"] if file.note else []
     for test in report.evidence:
-        mark = "could not be tested" if test.holds is None else "yes" if test.holds else "no"
+        mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
         rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
-    rows = [_plain(row) for row in rows]
     for command, _, why in (command.partition("    ") for command in report.commands):
         rows += [f"to go on: {command}", *([f"          {why.strip()}"] if why else [])]
     return rows
-
-
-def _cut(text: str, columns: int = COLUMNS) -> str:
-    return text if len(text) <= columns else f"{text[: columns - 1]}…"
-
-
-_FILE = {
-    "there": "conflict",
-    "missing": "not in the tree",
-    "exists": "is there already",
-    "binary": "has another content than the patch is for",
-}
-_HUNK = {
-    "fits": "fits",
-    "moved": "its lines are at line {line}",
-    "ambiguous": "its lines are at several places, the nearest at line {line}",
-    "already": "is there already, at line {line}",
-    "gone": "its lines are not there; the likeliest place is line {line}",
-}

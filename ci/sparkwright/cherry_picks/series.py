@@ -92,9 +92,14 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
     if stored and session.objects.whole(stored.tree):
         return stored
     base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
-    explain = conflict.explainer(Upstream(session, source.fork), base)
-    patches = of(session, source.fork)
-    patched = apply.apply_patches(session.objects, source.fork, source.tree, patches, explain)
+    upstream, patches = Upstream(session, source.fork), of(session, source.fork)
+    patched = apply.apply_patches(
+        session.objects,
+        source.fork,
+        source.tree,
+        patches,
+        lambda _, patches, outcomes: conflict.refusal(upstream, base, patches, outcomes),
+    )
     session.store.put("apply", _key(session, source.fork, source.tree), patched)
     return patched
 

@@ -381,13 +381,10 @@ def _check_applies(session: RunContext, book: Ledger, fork: str, record: Record)
         pull_requests.patch_of(session, book, carried_record, session.project.stack)
         for carried_record in carried[: carried.index(record) + 1]
     ]
-    *_, outcome = apply.evaluate(session.objects, source.tree, patches)
-    if outcome.status == "conflict":
+    outcomes = apply.evaluate(session.objects, source.tree, patches)
+    if outcomes[-1].status != "applied":
         base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
-        explain = conflict.explainer(Upstream(session, fork, book), base)
-        raise explain(outcome.tree, patches[-1], patches[:-1], outcome.says)
-    if outcome.status != "applied":
-        raise apply.refusal(session.project.stack, patches[-1], outcome)
+        raise conflict.refusal(Upstream(session, fork, book), base, patches, outcomes)
 
 
 def rebase(arguments: argparse.Namespace) -> int:

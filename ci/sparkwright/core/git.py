@@ -7,19 +7,21 @@ except those that say how to reach a host.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from sparkwright.core.errors import CommandError, GitError
 from sparkwright.core.process import refuse_full_disk, wrap_with_limits
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would
 #: redirect our commands.
-_KEPT = frozenset(
+_NETWORK = frozenset(
     {
         "GIT_SSH",
         "GIT_SSH_COMMAND",
@@ -47,15 +49,22 @@ _CONFIG = {
     "http.lowSpeedTime": "60",
 }
 
-#: In place of the user's own file.
-_GLOBAL = Path(__file__).with_name("gitconfig")
+_ENVIRONMENT = {
+    # In place of the user's own file.
+    "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("gitconfig")),
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LANGUAGE": "C",
+    "LC_ALL": "C",
+    "TZ": "UTC",
+}
 
 #: Otherwise git takes a damaged bare repository for no repository, and works in the one that the
 #: cache directory happens to lie in.
 HERE = {"GIT_DIR": "."}
 
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
-
 
 #: Phase, how many are done, and of how many.
 OnProgress = Callable[[str, int, int], None]
@@ -66,19 +75,6 @@ _PROGRESS = re.compile(
 )
 
 
-def _command() -> Any:
-    """
-    Return GitPython's command layer; imported late because it costs as much as the rest of the
-    command line.
-    """
-    for name in [name for name in os.environ if name.startswith("GIT_") and name not in _KEPT]:
-        del os.environ[name]
-    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
-    from git.cmd import Git
-
-    return Git
-
-
 def run(
     arguments: Sequence[str],
     *,
@@ -86,7 +82,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: bytes | IO[bytes] | None = None,
     check: bool = True,
-    timeout: int | None = None,
+    timeout: float | None = None,
     durable: bool = True,
     on_progress: OnProgress | None = None,
 ) -> tuple[int, bytes, str]:
@@ -95,75 +91,77 @@ def run(
 
     Args:
         durable: Flush files to the disk; False for files that do not outlive the run.
-        on_progress: Told what git's ``--progress`` says, as it comes; standard output is not
-            returned then.
+        on_progress: Called with the progress that git's ``--progress`` prints; standard output is
+            not returned then.
 
     Raises:
         tool-missing: git is not installed.
-        git-failed: It ended with another status than 0 and *check* is set.
+        git-failed: It ended with another status than 0 and *check* is set, or ran out of time.
         disk-full: It found no room for what it writes.
     """
-    command = [
-        "git",
-        *(part for name, value in _CONFIG.items() for part in ("-c", f"{name}={value}")),
-        *([] if durable else ["-c", "core.fsync=none"]),
-        *arguments,
-    ]
-    own = {
-        "GIT_CONFIG_GLOBAL": str(_GLOBAL),
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "TZ": "UTC",
+    settings = _CONFIG if durable else {**_CONFIG, "core.fsync": "none"}
+    options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name in _NETWORK
     }
-    environment = {**own, **(env or {})}
+    environment = {**inherited, **_ENVIRONMENT, **(env or {})}
+    try:
+        # A git that outlived a killed run would write under the lock of the next one.
+        command = wrap_with_limits(["git", *options, *arguments])
+    except FileNotFoundError as error:
+        raise CommandError("tool-missing", "git is not installed.") from error
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
             spool.write(stdin)
             spool.seek(0)
-        try:
-            # A git that outlived a killed run would write under the lock of the next one.
-            command = wrap_with_limits(command)
-            source = spool if stdin is None or isinstance(stdin, bytes) else stdin
-            layer = _command()(str(cwd))
-            if on_progress:
-                child = layer.execute(command, istream=source, env=environment, as_process=True)
-                err = _watched(child.proc, on_progress)
-                status, out = child.proc.wait(), b""
-            else:
-                status, out, err = layer.execute(
+        source = spool if stdin is None or isinstance(stdin, bytes) else stdin
+        if on_progress:
+            status, messages = _run_with_progress(command, cwd, environment, source, on_progress)
+            output = b""
+        else:
+            try:
+                done = subprocess.run(
                     command,
-                    istream=source,
+                    cwd=cwd,
                     env=environment,
-                    with_extended_output=True,
-                    with_exceptions=False,
-                    stdout_as_string=False,
-                    strip_newline_in_stdout=False,
-                    kill_after_timeout=timeout,
+                    stdin=source,
+                    capture_output=True,
+                    check=False,
+                    timeout=timeout,
                 )
-        except Exception as error:
-            if isinstance(error, FileNotFoundError) or type(error).__name__ == "GitCommandNotFound":
-                raise CommandError("tool-missing", "git is not installed.") from error
-            raise
+            except subprocess.TimeoutExpired as error:
+                what = f"git {arguments[0]} had no answer in {timeout} seconds."
+                raise GitError("git-failed", what) from error
+            status, output, messages = done.returncode, done.stdout, done.stderr
+    text = messages.decode("utf-8", "replace")
     if status:
-        refuse_full_disk(str(err).splitlines(), f"git in {cwd}")
+        refuse_full_disk(text.splitlines(), f"git in {cwd}")
     if check and status:
-        raise GitError(
-            "git-failed",
-            f"git {arguments[0]} ended with status {status}.",
-            details=str(err).strip().splitlines()[-20:],
-        )
-    return int(status), bytes(out), str(err)
+        what = f"git {arguments[0]} ended with status {status}."
+        raise GitError("git-failed", what, details=text.strip().splitlines()[-20:])
+    return status, output, text
 
 
-def _watched(child: Any, on_progress: OnProgress) -> str:
-    """Pass the progress that git prints to *on_progress*, and return its other messages."""
-    lines_read, pending = [], b""
-    while chunk := child.stderr.read1(4096):
-        *lines, pending = re.split(rb"[\r\n]", pending + chunk)
-        for line in lines:
-            if match := _PROGRESS.match(line):
-                on_progress(match[1].decode(), int(match[2]), int(match[3]))
-            elif line.strip():
-                lines_read.append(line)
-    return b"\n".join([*lines_read, pending]).decode("utf-8", "replace")
+def _run_with_progress(
+    command: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    source: IO[bytes],
+    on_progress: OnProgress,
+) -> tuple[int, bytes]:
+    """Return the status and the messages of git, its progress passed to *on_progress*."""
+    messages, pending = list[bytes](), b""
+    with subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=source, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as child:
+        assert isinstance(child.stderr, io.BufferedReader)
+        while chunk := child.stderr.read1():
+            *lines, pending = re.split(rb"[\r\n]", pending + chunk)
+            for line in lines:
+                if match := _PROGRESS.match(line):
+                    on_progress(match[1].decode(), int(match[2]), int(match[3]))
+                elif line.strip():
+                    messages.append(line)
+    return child.returncode, b"\n".join([*messages, pending])

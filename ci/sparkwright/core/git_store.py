@@ -37,24 +37,26 @@ class Objects:
         with translate_disk_full(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                fresh = Path(scratch) / path.name
-                fresh.mkdir()
-                run(["init", "-q", "--bare", "."], cwd=fresh)
-                (fresh / "info").mkdir(exist_ok=True)
+                run(["init", "-q", "--bare", "--template=", "new"], cwd=Path(scratch))
+                info = Path(scratch) / "new" / "info"
+                info.mkdir()
                 # A tree's own .gitattributes must not change bytes on checkout; this file outranks
                 # it (gitattributes(5)).
-                (fresh / "info" / "attributes").write_text(
+                (info / "attributes").write_text(
                     "* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
                 )
                 # Another process may have made the repository meanwhile.
                 with contextlib.suppress(OSError):
-                    fresh.rename(path)
+                    info.parent.rename(path)
 
     def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
         """Run git in the repository; see `sparkwright.core.git.run`."""
-        return run(
-            arguments, cwd=self.path, **options | {"env": {**HERE, **(options.get("env") or {})}}
-        )
+        env = {**HERE, **(options.pop("env", None) or {})}
+        return run(arguments, cwd=self.path, env=env, **options)
+
+    def _text(self, *arguments: str, **options: Any) -> str:
+        """Return the output of git, in which the bytes of paths may be surrogates."""
+        return self.run(arguments, **options)[1].decode("utf-8", "surrogateescape")
 
     def borrow(self, folder: Path) -> None:
         """
@@ -73,12 +75,12 @@ class Objects:
             if not alternates.exists() or alternates.read_text() != text:
                 fresh = alternates.with_name("alternates.new")
                 fresh.write_text(text)
-                os.replace(fresh, alternates)
+                fresh.replace(alternates)
 
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return the sorted *ids* of which the object is missing."""
         names = "".join(f"{name}\n" for name in sorted(ids)).encode()
-        out = self.run(["cat-file", "--batch-check"], stdin=names)[1].decode() if ids else ""
+        out = self._text("cat-file", "--batch-check", stdin=names) if ids else ""
         return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
 
     def has(self, name: str) -> bool:
@@ -91,11 +93,7 @@ class Objects:
 
     def resolve(self, name: str) -> str:
         """Return the id of the object that *name* means."""
-        return (
-            self.run(["rev-parse", "--verify", "--quiet", "--end-of-options", name])[1]
-            .decode()
-            .strip()
-        )
+        return self._text("rev-parse", "--verify", "--quiet", "--end-of-options", name).strip()
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
@@ -104,12 +102,9 @@ class Objects:
 
     def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
-        out = self.run(
-            ["ls-tree", "-r", "-z", "--full-tree", tree, *([f"{folder}/"] if folder else [])]
-        )[1]
-        rows = (
-            row.split("\t", 1) for row in out.decode("utf-8", "surrogateescape").split("\0") if row
-        )
+        below = [f"{folder}/"] if folder else []
+        out = self._text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
+        rows = (row.split("\t", 1) for row in out.split("\0") if row)
         return {path: (head.split()[0], head.split()[2]) for head, path in rows}
 
     def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
@@ -117,30 +112,23 @@ class Objects:
         Yield every regular file below *folder* of *tree* with its bytes, by one call of git for all
         of them.
         """
-        yield from self.contents(
-            {
-                path: blob
-                for path, (mode, blob) in self.paths(tree, folder).items()
-                if mode in (REGULAR, EXECUTABLE)
-            }
-        )
+        entries = self.paths(tree, folder).items()
+        files = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
+        yield from self.contents(files)
 
-    def contents(
-        self, blobs: Mapping[str, str], env: Mapping[str, str] | None = None
-    ) -> Iterator[tuple[str, bytes]]:
+    def contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
         """
         Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them.
         """
         ids = "".join(f"{blob}\n" for blob in blobs.values()).encode()
-        out = self.run(["cat-file", "--batch"], stdin=ids, env=env)[1]
+        out = self.run(["cat-file", "--batch"], stdin=ids)[1]
         start = 0
         for path, blob in blobs.items():
             head = out.index(b"\n", start)
             words = out[start:head].decode().split()
             if words[:2] != [blob, "blob"]:
-                raise GitError(
-                    "git-failed", f"git does not have {path}.", details=[" ".join(words)]
-                )
+                what = f"git does not have {path}."
+                raise GitError("git-failed", what, details=[" ".join(words)])
             start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 
@@ -149,18 +137,15 @@ class Objects:
         Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
-        out = self.run(["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after])[1]
-        parts = out.decode("utf-8", "surrogateescape").split("\0")[:-1]
-        return dict(zip(parts[1::2], parts[::2], strict=True))
+        parts = self._text("diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after)
+        words = parts.split("\0")[:-1]
+        return dict(zip(words[1::2], words[::2], strict=True))
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
-        """
-        Return *tree* with the bytes of *files* at their paths; modes stay.
-        """
-        modes = self.paths(tree)
-        entries = {}
+        """Return *tree* with the bytes of *files* at their paths; modes stay."""
+        modes, entries = self.paths(tree), dict[str, tuple[str, str]]()
         for path, data in files.items():
-            blob = self.run(["hash-object", "-w", "--stdin"], stdin=data)[1].decode().strip()
+            blob = self._text("hash-object", "-w", "--stdin", stdin=data).strip()
             entries[path] = (modes.get(path, (REGULAR, ""))[0], blob)
         return self._with_entries(tree, entries)
 
@@ -187,7 +172,7 @@ class Objects:
             self.run(words, env=env, stdin=rows.encode("utf-8", "surrogateescape"))
             # A tree of which only a few files were brought is still a tree; what a build reads was
             # brought whole (Mirror.tree).
-            return self.run(["write-tree", "--missing-ok"], env=env)[1].decode().strip()
+            return self._text("write-tree", "--missing-ok", env=env).strip()
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -204,15 +189,10 @@ class Objects:
         # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git
         # can own it.
         Path(f"{index}.lock").unlink(missing_ok=True)
-        env = {
-            "GIT_INDEX_FILE": str(index),
-            "GIT_WORK_TREE": str(folder),
-            "GIT_DIR": str(self.path),
-        }
-        if (
-            index.exists()
-            and self.run(["update-index", "-q", "--refresh"], env=env, check=False)[0] > 1
-        ):
+        places = {"GIT_INDEX_FILE": index, "GIT_WORK_TREE": folder, "GIT_DIR": self.path}
+        env = {name: str(path) for name, path in places.items()}
+        refresh = ["update-index", "-q", "--refresh"]
+        if index.exists() and self.run(refresh, env=env, check=False)[0] > 1:
             index.unlink()
         pending = Path(f"{index}.pending")
         left = pending.read_text() if pending.exists() else ""
@@ -239,34 +219,15 @@ class Objects:
         with translate_disk_full(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
             stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
             for path, mode, data in files:
-                stream.write(
-                    b"M %s inline %s\ndata %d\n" % (mode.encode(), quoted(path), len(data))
-                )
-                stream.write(data)
-                stream.write(b"\n")
-            stream.write(b"done\n")
+                # C-style quoting (git-fast-import(1)).
+                name = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                line = f'M {mode} inline "{name}"\ndata {len(data)}\n'
+                stream.write(line.encode("utf-8", "surrogateescape") + data + b"\n")
+            stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
             stream.seek(0)
-            self.run(
-                [
-                    "-c",
-                    "core.compression=1",
-                    "fast-import",
-                    "--quiet",
-                    "--done",
-                    "--force",
-                    "--depth=0",
-                ],
-                stdin=stream,
-            )
-        tree = self.resolve(f"{ref}^{{tree}}")
-        self.run(["update-ref", "-d", ref])
-        return tree
-
-
-def quoted(path: str) -> bytes:
-    """Return *path* as fast-import reads it (git-fast-import(1): C-style quoting)."""
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return b'"' + escaped.encode("utf-8", "surrogateescape") + b'"'
+            options = ["--quiet", "--done", "--force", "--depth=0"]
+            words = ["-c", "core.compression=1", "fast-import", *options]
+            return self._text(*words, stdin=stream).split()[2]
 
 
 def blob_id(data: bytes) -> str:
