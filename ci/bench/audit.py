@@ -3,7 +3,7 @@ Auditing the official vLLM wheel: all but the disassembly against ``cuobjdump --
 fetched base wheel and the tools of stack 2026.11.
 
 The first comparison reads the same unpacked libraries: hashes, needs, symbols, operators, and each unit's real targets on one side, a list
-of file names on the other. The second is `sparkwright audit` from the wheel to the report, with others' tools, on an empty store.
+of file names on the other. The second is `sparkwright audit` from the wheel to the report, on an empty store.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 import psutil
 
 import measure
-from sparkwright.audit import policy, wheel
-from sparkwright.audit.library import LibraryAudit
+from sparkwright.audit import policy, wheel, wheel_reader
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedLibrary
+from sparkwright.audit.wheel import LibraryAudit
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf
@@ -85,14 +85,14 @@ def unpacked(folder: Path) -> dict[str, Path]:
 
 def ours(libraries: dict[str, Path], scratch: Path) -> None:
     """Read all that the audit reads of them but their instructions."""
-    nothing = Contents((), "", (), ours=False)
+    about = wheel_reader.subject(base)
     plain = msgspec.structs.replace(rules, distributions={})
     for name, path in libraries.items():
         with elf.mapped(path) as data:
             shared = elf.shared_object(data)
-            audited = LibraryAudit(plain, "vllm", name, nothing, programs, ours=False)
-            audited.check_host(data, shared, ())
-            audited.check_device(AuditedLibrary(name, "", 0, "base"), data, shared, scratch)
+            audited = LibraryAudit(plain, about, Contents(), name, ours=False)
+            audited.check_host(data, shared)
+            audited.check_device(AuditedLibrary(name, "", 0, "base"), data, shared, programs, scratch, 0)
 
 
 def listed(libraries: dict[str, Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import struct
@@ -20,9 +19,9 @@ from tests.support import fatbins
 from tests.support.fatbins import cubin, ptx
 
 from sparkwright.audit import policy as audit_policy
-from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
+from sparkwright.audit.wheel import audit
 from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import archive, fatbin, graft
@@ -44,8 +43,6 @@ POLICY: dict[str, Any] = {
         "probe": {"reason": "A test.", "libraries": [{"glob": LIBRARY, "role": "target"}]}
     },
 }
-#: The audit without others' tools, which tests/unit/test_audit_tools.py has.
-audit = functools.partial(auditing.audit, checkers=())
 HOST_ONLY = {"glob": LIBRARY, "role": "base", "reason": "Host code."}
 COMMON = {name: value for name, value in POLICY.items() if name != "arch"}
 
@@ -63,11 +60,16 @@ MEMBERS = {
 
 
 def write_wheel(
-    folder: Path, files: Mapping[str, bytes], *, tag: str = HOST, name: str = "probe"
+    folder: Path,
+    files: Mapping[str, bytes],
+    *,
+    tag: str = HOST,
+    name: str = "probe",
+    more: str = "",
 ) -> Path:
-    """Write a wheel of the distribution ``probe``, with *name* in its METADATA."""
+    """Write a wheel of the distribution ``probe``, with *name* and *more* in its METADATA."""
     path = folder / f"probe-1-py3-none-{tag}.whl"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{more}"
     archive.write(path.parent, WheelName.of(path.name), files, metadata, pure=False)
     return path
 
@@ -133,9 +135,9 @@ TARGET = {"role": "target", "glob": "*"}
         *(
             ({}, {"libraries": {"probe": [library]}}, "12.1f", message)
             for library, message in (
-                ({"role": "base", "glob": "*"}, "without a reason"),
+                ({"role": "base", "glob": "*"}, "wants a reason"),
                 ({**TARGET, "opcodes": [{"pattern": "(", "least": 1}]}, "regular expression"),
-                ({**TARGET, "ptx": [{"arch": "sm_80", "most": 1, "reason": ""}]}, "a reason"),
+                ({**TARGET, "ptx": [{"arch": "sm_80", "most": 1, "reason": ""}]}, "Expected `str`"),
                 ({**HOST_ONLY, "opcodes": [{"pattern": "x", "least": 1}]}, "only reported"),
                 ({**TARGET, "arch": "12.0f"}, "an arch of its own"),
             )
@@ -209,6 +211,7 @@ def test_a_damaged_archive_is_refused(
         ("p/\x1b[2J", {}, b"x", "archive-unsafe"),
         ("probe/new", {"compress_type": zipfile.ZIP_LZMA}, b"x" * 100, "wheel-invalid"),
         ("probe-1.dist-info/METADATA", {}, b"x", "wheel-invalid"),
+        ("probe-1.dist-info/METADATA/x", {}, b"x", "wheel-invalid"),
         # 100 MB in 0.1 MB is no library and no text.
         ("probe/new", {"compress_type": zipfile.ZIP_DEFLATED}, bytes(100_000_000), "wheel-invalid"),
         ("probe-1.dist-info/sparkwright.json", {}, b'{"units": 3}', "wheel-invalid"),
@@ -317,7 +320,6 @@ CALL = "-DDRIVER=cuInit(0)"
     [
         ([], {}, HOST, {}),
         (["-Wl,-rpath,/opt/lib"], {}, HOST, {"rpath-present": "/opt/lib"}),
-        ([], {"size_max": 100}, HOST, {"size-over": "allowed: 100"}),
         ([], {"glob": "probe/x.so"}, HOST, {"library-unknown": "no policy for probe"}),
         ([], {}, "linux_riscv64", {"machine-foreign": "the wheel for linux_riscv64"}),
         (["-Wl,--no-as-needed", "libcuda.so"], {}, HOST, {"needed-foreign": "it wants libcuda"}),
@@ -330,7 +332,7 @@ CALL = "-DDRIVER=cuInit(0)"
         (["-DFP4"], {"operators": ["scaled_mm", "fp4_mm"]}, HOST, {}),
         ([], {"operators": ["fp4_mm"]}, HOST, {"operator-missing": "declared, not implemented"}),
         ([], {"operators": ["marlin"]}, HOST, {"operator-missing": "no schema declares it"}),
-        ([], {"operators": ["gemm"]}, HOST, {"operator-missing": "neither declared nor"}),
+        ([], {"operators": ["gemm"]}, HOST, {"operator-missing": "not even declared"}),
         (
             ["-fvisibility=hidden"],
             {"symbols": ["PyInit__C"]},
@@ -355,6 +357,48 @@ def test_host_code_outside_its_policy_is_found(
 
     assert rules(report) == list(expected)
     assert all(expected[finding.rule] in finding.message for finding in report.findings)
+
+
+PROMISING = """
+#include <math.h>
+void *PyUnicode_AsUTF8AndSize(void *, long *);
+void *_PyLong_New(long);
+int torch_get_const_data_ptr(void *, void **);
+int _ZN2at4_ops3add4callERKNS_6TensorES4_RKN3c106ScalarE(void *, void *, void *);
+int _ZN5torch6stable5probeEv(void);
+double PyInit__C(double x) { CALL; return exp(x); }
+"""
+UNSTABLE = "_ZN2at4_ops3add4callERKNS_6TensorES4_RKN3c106ScalarE(0, 0, 0)"
+STABLE = "torch_get_const_data_ptr(0, 0); _ZN5torch6stable5probeEv()"
+PYTHON_3_10 = "PyUnicode_AsUTF8AndSize(0, 0)"
+OLD_TAG, NEW_TAG = (f"manylinux_2_{minor}_{platform.machine()}" for minor in (5, 41))
+
+
+@pytest.mark.parametrize(
+    ("call", "metadata", "tag", "torch", "expected"),
+    [
+        ("", "", NEW_TAG, "stable", []),
+        ("", "", OLD_TAG, "", ["tag-newer"]),
+        ("_PyLong_New(1)", "", HOST, "", ["abi3-violated"]),
+        (PYTHON_3_10, "Requires-Python: >=3.8\n", HOST, "", ["abi3-newer"]),
+        (PYTHON_3_10, "Requires-Python: <3.15,>=3.11\n", HOST, "", []),
+        (STABLE, "Requires-Dist: torch==2.14.0\n", HOST, "stable", []),
+        (STABLE, "Requires-Dist: torch (==2.8.1)\n", HOST, "stable", ["torch-newer"]),
+        (UNSTABLE, "", HOST, "stable", ["torch-unstable"]),
+        (UNSTABLE, "", HOST, "", []),
+    ],
+)
+def test_promises_of_compatibility_are_compared_with_the_symbols(
+    tmp_path: Path, call: str, metadata: str, tag: str, torch: str, expected: list[str]
+) -> None:
+    """The platform tag, the oldest Python and the required torch, against what the library takes from others."""
+    (tmp_path / "a.c").write_text(PROMISING.replace("CALL", call))
+    words = ["cc", "-shared", "-fPIC", "-fno-builtin", "a.c", "-lm", "-o", "a.so"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    files = {LIBRARY: (tmp_path / "a.so").read_bytes()}
+    wheel = write_wheel(tmp_path, files, tag=tag, more=metadata)
+
+    assert rules(audit(wheel, policy({**HOST_ONLY, "torch": torch}), NOWHERE)) == expected
 
 
 @pytest.mark.parametrize(

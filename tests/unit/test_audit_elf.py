@@ -16,15 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.audit import device_code
-from sparkwright.audit.library import LibraryAudit
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
+from sparkwright.audit.report import AuditedWheel
+from sparkwright.audit.wheel import LibraryAudit
 from sparkwright.audit.wheel_reader import Contents
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
 
 WANTS = LibraryPolicy("*", "base", "A test.", operators=("half",))
 RULES = AuditPolicy("12.1f", (), {"probe": DistributionPolicy("A test.", (WANTS,))})
-AUDIT = LibraryAudit(RULES, "probe", "a.so", Contents((), "", (), ours=False), Path("/nonexistent"))
+ABOUT = AuditedWheel("probe-1-py3-none-any.whl", "0" * 64, 1, "probe", "1", ())
+AUDIT = LibraryAudit(RULES, ABOUT, Contents(), "a.abi3.so")
 
 SOURCE = """
 #include <math.h>
@@ -163,7 +165,7 @@ def test_any_change_of_the_tables_is_refused_or_read(library: bytes, data: st.Da
     with contextlib.suppress(ElfUnreadable):
         found = elf.shared_object(bytes(bad))
         assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
-        AUDIT.check_host(bytes(bad), found, ())
+        AUDIT.check_host(bytes(bad), found)
     with contextlib.suppress(ElfUnreadable):
         device_code.read_cubin(bytes(bad))
 

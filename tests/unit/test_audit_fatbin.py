@@ -59,7 +59,7 @@ def test_packed_entries_unpack_to_what_was_packed(most: int | None, flag: int) -
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (container(entry(b"x"), version=2), "a fatbin of version 2"),
+        (container(entry(b"x"), version=2), "0xba55ed50 of version 2"),
         (container(entry(b"x"), magic=0x12345678), "no fatbin begins with 0x12345678"),
         (container(entry(b"x", version=0x0102)), "version 0x0102 and kind 2"),
         (container(entry(b"x", kind=16)), "kind 16"),
@@ -163,7 +163,7 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
             sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b""))
             for one in found
         )
-        forms = [form for form, _ in device_code.images(data, host, "sm_12", whole_ptx=True)]
+        forms = device_code.read(data, host, "sm_12", compiled=True).images
     assert ours == Counter(map(sha256_file, theirs.iterdir()))
     assert Counter(one.kind for one in found) == {"cubin": 4, "ptx": 2}
     assert {form.target for form in forms if form.kind == "cubin"} == {

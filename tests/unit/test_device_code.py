@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 from tests.support import fatbins
 
 from sparkwright.audit import device_code
@@ -78,3 +86,57 @@ def test_more_forms_never_give_less(
 
     assert order.index(gain[0]) <= order.index(device_code.gain(cubins, [], device)[0])
     assert gain == device_code.gain(cubins[::-1], ptx[::-1], device)
+
+
+# Disassembly.
+
+
+def _program(folder: Path, text: str) -> Path:
+    """Write the shell script *text* as ``nvdisasm`` to *folder* and return that."""
+    path = folder / "nvdisasm"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "message"),
+    [
+        ("exec sleep 60", "command-failed", "takes longer than that of any wheel"),
+        ("echo no cubin >&2; exit 3", "command-failed", "status 3"),
+        ("", "tool-missing", "nvdisasm is not in"),
+    ],
+)
+def test_a_disassembly_that_fails_or_does_not_end_is_refused(
+    tmp_path: Path, text: str, reference: str, message: str
+) -> None:
+    """One deadline holds for all cubins of a wheel."""
+    folder = _program(tmp_path, text) if text else tmp_path
+    with refusal(reference, match=message):
+        device_code.opcodes(
+            [tmp_path / f"{n}.cubin" for n in range(3)], folder, time.monotonic() + 0.3
+        )
+
+
+WAITING = """
+import signal, sys, time
+from pathlib import Path
+from sparkwright.audit import device_code
+signal.signal(signal.SIGINT, signal.default_int_handler)
+folder = Path(sys.argv[1])
+device_code.opcodes([folder / "a.cubin"], folder, time.monotonic() + 60)
+"""
+
+
+def test_an_interrupted_disassembly_ends_at_once_with_its_tool(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    _program(tmp_path, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60")
+    child = subprocess.Popen([sys.executable, "-c", WAITING, tmp_path], stderr=subprocess.DEVNULL)
+    while not pid.exists():
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+
+    assert child.wait(1) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

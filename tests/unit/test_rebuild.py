@@ -13,7 +13,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import fatbins
 
-from sparkwright.audit import device_code, policy, reproduce, wheel
+from sparkwright.audit import policy, reproduce, wheel
 from sparkwright.audit.reproduce import Rebuild
 from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import archive as wheelfile
@@ -92,7 +92,6 @@ def test_members_may_differ_only_for_a_reason(
 
     assert (result.verdict, result.unexplained) == (verdict, unexplained)
     assert ("mini-1.0.dist-info/RECORD" in result.members) == (verdict != "identical")
-    assert result.equal == len(files[0].keys() | files[1].keys()) + 3 - len(result.members)
 
 
 def test_the_archive_of_equal_members_may_differ(tmp_path: Path) -> None:
@@ -104,18 +103,15 @@ def test_the_archive_of_equal_members_may_differ(tmp_path: Path) -> None:
             target.writestr(name, source.read(name))
     result = rebuild(one, tmp_path / "two" / NAME)
 
-    assert (result.verdict, result.members, result.equal) == ("same-device-code", (), 4)
+    assert (result.verdict, result.members) == ("same-device-code", ())
 
 
 @pytest.mark.parametrize(
-    ("kernel", "verdict", "code"),
-    [
-        ("_GLOBAL__N__deadbeef_7_unit_cu", "same-device-code", ()),
-        ("other", "different", ("mini_vllm/_moe_C_stable_libtorch.abi3.so",)),
-    ],
+    ("kernel", "verdict"),
+    [("_GLOBAL__N__deadbeef_7_unit_cu", "same-device-code"), ("other", "different")],
 )
 def test_code_that_differs_is_told_from_names_that_do(
-    tmp_path: Path, kernel: str, verdict: str, code: tuple[str, ...]
+    tmp_path: Path, kernel: str, verdict: str
 ) -> None:
     """nvcc puts a hash of the folder of the source into some names."""
     library = "mini_vllm/_moe_C_stable_libtorch.abi3.so"
@@ -129,49 +125,10 @@ def test_code_that_differs_is_told_from_names_that_do(
         wheels.append(path)
     result = rebuild(*wheels)
 
-    assert (result.verdict, result.code, result.unexplained) == (verdict, code, code)
+    assert (result.verdict, library in result.unexplained) == (verdict, verdict == "different")
     assert len(set(result.device_code)) == 2
-    assert (
-        result.device_code[0]
-        == wheel.audit(
-            wheels[0], policy.load(AUDIT, "12.1f"), tmp_path, checkers=(), judged="any"
-        ).device_code
-    )
-
-
-def test_device_code_is_compared_image_by_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All unpacked images together may be larger than the memory."""
-    alive = most = 0
-
-    class Content(bytes):
-        def __init__(self, _: bytes) -> None:
-            nonlocal alive, most
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    images = device_code.images
-    monkeypatch.setattr(
-        reproduce,
-        "images",
-        lambda *words, **options: (
-            (image, Content(content)) for image, content in images(*words, **options)
-        ),
-    )
-    names = [f"kernel{number}" for number in range(6)]
-    units = [[fatbins.cubin(tmp_path, "sm_121f", kernels=(name,))] for name in names]
-    path = tmp_path / "mini_vllm-1.0-py3-none-any.whl"
-    library = {"mini_vllm/_moe_C_stable_libtorch.abi3.so": fatbins.library(tmp_path, *units)}
-    metadata = "Metadata-Version: 2.4\nName: mini-vllm\nVersion: 1.0\n"
-    wheelfile.write(path.parent, WheelName.of(path.name), library, metadata, pure=False)
-
-    assert len(reproduce.read_device_code(path, policy.load(AUDIT, "12.1f"), tmp_path)) == 1
-    assert 0 < most < 4
+    report = wheel.audit(wheels[0], policy.load(AUDIT, "12.1f"), tmp_path, judged="any")
+    assert result.device_code[0] == report.device_code
 
 
 # Build records.

@@ -20,6 +20,7 @@ from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.sbom import LockedFile, SbomInput, document
 from sparkwright.cherry_picks.apply import AppliedPatch
+from sparkwright.forks.archive import zip_members
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock, VendoredLock
 
@@ -115,7 +116,8 @@ def in_wheel(path: Path) -> dict[str, Any]:
     info = WheelName.of(path.name).info
     with zipfile.ZipFile(path) as wheel:
         data = wheel.read(f"{info}/{SBOM}")
-        assert archive.records(wheel, info)[f"{info}/{SBOM}"][1] == str(len(data))
+        rows = archive.records(wheel, zip_members(wheel, path.name), info, path.name)
+        assert rows[f"{info}/{SBOM}"][1] == str(len(data))
     return parsed(data)[1]
 
 

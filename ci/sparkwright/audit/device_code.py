@@ -1,6 +1,6 @@
 """
 The device code of a library: its cubins and PTX texts, their real targets, what a GPU gets from
-them, and a digest of them all.
+them, their instructions, and a digest of them all.
 
 A cubin's file name (``….sm_121.cubin``) and its ELF flags are the same for ``sm_121`` and
 ``sm_121f``; only ``-arch`` among the ptxas options in its ``.note.nv.tkinfo`` section tells them
@@ -22,20 +22,26 @@ on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import mmap
+import os
 import re
+import subprocess
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from sparkwright.audit.policy import is_generation
 from sparkwright.builder.wheel import elf, fatbin
-from sparkwright.builder.wheel.elf import Buffer, SharedObject
+from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
 from sparkwright.builder.wheel.fatbin import FatbinEntry, FatbinUnreadable
+from sparkwright.core import process
 from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.errors import CommandError
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16
@@ -57,6 +63,19 @@ GAINS: Mapping[Gain, str] = {
     "that knows its PTX version",
     "nothing": "no form that this GPU can load: it may be for other GPUs alone",
 }
+
+#: The instruction that ends a kernel with an error.
+TRAP = "BPT.TRAP"
+#: Bytes that nvdisasm may write; the largest cubin of the official wheels takes some hundred
+#: megabytes.
+_MOST_TEXT = 8 * 1024**3
+#: A section's heading, or an instruction after its address and predicate:
+#: ``/*0050*/  @!P0 F2FP.SATFINITE.E2M1… R0, …``.
+_LINE = re.compile(
+    rb"^(?:\.text\.(?P<kernel>\S+):|[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:\{[ \t]*)?(?:@!?U?P\w+[ \t]+)?"
+    rb"(?P<opcode>[A-Z][A-Z0-9_.]*))",
+    re.MULTILINE,
+)
 
 
 class DeviceImage(msgspec.Struct, frozen=True):
@@ -86,43 +105,86 @@ class DeviceImage(msgspec.Struct, frozen=True):
         return stated and self.listed != self.target
 
 
-def note_target(data: bytes) -> str:
-    """Return the target that a ``.note.nv.tkinfo`` section states; empty without one."""
-    for match in _TKINFO.finditer(data):
-        size = int.from_bytes(match[1], "little")
-        description = data[match.end() : match.end() + size]
-        option = _ARCH_OPTION.search(description)
-        if option and len(description) == size:
-            return option[1].decode()
-    return ""
-
-
-def read_cubin(data: Buffer) -> tuple[str, tuple[str, ...]]:
+class DeviceCode(msgspec.Struct, frozen=True):
     """
-    Return the target that ptxas was given for the cubin in *data* (``sm_121f``; empty when the note
-    is missing or of an unknown version), and the mangled names of its kernels.
+    The device code of a library.
 
-    Raises:
-        ElfUnreadable: It is not an ELF file that can be read.
+    Attributes:
+        digest: The library's part of a wheel's digest; empty without device code.
+        fault: Why the images cannot be read; empty if they can.
     """
-    target, kernels = "", []
-    for section in elf.sections(data):
-        if section.name == ".note.nv.tkinfo" and section.size <= _LARGEST_NOTE:
-            target = note_target(data[section.offset : section.offset + section.size])
-        elif section.name.startswith(".text."):
-            kernels.append(section.name.removeprefix(".text."))
-    return target, tuple(sorted(kernels))
+
+    images: tuple[DeviceImage, ...] = ()
+    digest: str = ""
+    fault: str = ""
+
+    def counts(self, kind: Literal["ptx", "cubin"]) -> dict[str, int]:
+        """Return the number of images of that kind by target."""
+        return dict(sorted(Counter(_targets(self.images, kind)).items(), key=_order))
 
 
-def images(
+def _targets(images: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> list[str]:
+    return [image.target for image in images if image.kind == kind]
+
+
+def _order(item: tuple[str, int]) -> tuple[int, str]:
+    """Sort ``sm_80`` before ``sm_100``."""
+    return len(item[0].rstrip("af?")), item[0]
+
+
+def read(
+    data: Buffer,
+    library: SharedObject,
+    generation: str,
+    *,
+    compiled: bool,
+    visit: Callable[[DeviceImage, bytes], None] | None = None,
+) -> DeviceCode:
+    """
+    Return the device code of the library in *data*.
+
+    Args:
+        generation: See `AuditPolicy.generation`; cubins of others are listed, and not unpacked.
+        compiled: The library was compiled here, so that its digest is that of its images.
+        visit: Called with each image and its unpacked bytes, one at a time: all of them together
+            may be larger than the memory.
+    """
+    if not library.has_device_code:
+        return DeviceCode()
+    images = list[DeviceImage]()
+    try:
+        for image, content in _images(data, library, generation, whole_ptx=compiled):
+            images.append(image)
+            if visit:
+                visit(image, content)
+    except (ElfUnreadable, FatbinUnreadable) as error:
+        return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
+    hashes = sorted(image.sha256 for image in images if image.sha256)
+    digest = sha256_bytes(canonical(hashes)) if compiled else _sections_digest(data, library)
+    return DeviceCode(tuple(images), digest)
+
+
+def wheel_digest(digests: Iterable[str]) -> str:
+    """Return a wheel's digest from those of its libraries; empty without device code."""
+    stated = sorted({digest for digest in digests if digest})
+    return sha256_bytes(canonical(stated)) if stated else ""
+
+
+def _sections_digest(data: Buffer, library: SharedObject) -> str:
+    """Return the sha256 over all device code as it is: fatbin sections, or the whole bare cubin."""
+    sha = hashlib.sha256()
+    with memoryview(data) as view:
+        for offset, size in library.fatbins or ((0, len(data)),):
+            sha.update(view[offset : offset + size])
+    return sha.hexdigest()
+
+
+def _images(
     data: Buffer, library: SharedObject, generation: str, *, whole_ptx: bool
 ) -> Iterator[tuple[DeviceImage, bytes]]:
     """
     Yield the images of the library in *data*, with the unpacked bytes of its cubins of *generation*
-    and of its PTX.
-
-    Args:
-        whole_ptx: Unpack PTX to its end, and not only as far as its target.
+    and of its PTX: to its end, or only as far as its target.
 
     Raises:
         FatbinUnreadable: As `fatbin.entries` and `fatbin.unpack`.
@@ -150,44 +212,38 @@ def _cubin(data: Buffer, entry: FatbinEntry) -> tuple[DeviceImage, bytes]:
     return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content
 
 
-def packed_bytes(data: Buffer, library: SharedObject) -> int:
-    """Return the bytes that the compressed images of *library* in *data* state to unpack to."""
-    total = 0
-    # What comes before a damaged entry is unpacked, too.
-    with contextlib.suppress(FatbinUnreadable):
-        for entry in fatbin.entries(data, library.fatbins):
-            total += entry.size if entry.compression else 0
-    return total
+def read_cubin(data: Buffer) -> tuple[str, tuple[str, ...]]:
+    """
+    Return the target that ptxas was given for the cubin in *data* (``sm_121f``; empty when the note
+    is missing or of an unknown version), and the mangled names of its kernels.
+
+    Raises:
+        ElfUnreadable: It is not an ELF file that can be read.
+    """
+    target, kernels = "", []
+    for section in elf.sections(data):
+        if section.name == ".note.nv.tkinfo" and section.size <= _LARGEST_NOTE:
+            target = note_target(data[section.offset : section.offset + section.size])
+        elif section.name.startswith(".text."):
+            kernels.append(section.name.removeprefix(".text."))
+    return target, tuple(sorted(kernels))
 
 
-def counts(listed: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> dict[str, int]:
-    """Return the number of images of that kind by target."""
-    numbers = Counter(image.target for image in listed if image.kind == kind)
-    return dict(sorted(numbers.items(), key=lambda item: (len(item[0].rstrip("af?")), item[0])))
+def note_target(data: bytes) -> str:
+    """Return the target that a ``.note.nv.tkinfo`` section states; empty without one."""
+    for match in _TKINFO.finditer(data):
+        size = int.from_bytes(match[1], "little")
+        description = data[match.end() : match.end() + size]
+        option = _ARCH_OPTION.search(description)
+        if option and len(description) == size:
+            return option[1].decode()
+    return ""
 
 
-def sections_digest(data: Buffer, library: SharedObject) -> str:
-    """Return the sha256 over all device code as it is: fatbin sections, or the whole bare cubin."""
-    sha = hashlib.sha256()
-    with memoryview(data) as view:
-        for offset, size in library.fatbins or ((0, len(data)),):
-            sha.update(view[offset : offset + size])
-    return sha.hexdigest()
-
-
-def library_digest(hashes: Iterable[str]) -> str:
-    """Return a library's digest from the sha256 of its cubins and PTX texts."""
-    return sha256_bytes(canonical(sorted(filter(None, hashes))))
-
-
-def wheel_digest(digests: Iterable[str]) -> str:
-    """Return a wheel's digest from those of its libraries; empty without any."""
-    parts = sorted({digest for digest in digests if digest})
-    return sha256_bytes(canonical(parts)) if parts else ""
+# What a GPU gets.
 
 
 def _parsed(target: str) -> tuple[int, int, str]:
-    """Return ``sm_121f`` as 12, 1 and ``f``; zeros if it is no target."""
     match = _TARGET.fullmatch(target)
     return (int(match[1]), int(match[2]), match[3]) if match else (0, 0, "")
 
@@ -225,3 +281,89 @@ def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> 
     if compilable := [target for target in ptx if compiles(target, device)]:
         return "jit", max(compilable, key=nearest)
     return "nothing", ""
+
+
+def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[int, tuple[Gain, str]]:
+    """
+    Return the `gain` of a GPU of capability *device* from each fatbin of *images*: a fatbin is a
+    translation unit, of which the driver takes one image.
+    """
+    units: dict[int, list[DeviceImage]] = {}
+    for image in images:
+        units.setdefault(image.container, []).append(image)
+    return {
+        number: gain(_targets(unit, "cubin"), _targets(unit, "ptx"), device)
+        for number, unit in units.items()
+    }
+
+
+# Instructions.
+
+
+def opcodes(cubins: Sequence[Path], folder: Path, deadline: float) -> list[dict[str, Counter[str]]]:
+    """
+    Disassemble *cubins*, as many at a time as there are processors, and return for each the number
+    of every opcode with its modifiers, by kernel.
+
+    Args:
+        folder: Holds ``nvdisasm`` (``nvidia/cu13/bin`` of an environment with its wheel).
+        deadline: By `time.monotonic`, for all of them.
+
+    Raises:
+        tool-missing: It does not hold it.
+        command-failed: nvdisasm could not read a cubin, or the time is over.
+    """
+    program, running = folder / "nvdisasm", list[subprocess.Popen[bytes]]()
+    if cubins and not program.is_file():
+        raise CommandError("tool-missing", f"nvdisasm is not in {folder}.")
+    results = []
+    try:
+        for number, cubin in enumerate(cubins):
+            for later in cubins[len(running) : number + (os.cpu_count() or 1)]:
+                running.append(_disassemble(program, later))
+            results.append(_count(running[number], cubin, deadline))
+    finally:
+        # An interruption must not wait for them.
+        for child in running:
+            child.kill()
+            child.wait()
+    return results
+
+
+def _disassemble(program: Path, cubin: Path) -> subprocess.Popen[bytes]:
+    command: list[str | Path] = [program, "--print-code", cubin.absolute()]
+    with cubin.with_suffix(".sass").open("wb") as out, cubin.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            process.wrap_with_limits(command, written=_MOST_TEXT),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            env=process.clean_environment(TMPDIR=str(cubin.parent.absolute())),
+        )
+
+
+def _count(child: subprocess.Popen[bytes], cubin: Path, deadline: float) -> dict[str, Counter[str]]:
+    """Return the opcodes in the text that *child* writes of *cubin*, which is then removed."""
+    try:
+        status = child.wait(max(deadline - time.monotonic(), 0.001))
+    except subprocess.TimeoutExpired as error:
+        what = "The disassembly of its kernels takes longer than that of any wheel."
+        raise CommandError("command-failed", what) from error
+    if status:
+        with cubin.with_suffix(".log").open("rb") as log:
+            last = log.read(1 << 14).decode("utf-8", "replace").splitlines()[-20:]
+        raise CommandError("command-failed", f"nvdisasm ended with status {status}.", details=last)
+    counts, current = dict[str, Counter[str]](), Counter[str]()
+    text = cubin.with_suffix(".sass")
+    # The text may be larger than the memory.
+    with text.open("rb") as stream:
+        size = text.stat().st_size
+        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        for match in _LINE.finditer(content):
+            if match["kernel"]:
+                name = match["kernel"].decode("utf-8", "replace")
+                current = counts.setdefault(name, Counter())
+            else:
+                current[match["opcode"].decode()] += 1
+    text.unlink()
+    return counts

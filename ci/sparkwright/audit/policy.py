@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -21,16 +21,12 @@ from sparkwright.core.errors import FileError
 
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
 
+#: Nothing is allowed without one.
+Reason = Annotated[str, msgspec.Meta(pattern=r"\S", description="A reason.")]
+
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of every record of the file; an unknown field is an error."""
-
-
-def _expression(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
 
 
 class Allowed(_Record, frozen=True):
@@ -41,16 +37,12 @@ class Allowed(_Record, frozen=True):
         arch: The target that it was made for (``sm_80``, ``sm_90a``); for PTX the ``.target`` of
             its text.
         most: How many files of it there may be.
-        reason: Why it is there; nothing is allowed without one.
+        reason: Why it is there.
     """
 
     arch: str
     most: int
-    reason: str
-
-    def __post_init__(self) -> None:
-        if not self.reason.strip():
-            raise ValueError(f"{self.arch} is allowed without a reason")
+    reason: Reason
 
 
 class Opcode(_Record, frozen=True):
@@ -68,10 +60,6 @@ class Opcode(_Record, frozen=True):
     least: int
     kernels: str = ""
 
-    def __post_init__(self) -> None:
-        _expression(self.pattern)
-        _expression(self.kernels)
-
 
 class TrapFree(_Record, frozen=True):
     """
@@ -84,10 +72,7 @@ class TrapFree(_Record, frozen=True):
     """
 
     kernels: str
-    reason: str
-
-    def __post_init__(self) -> None:
-        _expression(self.kernels)
+    reason: Reason
 
 
 class LibraryPolicy(_Record, frozen=True):
@@ -108,7 +93,6 @@ class LibraryPolicy(_Record, frozen=True):
         operators: Operators of torch that it must declare and implement.
         torch: ``stable`` if it must use torch through its stable ABI alone, so that one build
             serves several versions of torch.
-        size_max: Bytes.
     """
 
     glob: str
@@ -123,22 +107,28 @@ class LibraryPolicy(_Record, frozen=True):
     symbols: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     torch: Literal["", "stable"] = ""
-    size_max: int | None = None
 
     def __post_init__(self) -> None:
-        if self.role == "base" and not self.reason.strip():
-            raise ValueError(f"{self.glob} is a base library without a reason")
-        if self.arch and not (
-            _ARCH.fullmatch(self.arch) and self.role == "target" and self.reason.strip()
-        ):
-            raise ValueError(
-                f"{self.glob} has an arch of its own, which wants the role of a target, a "
-                f"reason, and the form 12.0f"
-            )
-        if self.role == "base" and (self.also or self.ptx or self.opcodes or self.trap_free):
-            raise ValueError(
-                f"{self.glob} is a base library, of which device code is only reported"
-            )
+        reasoned, target = bool(self.reason.strip()), self.role == "target"
+        device_code = self.also or self.ptx or self.opcodes or self.trap_free
+        if not target and (device_code or not reasoned):
+            wants = "which wants a reason, and of which device code is only reported"
+            raise ValueError(f"{self.glob} is a base library, {wants}")
+        if self.arch and not (_ARCH.fullmatch(self.arch) and target and reasoned):
+            wants = "which wants the role of a target, a reason, and the form 12.0f"
+            raise ValueError(f"{self.glob} has an arch of its own, {wants}")
+        try:
+            for pattern in (*self.kernels, *(rule.pattern for rule in self.opcodes)):
+                re.compile(pattern)
+        except re.error as error:
+            what = f"{error.pattern!r} is not a regular expression"
+            raise ValueError(f"{what}: {error}") from error
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Regular expressions of the kernels of which the instructions are read."""
+        opcodes = (rule.kernels for rule in self.opcodes)
+        return (*opcodes, *(rule.kernels for rule in self.trap_free))
 
 
 class DistributionPolicy(_Record, frozen=True):
@@ -217,11 +207,9 @@ class AuditPolicy(_Record, frozen=True):
 
     def library(self, distribution: str, name: str) -> LibraryPolicy | None:
         """Return the first policy of *distribution* whose glob matches the member *name*."""
-        if listed := self.distributions.get(distribution):
-            for policy in listed.libraries:
-                if fnmatchcase(name, policy.glob):
-                    return policy
-        return None
+        listed = self.distributions.get(distribution)
+        policies = listed.libraries if listed else ()
+        return next((policy for policy in policies if fnmatchcase(name, policy.glob)), None)
 
 
 def is_generation(arch: str, generation: str) -> bool:

@@ -107,8 +107,7 @@ RULES: Mapping[str, str] = {
     "rpath-present": "looks for shared libraries in a folder that no policy allows",
     "size-over": "larger than the policy's ceiling",
     "symbol-missing": "a dynamic symbol that the policy asks for is not defined",
-    "tag-newer": "by the symbols that it wants, auditwheel gives the wheel a newer platform tag "
-    "than its name has",
+    "tag-newer": "needs a newer system (glibc, libstdc++) than the wheel's platform tag promises",
     "torch-newer": "needs a newer torch than the wheel requires",
     "torch-unstable": "uses symbols of torch beside its stable ABI",
     "trap-present": "a kernel that must work ends in a trap",
@@ -160,22 +159,6 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
     traps: int = 0
 
 
-class Checker(msgspec.Struct, frozen=True):
-    """
-    The part of another project's tool in an audit.
-
-    Attributes:
-        state: ``ran``; ``not-run`` if it should have; ``not-needed`` if the wheel promises nothing
-            that it could check.
-        says: Its result in a few words, or why it did not run.
-    """
-
-    name: str
-    state: Literal["ran", "not-run", "not-needed"]
-    says: str
-    version: str = ""
-
-
 class AuditReport(msgspec.Struct, frozen=True):
     """
     The audit of a wheel.
@@ -188,7 +171,6 @@ class AuditReport(msgspec.Struct, frozen=True):
             label does.
         judged: ``stack`` if the wheel must be what the stack's build makes; ``any`` if it was not
             built here, and is judged by what every wheel must keep to.
-        checkers: The results of other projects' tools.
     """
 
     subject: AuditedWheel
@@ -198,7 +180,6 @@ class AuditReport(msgspec.Struct, frozen=True):
     findings: tuple[AuditFinding, ...]
     device_code: str
     judged: Literal["stack", "any"] = "stack"
-    checkers: tuple[Checker, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -228,50 +209,40 @@ def raise_for_findings(report: AuditReport) -> None:
 
 def show(*reports: AuditReport, result: bool = False) -> None:
     """
-    Print *reports*: the wheels, their libraries side by side, the tools and the findings.
+    Print *reports*: the wheels, their libraries side by side, and the findings.
 
     Args:
         result: It is what the verb was asked for (`Console.table`).
     """
-    titles, libraries = list[str](), list[tuple[str, str, list[str]]]()
-    tools, findings = list[list[str]](), list[list[str]]()
+    libraries, findings = list[list[str]](), list[list[str]]()
     for number, report in enumerate(reports, 1):
         mark = f"{number}" if len(reports) > 1 else ""
-        titles.append(f"{mark}: {_title(report)}".removeprefix(": "))
+        (console.result if result else console.note)(f"{mark}: {_title(report)}".removeprefix(": "))
         broken = Counter(finding.library for finding in report.findings)
         for library in report.libraries:
             count = broken[library.name]
             verdict = f"{count} finding(s)" if count else "pass"
-            libraries.append((library.name, mark, [*_cells(library), verdict]))
-        tools += [
-            [mark, tool.name, tool.version or "–", tool.state.replace("-", " "), tool.says]
-            for tool in report.checkers
-        ]
+            libraries.append([library.name, mark, *_cells(library), verdict])
         findings += [
             [mark, finding.rule, finding.library or "(the wheel)", finding.text]
             for finding in report.findings[:SHOWN]
         ]
-        if len(report.findings) > SHOWN:
-            titles.append(f"{len(report.findings) - SHOWN} more findings than are shown")
-    rows = [[name, mark, *cells] for name, mark, cells in sorted(libraries)]
+        if (more := len(report.findings) - SHOWN) > 0:
+            findings.append([mark, "", "", f"and {more} more"])
     columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets"]
-    for title in titles:
-        (console.result if result else console.note)(title)
-    for headings, lines in (
-        ([*columns, "verdict"], rows),
-        (["", "tool", "version", "state", "says"], tools),
-        (["", "rule", "library", "finding"], findings),
-    ):
-        if lines:
-            console.table("", headings, lines, result=result)
+    if libraries:
+        console.table("", [*columns, "verdict"], sorted(libraries), result=result)
+    if findings:
+        console.table("", ["", "rule", "library", "finding"], findings, result=result)
 
 
 def _title(report: AuditReport) -> str:
     about = report.subject
+    verdict = f"{'pass' if report.passed else 'fail'} for {report.target}"
     judged = "" if report.judged == "stack" else ", as a wheel that was not built here"
-    title = f"{about.file}: {'pass' if report.passed else 'fail'} for {report.target}{judged}, "
-    title += f"sha256 {about.sha256[:16]}…, {as_size(about.size)}"
-    return title + (f", device code {report.device_code[:16]}…" if report.device_code else "")
+    code = f", device code {report.device_code[:16]}…" if report.device_code else ""
+    size = as_size(about.size)
+    return f"{about.file}: {verdict}{judged}, sha256 {about.sha256[:16]}…, {size}{code}"
 
 
 def _cells(library: AuditedLibrary) -> list[str]:
@@ -279,10 +250,9 @@ def _cells(library: AuditedLibrary) -> list[str]:
     if library.opcodes or library.traps:
         opcodes.append(f"traps {library.traps}")
     gains = ", ".join(f"{count} {gain}" for gain, count in library.spark.items())
-    codes = [_counts(library.cubins), _counts(library.ptx), ", ".join(opcodes) or "–", gains or "–"]
-    return [library.role, as_size(library.size), *codes]
-
-
-def _counts(by_arch: Mapping[str, int]) -> str:
-    """Return ``{"sm_120f": 35}`` as ``120f×35``."""
-    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items()) or "–"
+    codes = [
+        " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items())
+        for by_arch in (library.cubins, library.ptx)
+    ]
+    cells = [*codes, ", ".join(opcodes), gains]
+    return [library.role, as_size(library.size), *(cell or "–" for cell in cells)]

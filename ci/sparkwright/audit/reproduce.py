@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.audit import wheel_reader
-from sparkwright.audit.device_code import images, library_digest, sections_digest, wheel_digest
+from sparkwright.audit import device_code, wheel_reader
+from sparkwright.audit.device_code import DeviceImage
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder import pipeline
@@ -29,9 +29,7 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.builder.wheel.elf import ElfUnreadable
-from sparkwright.builder.wheel.fatbin import FatbinUnreadable
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -41,20 +39,14 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
-#: Folders that two stores share: bytes that the lock names by hash, and locks, since both stores
-#: work on them.
-SHARED = ("downloads", "environments", "mirrors", "locks")
+#: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
+#: on them, and cost records, which plan memory and are no result of a build.
+SHARED = ("downloads", "environments", "mirrors", "locks", "records/costs")
 #: Folders that a rebuild with ``--cached`` shares beyond that; compiled units are in them.
 CACHES = ("cache", "ccache")
-#: Cost records: no result of a build, and its memory is planned by them.
-COSTS = "records/costs"
 
 #: In names with internal linkage nvcc puts a hash of the real path of their source.
 _INTERNAL = re.compile(rb"(_GLOBAL__N__|_INTERNAL_)[0-9a-f]{8}(?=_\d+_)")
-#: A build record names every patch with its reason; this is many times the largest.
-_LARGEST_RECORD = 16 << 20
-
-Verdict = Literal["identical", "same-device-code", "different"]
 
 
 class Rebuild(msgspec.Struct, frozen=True):
@@ -62,26 +54,24 @@ class Rebuild(msgspec.Struct, frozen=True):
     The comparison of two wheels of the same inputs.
 
     Attributes:
+        verdict: ``same-device-code`` if members differ only in what another host compiler or
+            another folder explains.
         first, again: The sha256 of each.
         device_code: The device-code digest of each.
         compiler: The host compiler of each.
         cached: Units came from the compiler cache, so that the second build proves less.
-        code: Libraries whose device code differs.
         members: Members that differ, or that only one wheel has.
-        equal: Number of equal members.
         unexplained: Members that should be equal and are not.
     """
 
     wheel: str
-    verdict: Verdict
+    verdict: Literal["identical", "same-device-code", "different"]
     first: str
     again: str
     device_code: tuple[str, str]
     compiler: tuple[str, str]
     cached: bool
-    code: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
-    equal: int = 0
     unexplained: tuple[str, ...] = ()
 
 
@@ -95,8 +85,8 @@ def read_record(path: Path) -> BuildRecord:
     """
     name = f"{WheelName.of(path.name).info}/{BUILD_RECORD}"
     with zip_file(path) as archive:
-        info = zip_members(archive, path.name).get(name)
-        data = archive.read(name) if info and info.file_size <= _LARGEST_RECORD else b""
+        listed = zip_members(archive, path.name)
+        data = member_text(archive, listed, name, path.name) if name in listed else b""
     try:
         return msgspec.json.decode(data, type=BuildRecord)
     except msgspec.DecodeError as error:
@@ -135,12 +125,8 @@ def rebuild_session(session: RunContext, path: Path, record: BuildRecord) -> Run
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),
     )
     inputs = pipeline.reviewed(pipeline.inputs(changed, fork))
-    differing = [
-        *(name for name in inputs if name in record.inputs and inputs[name] != record.inputs[name]),
-        *sorted(f"{name}: only here" for name in inputs.keys() - record.inputs.keys()),
-        *sorted(f"{name}: not here" for name in record.inputs.keys() - inputs.keys()),
-    ]
-    if differing:
+    names = [*inputs, *sorted(record.inputs.keys() - inputs.keys())]
+    if differing := [name for name in names if inputs.get(name) != record.inputs.get(name)]:
         what = f"{path.name} was made from other inputs than this checkout holds."
         raise BuildError("inputs-differ", what, details=differing)
     return changed
@@ -155,42 +141,35 @@ def separate_store(
 
     Args:
         folder: New or empty, and kept; by default a folder in the store, which is removed at the
-            end. cached: Take compiled units from the cache.
+            end.
+        cached: Take compiled units from the cache.
 
     Raises:
         usage: *folder* is not empty.
     """
     if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("usage", f"{folder} is not an empty folder.")
-    with session.store.lock("rebuild"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(session.store.lock("rebuild"))
         root = folder.absolute() if folder else session.store.root / "work" / "rebuild"
         if not folder:
             shutil.rmtree(root, ignore_errors=True)
-        (root / "store").mkdir(parents=True)
-        for name in (*SHARED, *(CACHES if cached else ()), COSTS):
+            stack.callback(shutil.rmtree, root, ignore_errors=True)
+        for name in (*SHARED, *(CACHES if cached else ())):
             link = root / "store" / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(session.store.folder(*name.split("/")), target_is_directory=True)
-        try:
-            yield dataclasses.replace(
-                session, store=Store(root / "store"), output=root / "dist", cached=cached
-            )
-        finally:
-            if not folder:
-                shutil.rmtree(root, ignore_errors=True)
+        yield dataclasses.replace(
+            session, store=Store(root / "store"), output=root / "dist", cached=cached
+        )
 
 
 def reproduce(session: RunContext, path: Path, record: BuildRecord, policy: AuditPolicy) -> Rebuild:
     """
     Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
     """
-    compilers = (record.compiler, toolchain.compiler(session) if record.compiler else "")
-    if compilers[0] != compilers[1]:
-        console.warn(
-            f"the first wheel was compiled by {compilers[0]}, this one is by "
-            f"{compilers[1] or 'nothing'}"
-        )
     again = pipeline.wheel_path(session, pipeline.build(session, record.source.fork))
+    compilers = (record.compiler, toolchain.compiler(session) if record.compiler else "")
     return compare(
         path,
         again,
@@ -225,82 +204,60 @@ def compare(
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
     """
-    before, after = (read_device_code(path, policy, scratch) for path in (first, again))
-    members = _member_hashes(first), _member_hashes(again)
-    names = sorted(members[0].keys() | members[1].keys())
-    differing = [name for name in names if members[0].get(name) != members[1].get(name)]
-    code = [
+    codes = [read_device_code(path, policy, scratch) for path in (first, again)]
+    hashes = [_member_hashes(path) for path in (first, again)]
+    names = sorted(hashes[0].keys() | hashes[1].keys())
+    members = [name for name in names if hashes[0].get(name) != hashes[1].get(name)]
+    explained: tuple[str, ...] = (".dist-info/RECORD",)
+    same_host = same_paths and compiler[0] == compiler[1] and codes[0] == codes[1]
+    if codes[0][1] == codes[1][1] and not same_host:
+        explained += (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
+    unexplained = [
         name
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name, ("", ""))[1] != after.get(name, ("", ""))[1]
+        for name in members
+        if not name.endswith(explained) or name not in hashes[0] or name not in hashes[1]
     ]
-    same_host = compiler[0] == compiler[1]
-    explained = {name for name in differing if name.endswith(".dist-info/RECORD")}
-    for name in differing:
-        if name.endswith((f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")) and not same_host:
-            explained.add(name)
-        renamed = name in before and name in after and before[name] != after[name]
-        if name.endswith(".so") and (renamed or not same_host or not same_paths):
-            explained.add(name)
-    explained -= {*code, *(members[0].keys() ^ members[1].keys())}
-    unexplained = [name for name in differing if name not in explained]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    hashes = (digest.sha256_file(first), digest.sha256_file(again))
-    verdict: Verdict = "identical" if hashes[0] == hashes[1] else "same-device-code"
-    verdict = "different" if unexplained else verdict
-    digests = [
-        wheel_digest(library for library, _ in libraries.values()) for libraries in (before, after)
-    ]
+    one, two = (digest.sha256_file(path) for path in (first, again))
     return Rebuild(
         first.name,
-        verdict,
-        *hashes,
-        (digests[0], digests[1]),
+        "different" if unexplained else "identical" if one == two else "same-device-code",
+        one,
+        two,
+        (codes[0][0], codes[1][0]),
         compiler,
         cached,
-        tuple(code),
-        tuple(differing),
-        len(names) - len(differing),
+        tuple(members),
         tuple(unexplained),
     )
 
 
-def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> dict[str, tuple[str, str]]:
+def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> tuple[str, str]:
     """
-    Return two digests of the device code of each library of *wheel*, without judging it.
-
-    The first is the library's part of the audit's device-code digest, the second leaves out the
-    hashes of source paths in names. They are equal for a library of the official wheel, and for one
-    whose device code cannot be read.
+    Return the device-code digest of *wheel*, and one that leaves out the hashes of source paths in
+    names.
 
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
     """
-    subject, libraries = wheel_reader.subject(wheel), dict[str, tuple[str, str]]()
+    subject, digests, nameless = wheel_reader.subject(wheel), list[str](), list[str]()
 
     def visit(binary: Binary) -> None:
         wants = policy.library(subject.name, binary.name)
-        with (
-            contextlib.suppress(ElfUnreadable, FatbinUnreadable),
-            elf.mapped(binary.path) as data,
-        ):
+        compiled, hashes = wants is not None and wants.role == "target", list[str]()
+
+        def add(_: DeviceImage, content: bytes) -> None:
+            hashes.append(digest.sha256_bytes(_INTERNAL.sub(rb"\g<1>00000000", content)))
+
+        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
             shared = elf.shared_object(data)
-            if not shared.has_device_code:
-                return
-            libraries[binary.name] = (sections_digest(data, shared),) * 2
-            if wants and wants.role == "target":
-                hashes, renamed = list[str](), list[str]()
-                # One at a time: all unpacked images together may be larger than the memory.
-                for image, content in images(data, shared, policy.generation, whole_ptx=True):
-                    hashes.append(image.sha256)
-                    if image.sha256:
-                        plain = _INTERNAL.sub(rb"\g<1>00000000", content)
-                        renamed.append(digest.sha256_bytes(plain))
-                libraries[binary.name] = library_digest(hashes), library_digest(renamed)
+            code = device_code.read(data, shared, policy.generation, compiled=compiled, visit=add)
+            digests.append(code.digest)
+            nameless.extend(hashes if compiled and not code.fault else [code.digest])
 
     wheel_reader.walk(wheel, subject, scratch, visit)
-    return libraries
+    return device_code.wheel_digest(digests), digest.key("nameless", sorted(nameless))
 
 
 def _member_hashes(path: Path) -> dict[str, str]:
@@ -314,25 +271,14 @@ def _member_hashes(path: Path) -> dict[str, str]:
 
 def show(rebuild: Rebuild) -> None:
     """Print the members that differ, and the verdict."""
-    rows = [
-        [
-            name,
-            "device code" if name in rebuild.code else "",
-            "unexplained" if name in rebuild.unexplained else "explained",
-        ]
-        for name in rebuild.members
-    ]
-    if rows:
-        title = f"{rebuild.wheel}: {rebuild.equal} members equal"
-        console.table(title, ["member that differs", "", ""], rows, result=True)
     cached = ", units from the compiler cache: no real rebuild" if rebuild.cached else ""
     console.result(f"{rebuild.wheel}: {rebuild.verdict}{cached}")
-    for name, values in (
-        ("sha256", (rebuild.first, rebuild.again)),
-        ("device code", rebuild.device_code),
-        ("host compiler", rebuild.compiler),
-    ):
-        console.result(f"  {name}: {', then '.join(dict.fromkeys(values)) or 'none'}")
+    for name in rebuild.members:
+        state = "unexplained" if name in rebuild.unexplained else "explained"
+        console.result(f"  differs, {state}: {name}")
+    console.result(f"  sha256: {rebuild.first}, then {rebuild.again}")
+    console.result(f"  device code: {', then '.join(rebuild.device_code)}")
+    console.result(f"  host compiler: {', then '.join(rebuild.compiler)}")
 
 
 def raise_for_difference(rebuild: Rebuild) -> None:

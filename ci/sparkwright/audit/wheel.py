@@ -1,47 +1,75 @@
 """
-The audit: every library of a wheel against the policy, from the bytes that would be installed.
+The audit: every library of a wheel against the policy and the unit manifest, from the bytes that
+would be installed.
+
+Operators are read from the strings in a library's read-only data. torch learns of an operator
+twice: ``def`` gives its schema (``name(Tensor a, …) -> Tensor``), ``impl`` its name with the
+function. Both are strings that end in NUL. A build that leaves a unit out for its arch keeps the
+schema, which a common source file declares, and loses the ``impl``, which the unit itself
+registers: so the official vLLM 0.33.0 and a build for 12.1f declare `machete_mm` alike, and only
+the former implements it. The bytes do not state the device of an implementation.
+
+Promises of compatibility are compared with the symbols that a library takes from others, by tables
+of others: the platform tag by auditwheel's, Python's limited API by abi3info's, and torch's stable
+ABI by torch-abi-audit's.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
 
-from sparkwright.audit import device_code, tools, wheel_reader
-from sparkwright.audit.library import DRIVER_FILES, LibraryAudit
-from sparkwright.audit.policy import AuditPolicy, DistributionPolicy
+from sparkwright.audit import device_code, wheel_reader
+from sparkwright.audit.device_code import GAINS, DeviceImage
+from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy, is_generation
 from sparkwright.audit.report import (
     AuditedLibrary,
     AuditedWheel,
     AuditFinding,
     AuditReport,
-    Checker,
+    OpcodeCount,
 )
-from sparkwright.audit.tools import CheckerResult, HostLibrary
-from sparkwright.audit.wheel_reader import Binary
-from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.elf import ElfUnreadable
+from sparkwright.audit.wheel_reader import Binary, Contents
+from sparkwright.builder.wheel import elf, graft
+from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.core.errors import WheelError
+from sparkwright.core.errors import CommandError
 from sparkwright.core.store import translate_disk_full
 
-#: Libraries of torch, the CUDA wheels and the system.
+#: Seconds from the beginning of an audit to the end of its last disassembly; that of the official
+#: vLLM wheel takes half a minute.
+MOST_SECONDS = 900.0
+#: Provides the driver's functions; torch loads it for itself alone.
+_DRIVER = "libcuda.so.1"
+#: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
+_DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
+#: Libraries of torch, the CUDA wheels and the system, and the distributions whose they are.
 _OTHERS = re.compile(
     r"lib(torch\w*|c10\w*|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti"
     r"|nvrtc[\w-]*|nvJitLink|nvshmem\w*|nccl|stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)"
     r"(-[0-9a-f]{8})?\.so(\.\d+)*"
 )
-#: Bytes that the compressed device code of all libraries may unpack to: minutes of work.
-MOST_UNPACKED = 64 * 1024**3
-#: Distributions whose libraries these are.
 _OWNERS = re.compile(r"torch|triton|nvidia-.+|cuda-.+")
+#: The longest schema of vLLM has some 1,500 letters.
+_LONGEST_SCHEMA = 8192
+
+_AT_LEAST_PYTHON, _ABI3_TAG = re.compile(r">=\s*(\d+\.\d+)"), re.compile(r"-cp3(\d+)-abi3-")
+#: A requirement of torch without a marker, and its lower bounds.
+_TORCH_REQUIRED = re.compile(r"torch\s*[(=<>~!][^;]*$")
+_AT_LEAST = re.compile(r"[=~>]=\s*(\d+(?:\.\d+)*)")
+#: In a mangled name: a namespace of torch, but not ``torch::stable`` or ``torch::headeronly``.
+_TORCH_INTERNAL = re.compile(r"(?<!\d)(?:2at|3c10|5torch(?!6stable|10headeronly))(?=\d)")
+#: Functions of torch's stable ABI.
+_TORCH_STABLE = ("torch_", "aoti_torch_")
 
 
 def audit(
@@ -51,7 +79,6 @@ def audit(
     *,
     scratch: Path | None = None,
     judged: Literal["stack", "any"] = "stack",
-    checkers: Sequence[tools.Name] = tools.ALL,
 ) -> AuditReport:
     """
     Return the contents of *wheel*, and the differences from *policy*.
@@ -63,7 +90,6 @@ def audit(
         scratch: An existing folder for the libraries while they are read; the system's temporary
             folder by default.
         judged: See `AuditReport.judged`.
-        checkers: Other projects' tools to run; the others are reported as not run.
 
     Raises:
         wheel-invalid: It is not a wheel, is damaged, is too large, or is another distribution than
@@ -72,65 +98,28 @@ def audit(
         tool-missing: *programs* lacks nvdisasm, and a kernel is to be read.
         disk-full: There is no room for the largest library and its cubins.
     """
+    deadline = time.monotonic() + MOST_SECONDS
     about = wheel_reader.subject(wheel)
     contents = wheel_reader.contents(wheel, about)
-    listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
-    libraries, hosts, unpacked = list[AuditedLibrary](), list[HostLibrary](), 0
-    findings = [*_whole(about, contents.names, listed)]
+    libraries, findings = list[AuditedLibrary](), list[AuditFinding]()
     parent = scratch or Path(tempfile.gettempdir())
-    with (
-        translate_disk_full(parent),
-        tempfile.TemporaryDirectory(prefix="audit-", dir=parent) as temporary,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        folder = Path(temporary)
-        runs = {
-            "abi3audit": partial(tools.abi3, about, contents, hosts, folder),
-            "torch-abi-audit": partial(
-                tools.torch,
-                contents,
-                hosts,
-                lambda name: (
-                    (wants := policy.library(about.name, name)) is not None
-                    and wants.torch == "stable"
-                ),
-                folder,
-            ),
-            "auditwheel": partial(tools.platform_tag, wheel, about, folder),
-        }
 
-        def visit(binary: Binary) -> None:
-            nonlocal unpacked
-            unpacked += _packed_bytes(binary)
-            if unpacked > MOST_UNPACKED:
-                what = f"{about.file} holds more device code than any wheel."
-                raise WheelError("wheel-invalid", what, details=[f"library: {binary.name}"])
-            library = LibraryAudit(
-                policy, about.name, binary.name, contents, programs, ours=judged == "stack"
-            )
-            libraries.append(_inspect(library, binary, about, hosts, folder))
-            findings.extend(library.findings)
+    def visit(binary: Binary) -> None:
+        audited = LibraryAudit(policy, about, contents, binary.name, ours=judged == "stack")
+        with tempfile.TemporaryDirectory(prefix="cubins-", dir=parent) as cubins:
+            libraries.append(audited.inspect(binary, programs, Path(cubins), deadline))
+        findings.extend(audited.findings)
 
-        # auditwheel reads the wheel itself; the others need the libraries.
-        late = ("abi3audit", "torch-abi-audit")
-        jobs = {name: pool.submit(runs[name]) for name in checkers if name not in late}
-        findings += wheel_reader.walk(wheel, about, folder, visit)
-        jobs |= {name: pool.submit(runs[name]) for name in checkers if name not in jobs}
-        skipped = "it was not asked for"
-        outcomes = [
-            jobs[name].result()
-            if name in jobs
-            else CheckerResult(Checker(name, "not-run", skipped))
-            for name in tools.ALL
-        ]
-    if judged == "stack":
-        present = [policy.library(about.name, library.name) for library in libraries]
-        findings += [
-            AuditFinding(wants.glob, "library-missing", "the policy asks for it")
-            for wants in listed.libraries
-            if wants.role == "target" and wants not in present
-        ]
-    findings += [finding for outcome in outcomes for finding in outcome.findings]
+    with translate_disk_full(parent):
+        findings += wheel_reader.walk(wheel, about, parent, visit)
+    listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
+    findings += _check_members(about, contents.names, listed)
+    present = [policy.library(about.name, library.name) for library in libraries]
+    findings += [
+        AuditFinding(wants.glob, "library-missing", "the policy asks for it")
+        for wants in listed.libraries
+        if wants.role == "target" and wants not in present and judged == "stack"
+    ]
     return AuditReport(
         subject=about,
         target=policy.target,
@@ -139,11 +128,10 @@ def audit(
         findings=tuple(sorted(findings)),
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
-        checkers=tuple(outcome.checker for outcome in outcomes),
     )
 
 
-def _whole(
+def _check_members(
     about: AuditedWheel, names: Sequence[str], listed: DistributionPolicy
 ) -> Iterator[AuditFinding]:
     """Yield findings about the wheel's size, and copies of others' libraries among its members."""
@@ -153,7 +141,7 @@ def _whole(
         return
     for name in names:
         folder, _, file = name.rpartition("/")
-        if DRIVER_FILES.fullmatch(file):
+        if _DRIVER_FILES.fullmatch(file):
             message = "the driver is the machine's own, and a copy of another version breaks it"
             yield AuditFinding(name, "vendored-driver", message)
         elif _OTHERS.fullmatch(file) or folder.partition("/")[0].endswith(".libs"):
@@ -161,41 +149,330 @@ def _whole(
             yield AuditFinding(name, "vendored-library", message)
 
 
-def _packed_bytes(binary: Binary) -> int:
-    """Return `device_code.packed_bytes` of a library; 0 for one that cannot be read."""
-    try:
-        with elf.mapped(binary.path) as data:
-            return device_code.packed_bytes(data, elf.shared_object(data))
-    except ElfUnreadable:
-        return 0
+class LibraryAudit:
+    """
+    The audit of one library of a wheel.
+
+    Args:
+        policy: Of the stack.
+        name: The member's name.
+        ours: Whether the library must be made for the stack's target; a wheel that was not built
+            here is only read.
+    """
+
+    def __init__(
+        self,
+        policy: AuditPolicy,
+        about: AuditedWheel,
+        contents: Contents,
+        name: str,
+        *,
+        ours: bool = True,
+    ) -> None:
+        self._about, self._contents, self._name, self._ours = about, contents, name, ours
+        self._wants = wants = policy.library(about.name, name)
+        self._device = policy.device
+        self._policy = replace(policy, arch=wants.arch) if wants and wants.arch else policy
+        #: The policy of a library whose kernels a Spark needs; None for another.
+        self._target = wants if wants and wants.role == "target" else None
+        #: Units of this library, and those that are linked into several.
+        self._units = [unit for unit in contents.units if unit.library in (name, "")]
+        self.findings: list[AuditFinding] = []
+
+    def _find(self, rule: str, message: str, images: Iterable[DeviceImage] = ()) -> None:
+        """Add a finding about the library and the translation units of *images*."""
+        hashes = {image.sha256 for image in images}
+        units = [unit.name for unit in self._units if any(code[1] in hashes for code in unit.code)]
+        self.findings.append(AuditFinding(self._name, rule, message, tuple(units)))
+
+    def inspect(
+        self, binary: Binary, programs: Path, scratch: Path, deadline: float
+    ) -> AuditedLibrary:
+        """
+        Return what the library holds, and report the differences from the policy.
+
+        Args:
+            programs: The folder of nvdisasm.
+            scratch: Takes the cubins that are disassembled, until *deadline* by `time.monotonic`.
+
+        Raises:
+            tool-missing: nvdisasm is not there, and a kernel is to be read.
+        """
+        wants = self._wants
+        role = wants.role if wants else "unknown"
+        library = AuditedLibrary(binary.name, binary.sha256, binary.size, role)
+        if wants is None and self._ours:
+            self._find("library-unknown", f"no policy for {self._about.name} names it")
+        try:
+            with elf.mapped(binary.path) as data:
+                shared = elf.shared_object(data)
+                library = replace(library, machine=shared.machine)
+                self.check_host(data, shared)
+                return self.check_device(library, data, shared, programs, scratch, deadline)
+        except ElfUnreadable as error:
+            self._find("elf-unreadable", str(error))
+            return library
+
+    # Host code.
+
+    def check_host(self, data: Buffer, shared: SharedObject) -> None:
+        """Report what the library needs beside the promises of the wheel and the policy."""
+        wants, machine, platforms = self._wants, shared.machine, self._about.platforms
+        if machine in ("x86_64", "aarch64"):
+            if not all(platform.endswith(machine) for platform in platforms):
+                message = f"it is for {machine}, the wheel for {', '.join(platforms)}"
+                self._find("machine-foreign", message)
+            self._check_tag(shared)
+        if self._name.endswith(".abi3.so"):
+            self._check_python(shared)
+        self._check_torch(shared)
+        # A driver may have been given another file name.
+        if _DRIVER_FILES.fullmatch(shared.soname):
+            self._find("vendored-driver", f"it is known to the loader as {shared.soname}")
+        for entry in shared.rpath:
+            if self._ours or not (entry == "$ORIGIN" or entry.startswith("$ORIGIN/")):
+                self._find("rpath-present", f"it looks for shared libraries in {entry}")
+        for name in wants.symbols if wants else ():
+            if name not in shared.symbols:
+                self._find("symbol-missing", f"it does not define {name}")
+        for name in wants.operators if wants else ():
+            if missing := _missing_operator(data, name):
+                self._find("operator-missing", f"{name}: {missing}")
+        # The needs of a wheel that no policy describes are shown, and not judged.
+        if self._ours or wants:
+            allowed = (*self._policy.needed, *(wants.needed if wants else ()))
+            for name in shared.needed:
+                if not any(fnmatchcase(name, pattern) for pattern in allowed):
+                    self._find("needed-foreign", f"it wants {name}")
+            if shared.driver and _DRIVER not in shared.needed:
+                calls = f"{', '.join(shared.driver[:3])} ({len(shared.driver)} functions)"
+                self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
+
+    def _check_tag(self, shared: SharedObject) -> None:
+        """Report a library that needs a newer system than the platform tag promises."""
+        promised = graft.promised_glibc(self._about.platforms)
+        required = graft.required_glibc(shared)
+        if promised and (not required or required > promised):
+            needs = f"needs glibc {elf.version_text(required)}, or what comes with it"
+            message = f"it {needs}, the tag promises glibc {elf.version_text(promised)}"
+            self._find("tag-newer", message if required else "it needs more than any tag promises")
+
+    def _check_python(self, shared: SharedObject) -> None:
+        """Report symbols beside the limited API of the oldest Python that may install the wheel."""
+        tags = [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
+        floors = ["3.2", *tags, *_AT_LEAST_PYTHON.findall(self._contents.python)]
+        added, floor = _limited_api(), max(map(elf.version_key, floors))
+        names = [
+            name
+            for name in sorted(shared.imports | shared.symbols)
+            if name.startswith(("Py", "_Py")) and not name.startswith("PyInit_")
+        ]
+        if private := [name for name in names if name not in added]:
+            self._find("abi3-violated", f"it uses {', '.join(private[:5])}")
+        if newer := [name for name in names if added.get(name, floor) > floor]:
+            promised = f"the wheel promises Python {elf.version_text(floor)}"
+            self._find("abi3-newer", f"{promised}, and it uses {', '.join(newer[:5])}")
+
+    def _check_torch(self, shared: SharedObject) -> None:
+        """Report symbols beside torch's stable ABI, and those of a newer torch than required."""
+        from torch_abi_audit.torch_versions import minimum_version
+
+        internal = [name for name in shared.imports if _TORCH_INTERNAL.search(name)]
+        if internal and self._wants and self._wants.torch == "stable":
+            message = f"it uses {len(internal)} symbols beside torch's stable ABI"
+            self._find("torch-unstable", message)
+        stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
+        oldest, _, _ = minimum_version(stable)
+        required = [text for text in self._contents.requires if _TORCH_REQUIRED.match(text)]
+        versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
+        if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
+            wants = f"the wheel requires {elf.version_text(max(versions))}"
+            self._find("torch-newer", f"it needs torch {elf.version_text(oldest)}, {wants}")
+
+    # Device code.
+
+    def check_device(
+        self,
+        library: AuditedLibrary,
+        data: Buffer,
+        shared: SharedObject,
+        programs: Path,
+        scratch: Path,
+        deadline: float,
+    ) -> AuditedLibrary:
+        """Return *library* with its device code, and report the differences from the policy."""
+        target = self._target
+        if target and not shared.has_device_code:
+            self._find("arch-missing", "it holds no device code at all")
+            return library
+        cubins = dict[Path, DeviceImage]()
+        patterns = [re.compile(text) for text in target.kernels] if target else []
+
+        def visit(image: DeviceImage, content: bytes) -> None:
+            if image.contradicted:
+                stated = f"the table says {image.listed}, the code {image.target}"
+                self._find("arch-contradicted", f"fatbin {image.container}: {stated}", [image])
+            named = any(pattern.search(name) for pattern in patterns for name in image.kernels)
+            if image.kind == "cubin" and content and named:
+                path = scratch / f"{len(cubins)}.cubin"
+                path.write_bytes(content)
+                cubins[path] = image
+
+        code = device_code.read(
+            data, shared, self._policy.generation, compiled=target is not None, visit=visit
+        )
+        library = replace(library, device_code=code.digest)
+        if code.fault:
+            self._find("device-unreadable", code.fault)
+            return library
+        gains = device_code.gains(code.images, self._device)
+        numbers = Counter(gain for gain, _ in gains.values())
+        library = replace(
+            library,
+            cubins=code.counts("cubin"),
+            ptx=code.counts("ptx"),
+            spark={gain: numbers[gain] for gain in GAINS if numbers[gain]},
+        )
+        if target is None:
+            return library
+        if self._ours:
+            self._check_archs(code.images, target)
+            self._check_units(code.images)
+        elif not numbers.keys() & {"native", "family", "plain"}:
+            device = elf.version_text(self._device)
+            self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
+        targets = {number: arch for number, (gain, arch) in gains.items() if arch and gain != "jit"}
+        loaded = {
+            path: image
+            for path, image in cubins.items()
+            if targets.get(image.container) == image.target
+        }
+        archs = "+".join(sorted(set(targets.values()))) or self._policy.target
+        try:
+            opcodes = device_code.opcodes([*loaded], programs, deadline)
+        except CommandError as error:
+            if error.reference != "command-failed":
+                raise
+            self._find("device-unreadable", " ".join([str(error), *error.details[:2]]))
+            return library
+        kernels: dict[str, tuple[Counter[str], list[DeviceImage]]] = {}
+        for image, counts in zip(loaded.values(), opcodes, strict=True):
+            for kernel, count in counts.items():
+                total, images = kernels.setdefault(kernel, (Counter(), []))
+                total.update(count)
+                images.append(image)
+        return self._check_kernels(library, kernels, archs, target)
+
+    def _check_archs(self, images: Sequence[DeviceImage], wants: LibraryPolicy) -> None:
+        """Report code of other targets than the policy's, and a library without code for it."""
+        target, generation = self._policy.target, self._policy.generation
+        by_target: dict[tuple[str, str], list[DeviceImage]] = {}
+        for image in images:
+            by_target.setdefault((image.kind, image.target), []).append(image)
+        if ("cubin", target) not in by_target:
+            self._find("arch-missing", f"cubins for {target}: 0")
+        for (kind, arch), group in by_target.items():
+            if kind == "ptx":
+                rule, what = "ptx-foreign", "PTX files"
+            elif arch.endswith("?"):
+                rule, what = "arch-unknown", "cubins"
+            else:
+                folded = is_generation(arch, generation)
+                rule, what = "arch-folded" if folded else "arch-foreign", "cubins"
+            allowed = wants.ptx if kind == "ptx" else wants.also
+            most = next((entry.most for entry in allowed if entry.arch == arch), 0)
+            if len(group) > most and (kind, arch) != ("cubin", target):
+                self._find(rule, f"{what} for {arch}: {len(group)}, allowed: {most}", group)
+
+    def _check_units(self, images: Sequence[DeviceImage]) -> None:
+        """Report units without code in the library or for the target, and code of no unit."""
+        by_hash = {image.sha256: image for image in images if image.sha256}
+        target, generation = self._policy.target, self._policy.generation
+        linked = [unit for unit in self._units if unit.library]
+        for unit in linked:
+            # Cubins of other generations are not unpacked.
+            code = [
+                sha256
+                for arch, sha256 in unit.code
+                if arch.startswith("compute_") or is_generation(arch, generation)
+            ]
+            present = [by_hash[sha256] for sha256 in code if sha256 in by_hash]
+            asked = any(entry.endswith(f":{target}") for entry in unit.gencode)
+            message = ""
+            if len(present) < len(code):
+                lost = f"{len(code) - len(present)} of the {len(code)} pieces of code"
+                message = f"{lost} in its object are not in it"
+            elif code and asked and not any(image.target == target for image in present):
+                message = f"its object holds no cubin for {target}"
+            if message:
+                self.findings.append(
+                    AuditFinding(self._name, "arch-missing", message, (unit.name,))
+                )
+        compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
+        foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
+        # The device linker makes new code of relocatable code.
+        if foreign and linked and all(unit.code for unit in self._units):
+            targets = ", ".join(sorted({image.target for image in foreign}))
+            self._find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {targets}")
+
+    def _check_kernels(
+        self,
+        library: AuditedLibrary,
+        kernels: Mapping[str, tuple[Counter[str], list[DeviceImage]]],
+        arch: str,
+        wants: LibraryPolicy,
+    ) -> AuditedLibrary:
+        """Return *library* with its opcodes, and report instructions missing and traps present."""
+        totals, traps = list[OpcodeCount](), 0
+        for rule in wants.opcodes:
+            named = [kernels[kernel] for kernel in kernels if re.search(rule.kernels, kernel)]
+            matches = re.compile(rule.pattern).search
+            total = sum(
+                count
+                for opcodes, _ in named
+                for opcode, count in opcodes.items()
+                if matches(opcode)
+            )
+            totals.append(OpcodeCount(rule.pattern, total, rule.least))
+            if total < rule.least:
+                message = f"{rule.pattern} in the code for {arch}: {total}, required: {rule.least}"
+                self._find("opcode-missing", message, [image for _, own in named for image in own])
+        for free in wants.trap_free:
+            matching = [kernel for kernel in kernels if re.search(free.kernels, kernel)]
+            if not matching:
+                message = f"no kernel in the code for {arch} matches {free.kernels}"
+                self._find("kernel-missing", message)
+            for kernel in matching:
+                opcodes, images = kernels[kernel]
+                if count := opcodes[device_code.TRAP]:
+                    traps += count
+                    what = f"{count} {device_code.TRAP} in {kernel[:160]}"
+                    self._find("trap-present", f"{what}: {free.reason}", images)
+        return replace(library, opcodes=tuple(totals), traps=traps)
 
 
-def _inspect(
-    audited: LibraryAudit,
-    binary: Binary,
-    about: AuditedWheel,
-    hosts: list[HostLibrary],
-    folder: Path,
-) -> AuditedLibrary:
-    """Return the contents of one library, and add it without its device code to *hosts*."""
-    wants = audited.wants
-    library = AuditedLibrary(
-        binary.name, binary.sha256, binary.size, wants.role if wants else "unknown"
-    )
-    if wants is None and audited.ours:
-        audited.find("library-unknown", f"no policy for {about.name} names it")
-    elif wants and wants.size_max is not None and binary.size > wants.size_max:
-        audited.find("size-over", f"{binary.size} bytes, allowed: {wants.size_max}")
-    try:
-        with elf.mapped(binary.path) as data, tempfile.TemporaryDirectory(dir=folder) as cubins:
-            shared = elf.shared_object(data)
-            audited.check_host(data, shared, about.platforms)
-            library = replace(library, machine=shared.machine)
-            # Two members may have the same last part, and a checker goes by the end of a name.
-            path = folder / str(len(hosts)) / binary.name.rpartition("/")[2][-120:]
-            tools.strip_fatbins(data, shared.fatbins, path)
-            hosts.append(HostLibrary(library.name, path, shared.needed))
-            library = audited.check_device(library, data, shared, Path(cubins))
-    except ElfUnreadable as error:
-        audited.find("elf-unreadable", str(error))
-    return library
+@functools.cache
+def _limited_api() -> dict[str, tuple[int, ...]]:
+    """Return the functions and data of Python's limited API, and the version that added each."""
+    from abi3info import DATAS, FUNCTIONS
+
+    entries = [*FUNCTIONS.items(), *DATAS.items()]
+    return {symbol.name: (entry.added.major, entry.added.minor) for symbol, entry in entries}
+
+
+def _missing_operator(data: Buffer, operator: str) -> str:
+    """Return what the library lacks of *operator*; empty if it declares and implements it."""
+    name = operator.encode()
+    schema = re.compile(rb"%s\([^\0]{0,%d}?\) -> " % (re.escape(name), _LONGEST_SCHEMA))
+    # A string begins after the NUL of the one before it, or with the section.
+    later = re.compile(rb"\0" + schema.pattern)
+    declared = named = False
+    for section in elf.sections(data):
+        if section.name.startswith(".rodata") and section.kind != elf.NO_BITS:
+            begin, end = section.offset, section.offset + section.size
+            declared |= bool(schema.match(data, begin, end) or later.search(data, begin, end))
+            # A linker may share a string with the end of a longer one.
+            named |= data.find(name + b"\0", begin, end) >= 0
+    if declared:
+        return "" if named else "declared, not implemented"
+    return "no schema declares it, although its name is there" if named else "not even declared"

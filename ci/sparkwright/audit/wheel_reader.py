@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import csv
 import hashlib
-import io
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.message import Message
 from email.parser import BytesParser
 from functools import partial
@@ -24,8 +22,8 @@ import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sparkwright.audit.report import AuditedWheel, AuditFinding
-from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text
-from sparkwright.builder.wheel.elf import MAGIC
+from sparkwright.builder.wheel import elf, fatbin
+from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text, records
 from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -33,7 +31,10 @@ from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import archive as archives
 
 _ENTRY = b"PK\x01\x02"
+#: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
+#: Bytes that the compressed device code of all libraries may unpack to: minutes of work.
+MOST_UNPACKED = 64 * 1024**3
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -48,10 +49,10 @@ class Contents(msgspec.Struct, frozen=True):
         units: The unit manifest in that record.
     """
 
-    names: tuple[str, ...]
-    python: str
-    requires: tuple[str, ...]
-    ours: bool
+    names: tuple[str, ...] = ()
+    python: str = ""
+    requires: tuple[str, ...] = ()
+    ours: bool = False
     units: tuple[CompiledUnit, ...] = ()
 
 
@@ -149,13 +150,13 @@ def walk(
             half a gigabyte for vLLM.
 
     Raises:
-        wheel-invalid: The archive is damaged, too large, or another distribution than its name
-            states.
+        wheel-invalid: The archive is damaged, holds more than any wheel, or is another distribution
+            than its name states.
         archive-unsafe: A member's name leaves its folder, or it is a link.
         disk-full: There is no room for a member.
     """
     damage_guard = partial(archives.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
-    findings: list[AuditFinding] = []
+    findings, unpacked = list[AuditFinding](), 0
     with (
         archives.opened(wheel) as archive,
         translate_disk_full(scratch),
@@ -166,9 +167,7 @@ def walk(
         with damage_guard():
             listed = archives.zip_members(archive, about.file)
             info_folder, _ = _metadata(archive, listed, about)
-            record = member_text(archive, listed, f"{info_folder}/RECORD", about.file)
-            table = csv.reader(io.StringIO(record.decode("utf-8")))
-            rows = {row[0]: (row[1], row[2]) for row in table if len(row) == 3}
+            rows = records(archive, listed, info_folder, about.file)
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
         copy = Path(folder, "library")
         for name, info in sorted(listed.items()):
@@ -177,21 +176,23 @@ def walk(
             if name not in unsigned:
                 findings += _differences(name, rows.get(name), sha256, info.file_size)
             if is_binary:
+                unpacked += _unpacked_bytes(copy)
+                if unpacked > MOST_UNPACKED:
+                    what = f"{about.file} holds more device code than any wheel."
+                    raise WheelError("wheel-invalid", what, details=[f"library: {name}"])
                 visit(Binary(name, copy, sha256, info.file_size))
                 copy.unlink()
             progress.update(progress.done + info.compress_size, name)
     message = "RECORD lists it, the wheel does not hold it"
-    findings += [
-        AuditFinding(name, "record-surplus", message)
-        for name in rows.keys() - listed.keys() - unsigned
-    ]
+    lost = rows.keys() - listed.keys() - unsigned
+    findings += [AuditFinding(name, "record-surplus", message) for name in lost]
     return tuple(sorted(findings))
 
 
 def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
     """Return the sha256 of *stream*; write it to *copy* if it begins like ELF, and return so."""
     sha, block = hashlib.sha256(), stream.read(1 << 20)
-    is_binary = block.startswith(MAGIC)
+    is_binary = block.startswith(elf.MAGIC)
     with copy.open("wb") if is_binary else contextlib.nullcontext() as output:
         while block:
             sha.update(block)
@@ -201,13 +202,20 @@ def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
     return sha.hexdigest(), is_binary
 
 
+def _unpacked_bytes(library: Path) -> int:
+    """Return the bytes that the device code of *library* would unpack to; 0 if it is unreadable."""
+    with contextlib.suppress(elf.ElfUnreadable), elf.mapped(library) as data:
+        return fatbin.unpacked_bytes(data, elf.fatbins(data))
+    return 0
+
+
 def _differences(
     name: str, row: tuple[str, str] | None, sha256: str, size: int
-) -> list[AuditFinding]:
-    if row is None:
-        return [AuditFinding(name, "record-missing", "RECORD does not list it")]
+) -> Iterator[AuditFinding]:
     digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
-    if row[0].rstrip("=") == digest and row[1] in ("", str(size)):
-        return []
-    message = f"RECORD has {row[0] or 'no hash'} and {row[1]} bytes; it is {digest}, {size} bytes"
-    return [AuditFinding(name, "record-mismatch", message)]
+    if row is None:
+        yield AuditFinding(name, "record-missing", "RECORD does not list it")
+    elif row[0].rstrip("=") != digest or row[1] not in ("", str(size)):
+        stated = f"{row[0] or 'no hash'} and {row[1]} bytes"
+        message = f"RECORD has {stated}; it is {digest}, {size} bytes"
+        yield AuditFinding(name, "record-mismatch", message)

@@ -24,7 +24,7 @@ from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 6
+FORM = 7
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -179,9 +179,7 @@ def audited(
     programs, scratch = toolchain.obtain(session).cuda / "bin", session.store.folder("work")
     with console.step(f"audit {path.name}"):
         result = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
-    # A missing tool may be installed before the next audit.
-    if all(checker.state != "not-run" for checker in result.checkers):
-        session.store.put("audit", key, result)
+    session.store.put("audit", key, result)
     return result
 
 

@@ -20,7 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 import msgspec
@@ -263,8 +263,8 @@ def zip_members(
 
     Raises:
         archive-unsafe: A name leaves its folder, or it is a link.
-        wheel-invalid: Or as *failure*: a member appears twice, shares bytes with another, is
-            compressed in an unusual way, or is larger than in any wheel.
+        wheel-invalid: Or as *failure*: a member appears twice or below a file, shares bytes with
+            another, is compressed in an unusual way, or is larger than in any wheel.
     """
     infos = archive.infolist()
     if len(infos) > MOST_MEMBERS:
@@ -301,7 +301,12 @@ def zip_members(
         if fault:
             raise failure(f"{origin} {fault}.", details=details)
         files[info.filename] = info
-    return {name: info for name, info in files.items() if not info.is_dir()}
+    regular = {name: info for name, info in files.items() if not info.is_dir()}
+    for name in regular:
+        if any(str(folder) in regular for folder in PurePosixPath(name).parents):
+            what = f"{origin} has a file where another member needs a folder."
+            raise failure(what, details=[f"member: {name!r}"])
+    return regular
 
 
 def _inflated(size: int, packed: int, limit: int) -> bool:

@@ -48,15 +48,11 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "size": ("the wheel and its libraries keep to their ceilings", ("size-over",)),
 }
 
-#: The checks that stand on another's tool besides: without it they were not made.
-TOOLS: Mapping[str, str] = {"platform": "auditwheel", "python": "abi3audit", "torch": "torch-abi-audit"}
-
 CHECKS = (*declare(*GROUPS, measured=True), *declare("policy", "audit", role="reports"))
 
 REASONS: Mapping[str, str] = {
     **RULES,
     "not-ours": "The wheel has no build record of ours, so the stack's policy was not asked. Audit it with --judge stack to ask it.",
-    "tool-not-run": "A tool of others gave no answer: install sparkwright with all that it needs, or read what the tool says.",
 }
 
 
@@ -74,10 +70,7 @@ def _group(report: AuditReport, name: str) -> Check:
     if found:
         whole = f"{len(found)} finding(s): {RULES[found[0].rule]}"
         return failed(name, whole, found[0].rule, figures=_figures(report, name, len(found)), samples=_samples(found))
-    tool = next((checker for checker in report.checkers if checker.name == TOOLS.get(name)), None)
-    if name in TOOLS and (tool is None or tool.state == "not-run"):
-        return not_run(name, tool.says if tool else f"the report does not tell of {TOOLS[name]}", "tool-not-run")
-    return passed(name, f"{says}; {tool.says}" if tool else says, figures=_figures(report, name, 0))
+    return passed(name, says, figures=_figures(report, name, 0))
 
 
 def _samples(found: Iterable[AuditFinding]) -> list[Sample]:

@@ -120,7 +120,7 @@ def _files(package: Package, path: Path) -> dict[str, File]:
     info = WheelName.of(path.name).info
     with zip_file(path) as zipped:
         members = zip_members(zipped, path.name)
-        record = archive.records(zipped, info)
+        record = archive.records(zipped, members, info, path.name)
     members.pop(f"{info}/RECORD", None)
     folder = info.removesuffix(".dist-info") + ".data/"
     if any(name.startswith(folder) or name == f"{info}/entry_points.txt" for name in members):

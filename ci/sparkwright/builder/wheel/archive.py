@@ -89,16 +89,18 @@ def member_text(
         return stream.read(MOST_BYTES_TEXT)
 
 
-def records(wheel: zipfile.ZipFile, info: str) -> dict[str, tuple[str, str]]:
+def records(
+    wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], info: str, origin: str
+) -> dict[str, tuple[str, str]]:
     """
     Return the rows of RECORD in the ``.dist-info`` folder *info*: member → (digest, size).
 
     Raises:
-        LookupError, ValueError: There is no RECORD, or its lines have not three fields; `zip_file`
-            turns both into `wheel-invalid`.
+        wheel-invalid: There is no RECORD.
+        ValueError: Its lines have not three fields; `zip_file` turns this into `wheel-invalid`.
     """
-    rows = csv.reader(io.StringIO(wheel.read(f"{info}/RECORD").decode()))
-    return {name: (digest, count) for name, digest, count in rows}
+    text = member_text(wheel, listed, f"{info}/RECORD", origin).decode()
+    return {name: (digest, count) for name, digest, count in csv.reader(io.StringIO(text))}
 
 
 class _Writer:
@@ -234,7 +236,7 @@ def rewrite(
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
         listed = zip_members(source, base.name)
-        rows = records(source, old.info)
+        rows = records(source, listed, old.info, base.name)
         changed = dict(replace or {})
         for name in version_files:
             text = (changed.get(name) or source.read(name)).decode()

@@ -27,19 +27,19 @@ CUDA = "cuda"
 MACHINES = {62: "x86_64", 183: "aarch64", 190: CUDA}
 RELOCATABLE_FATBIN = "__nv_relfatbin"
 FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
-#: Section types: no bytes in the file, dynamic symbols.
+#: Section types: no bytes in the file, dynamic symbols. Segment types: loaded, dynamic.
 NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
 _LOAD, _DYNAMIC = 1, 2
 #: Entries of the dynamic section: strings and their size, version needs and their number, names,
 #: paths.
 _STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF
 _NEEDED, _SONAME, _PATHS = 1, 14, (15, 29)
+#: Bindings of a symbol that the loader gives to others: global, weak, unique.
+_GLOBAL, _BINDINGS = 1, (1, 2, 10)
 
 #: A cubin of CUTLASS has some ten thousand sections, and mangled names of some thousand bytes.
-MOST_SECTIONS = 1 << 20
-MOST_SEGMENTS = 1 << 12
-MOST_NAME_BYTES = 1 << 28
-_LONGEST_NAME = 1 << 20
+MOST_SECTIONS, MOST_SEGMENTS = 1 << 20, 1 << 12
+MOST_NAME_BYTES, _LONGEST_NAME = 1 << 28, 1 << 20
 _MOST_DYNAMIC = 1 << 16
 
 _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -52,7 +52,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _NEEDED_FILE, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 #: Functions of CUDA's driver API; cuFile, which begins alike, is another library.
 _DRIVER = re.compile(r"cu(?!File)[A-Z]\w*")
-_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)")
+_VERSION = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)+)")
 
 Buffer = bytes | mmap.mmap
 
@@ -80,11 +80,12 @@ class SharedObject(msgspec.Struct, frozen=True):
             ELF number.
         needed: The libraries that the loader brings with it (DT_NEEDED).
         rpath: The entries of DT_RPATH and DT_RUNPATH.
-        versions: The highest versions of glibc (``GLIBC``), libstdc++ (``GLIBCXX``) and its ABI
-            (``CXXABI``) that it needs.
+        versions: The highest version that it needs of each versioned interface: glibc (``GLIBC``),
+            libstdc++ (``GLIBCXX``), its ABI (``CXXABI``) and others.
         soname: The name by which the loader knows it; empty without one.
         fatbins: Offset and size of each section that holds device code.
         symbols: The dynamic symbols that it defines.
+        imports: The dynamic symbols that it takes from other libraries.
         driver: The functions of CUDA's driver that it cannot do without.
     """
 
@@ -94,17 +95,14 @@ class SharedObject(msgspec.Struct, frozen=True):
     versions: dict[str, tuple[int, ...]]
     soname: str
     fatbins: tuple[tuple[int, int], ...]
-    symbols: frozenset[str] = frozenset()
-    driver: tuple[str, ...] = ()
+    symbols: frozenset[str]
+    imports: frozenset[str]
+    driver: tuple[str, ...]
 
     @property
     def has_device_code(self) -> bool:
         """True when the file holds device code of any kind."""
         return bool(self.fatbins) or self.machine == CUDA
-
-    def version(self, name: str) -> str:
-        """Return the version that is needed of *name*, such as ``2.28``; empty without one."""
-        return version_text(self.versions.get(name, ()))
 
 
 class _Strings:
@@ -177,11 +175,14 @@ def shared_object(data: Buffer) -> SharedObject:
         ElfUnreadable: Its headers contradict each other or its size.
     """
     machine, _, _, segments = _header(data)
-    for kind, _, offset, _, _, size, _, _ in segments:
+    loads, entries = [], list[tuple[int, int]]()
+    for kind, _, offset, address, _, size, _, _ in segments:
         if kind in (_LOAD, _DYNAMIC):
             _check_bounds(data, offset, size, "a segment")
-    loads = [(entry[2], entry[3], entry[5]) for entry in segments if entry[0] == _LOAD]
-    entries = [pair for entry in segments for pair in _dynamic(data, entry)]
+        if kind == _LOAD:
+            loads.append((offset, address, size))
+        elif kind == _DYNAMIC:
+            entries += _dynamic(data, offset, size)
     values = dict(entries)
     size = values.get(_STRSZ, 0) if _STRTAB in values else 0
     begin = _file_offset(loads, values[_STRTAB], size, "the table of its strings") if size else 0
@@ -193,21 +194,36 @@ def shared_object(data: Buffer) -> SharedObject:
             if match := _VERSION.fullmatch(name):
                 versions[match[1]] = max(versions.get(match[1], ()), version_key(match[2]))
     listed = sections(data)
-    symbols = list(_symbols(data, listed))
-    driver = {name for name, defined in symbols if not defined and _DRIVER.fullmatch(name)}
+    symbols, imports, driver = set[str](), set[str](), set[str]()
+    for name, binding, defined in _symbols(data, listed):
+        (symbols if defined else imports).add(name)
+        # A weak symbol may stay unresolved.
+        if not defined and binding == _GLOBAL and _DRIVER.fullmatch(name):
+            driver.add(name)
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
         rpath=tuple(filter(None, (strings.name(value) for tag, value in entries if tag in _PATHS))),
         versions=versions,
-        soname=next((strings.name(value) for tag, value in entries if tag == _SONAME), ""),
-        fatbins=tuple(
-            (section.offset, section.size)
-            for section in listed
-            if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
-        ),
-        symbols=frozenset(name for name, defined in symbols if defined),
+        soname=strings.name(values[_SONAME]) if _SONAME in values else "",
+        fatbins=fatbins(data),
+        symbols=frozenset(symbols),
+        imports=frozenset(imports),
         driver=tuple(sorted(driver)),
+    )
+
+
+def fatbins(data: Buffer) -> tuple[tuple[int, int], ...]:
+    """
+    Return the offset and the size of each section that holds device code.
+
+    Raises:
+        ElfUnreadable: As `sections`.
+    """
+    return tuple(
+        (section.offset, section.size)
+        for section in sections(data)
+        if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
     )
 
 
@@ -256,13 +272,11 @@ def _header(data: Buffer) -> tuple[int, int, list[Any], list[Any]]:
     return machine, names, tables[0], tables[1]
 
 
-def _dynamic(data: Buffer, segment: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Return the entries of a dynamic segment; none of any other."""
-    offset, size = segment[2], min(segment[5] // 16, _MOST_DYNAMIC) * 16
-    # A segment of another kind may reach beyond the file.
-    table = data[offset : offset + size]
-    entries = struct.iter_unpack("<QQ", table[: len(table) // 16 * 16])
-    return takewhile(lambda entry: segment[0] == _DYNAMIC and entry[0] != 0, entries)
+def _dynamic(data: Buffer, offset: int, size: int) -> Iterator[tuple[int, int]]:
+    """Return the entries of a dynamic segment, up to the first empty one."""
+    size = min(size // 16, _MOST_DYNAMIC) * 16
+    entries = struct.iter_unpack("<QQ", data[offset : offset + size])
+    return takewhile(lambda entry: entry[0] != 0, entries)
 
 
 def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int, what: str) -> int:
@@ -297,8 +311,8 @@ def _chain(
         offset += entry[-1]
 
 
-def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, bool]]:
-    """Yield each dynamic symbol that the library defines for others (True) or requires (False)."""
+def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, int, bool]]:
+    """Yield each dynamic symbol that is not local: its name, its binding, whether it is defined."""
     for section in listed:
         if section.kind != _DYNAMIC_SYMBOLS:
             continue
@@ -309,7 +323,5 @@ def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, 
         size = section.size // _SYMBOL.size * _SYMBOL.size
         symbols = _SYMBOL.iter_unpack(data[section.offset : section.offset + size])
         for name, info, _, index, _, _ in symbols:
-            # Bound globally, weakly or uniquely, and defined in this file: what the loader gives to
-            # others. A weak symbol that is not defined here may stay unresolved.
-            if info >> 4 in ((1, 2, 10) if index else (1,)):
-                yield strings.name(name), bool(index)
+            if info >> 4 in _BINDINGS:
+                yield strings.name(name), info >> 4, bool(index)

@@ -13,6 +13,7 @@ in the cubin state the same a second time (`sparkwright.audit.device_code`).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -29,10 +30,8 @@ _KINDS: dict[int, Literal["ptx", "cubin"]] = {1: "ptx", 2: "cubin"}
 _LZ4, _ZSTD, _EXACT, _FAMILY = 0x2000, 0x8000, 1 << 20, 1 << 21
 
 #: The largest cubin of the official wheels has 17 MB; an entry that states more than this is
-#: refused.
-MOST_BYTES = 512 * 1024**2
-#: Of one library: the wheels' have at most some hundreds.
-MOST_ENTRIES = 100_000
+#: refused. A library of theirs has at most some hundred entries.
+MOST_BYTES, MOST_ENTRIES = 512 * 1024**2, 100_000
 #: LZ4 cannot encode more in a byte.
 _LZ4_RATIO = 255
 
@@ -74,69 +73,73 @@ def entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[FatbinEn
         FatbinUnreadable: A version or a kind is not supported, a size leads out of its section, or
             there are too many entries.
     """
-    count = container = 0
-    for offset, size in parts:
-        for begin, end in _containers(data, offset, offset + size):
-            for entry in _entries(data, begin, end, container):
-                count += 1
-                if count > MOST_ENTRIES:
-                    raise FatbinUnreadable(f"it holds more than {MOST_ENTRIES} entries")
-                yield entry
-            container += 1
+    count = 0
+    for number, (begin, end) in enumerate(_containers(data, parts)):
+        for entry in _entries(data, begin, end, number):
+            count += 1
+            if count > MOST_ENTRIES:
+                raise FatbinUnreadable(f"it holds more than {MOST_ENTRIES} entries")
+            yield entry
 
 
-def _containers(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int]]:
-    while end - position >= _CONTAINER.size:
-        magic, version, header, rest = _CONTAINER.unpack_from(data, position)
-        if magic == 0 and position % 8 == 0 and not any(data[position : position + 8]):
-            position += 8
-            continue
-        if magic != MAGIC or version != _VERSION:
-            what = (
-                f"a fatbin of version {version}"
-                if magic == MAGIC
-                else f"no fatbin begins with {magic:#010x}"
-            )
-            raise FatbinUnreadable(f"{what}, at offset {position}; supported is version {_VERSION}")
-        if header < _CONTAINER.size or rest > end - position - header:
-            raise FatbinUnreadable(
-                f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
-            )
-        position += header
-        yield position, position + rest
-        position += rest
+def _containers(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the beginning and the end of the entries of each container."""
+    for begin, size in parts:
+        position, end = begin, begin + size
+        while end - position >= _CONTAINER.size:
+            magic, version, header, rest = _CONTAINER.unpack_from(data, position)
+            if magic == 0 and position % 8 == 0 and not any(data[position : position + 8]):
+                position += 8
+                continue
+            if (magic, version) != (MAGIC, _VERSION):
+                supported = f"supported is {MAGIC:#010x} of version {_VERSION}"
+                stated = f"{magic:#010x} of version {version} at offset {position}"
+                raise FatbinUnreadable(f"no fatbin begins with {stated}; {supported}")
+            if header < _CONTAINER.size or rest > end - position - header:
+                what = f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
+                raise FatbinUnreadable(what)
+            position += header
+            yield position, position + rest
+            position += rest
 
 
 def _entries(data: Buffer, position: int, end: int, container: int) -> Iterator[FatbinEntry]:
     while position < end:
+        where = f"an entry at offset {position}"
         if end - position < _ENTRY.size:
-            raise FatbinUnreadable(f"an entry at offset {position} has no room for its header")
+            raise FatbinUnreadable(f"{where} has no room for its header")
         kind, version, header, size, packed, _, number, flags, whole = _ENTRY.unpack_from(
             data, position
         )
         if version != _ENTRY_VERSION or kind not in _KINDS:
             supported = f"supported is version {_ENTRY_VERSION:#06x}, and the kinds 1 and 2"
-            what = f"an entry of version {version:#06x} and kind {kind}"
-            raise FatbinUnreadable(f"{what}, at offset {position}; {supported}")
+            stated = f"version {version:#06x} and kind {kind}"
+            raise FatbinUnreadable(f"{where} is of {stated}; {supported}")
         if header < _ENTRY.size or size > end - position - header or packed > size:
-            raise FatbinUnreadable(
-                f"an entry at offset {position} ends beyond its fatbin: {size} bytes"
-            )
+            raise FatbinUnreadable(f"{where} ends beyond its fatbin: {size} bytes")
         arch = f"sm_{number}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}"
         compression: Literal["", "lz4", "zstd"] = (
             "lz4" if flags & _LZ4 else "zstd" if flags & _ZSTD else ""
         )
         stored, whole = (packed or size, whole) if compression else (size, size)
-        if compression and (
-            whole > MOST_BYTES or (compression == "lz4" and whole > stored * _LZ4_RATIO)
-        ):
-            raise FatbinUnreadable(
-                f"an entry at offset {position} states that it unpacks to {whole} bytes"
-            )
-        yield FatbinEntry(
-            _KINDS[kind], arch, position + header, stored, whole, compression, container
-        )
-        position += header + size
+        most = min(MOST_BYTES, stored * _LZ4_RATIO) if compression == "lz4" else MOST_BYTES
+        if compression and whole > most:
+            raise FatbinUnreadable(f"{where} states that it unpacks to {whole} bytes")
+        position += header
+        yield FatbinEntry(_KINDS[kind], arch, position, stored, whole, compression, container)
+        position += size
+
+
+def unpacked_bytes(data: Buffer, parts: Iterable[tuple[int, int]]) -> int:
+    """
+    Return the bytes to which the compressed entries in *parts* of *data* would unpack, up to the
+    first that cannot be read.
+    """
+    total = 0
+    with contextlib.suppress(FatbinUnreadable):
+        for entry in entries(data, parts):
+            total += entry.size if entry.compression else 0
+    return total
 
 
 def unpack(data: Buffer, entry: FatbinEntry, most: int | None = None) -> bytes:
@@ -157,21 +160,19 @@ def _decompressed(packed: bytes, entry: FatbinEntry, wanted: int, *, whole: bool
     import lz4.block
     import zstandard
 
+    what = f"the {entry.compression} data at offset {entry.offset}"
     try:
         if entry.compression == "lz4":
             content = bytes(lz4.block.decompress(packed, uncompressed_size=entry.size))
             content = content[:wanted] if len(content) == entry.size else content
         else:
-            with zstandard.ZstdDecompressor(max_window_size=MOST_BYTES).stream_reader(
-                packed
-            ) as stream:
+            unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_BYTES)
+            with unpacker.stream_reader(packed) as stream:
                 # A byte more than the table states would show that the table is wrong.
                 content = stream.read(wanted + whole)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
-        raise FatbinUnreadable(
-            f"the {entry.compression} data at offset {entry.offset}: {error}"
-        ) from error
+        raise FatbinUnreadable(f"{what}: {error}") from error
     if len(content) != wanted:
         states = f"unpacks to {len(content)} bytes, the table says {entry.size}"
-        raise FatbinUnreadable(f"the {entry.compression} data at offset {entry.offset} {states}")
+        raise FatbinUnreadable(f"{what} {states}")
     return content

@@ -20,7 +20,7 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, elf, fatbin
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.elf import ElfUnreadable
+from sparkwright.builder.wheel.elf import ElfUnreadable, SharedObject
 from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
@@ -170,7 +170,8 @@ def changes(
         details = [f"library: {error.filename}"]
         raise BuildError("compile-failed", f"The build made no {name}.", details=details) from error
     with zip_file(base) as wheel:
-        rows = archive.records(wheel, WheelName.of(base.name).info)
+        listed = zip_members(wheel, base.name)
+        rows = archive.records(wheel, listed, WheelName.of(base.name).info, base.name)
     return {**replaced, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
@@ -257,38 +258,51 @@ def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
 
 def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
     """
-    Return the platform tag of a wheel on which *libraries* run, at least that of *base*.
-
-    A ``manylinux`` tag promises a glibc and a libstdc++ (auditwheel's table); the lowest that
-    promises the versions needed by the libraries is taken. Other tags stay.
+    Return the platform tag of a wheel on which *libraries* run, at least that of *base*; tags other
+    than ``manylinux`` stay.
 
     Raises:
         target-mismatch: A library needs a newer libstdc++ than any tag promises.
+    """
+    tag = WheelName.of(base).tag.rpartition("-")[2]
+    match = _MANYLINUX.fullmatch(tag)
+    if not match:
+        return tag
+    glibc = promised_glibc([tag])
+    for library in map(elf.shared_object, libraries):
+        required = required_glibc(library)
+        if not required:
+            needs = library.versions.items()
+            what = "A compiled library needs a newer C++ runtime than any platform tag promises."
+            details = [f"{name}: {elf.version_text(version)}" for name, version in sorted(needs)]
+            raise BuildError("target-mismatch", what, details=details)
+        glibc = max(glibc, required)
+    return f"manylinux_{elf.version_text(glibc).replace('.', '_')}_{match[3]}"
+
+
+def promised_glibc(platforms: Iterable[str]) -> tuple[int, ...]:
+    """Return the lowest glibc that ``manylinux`` tags of *platforms* promise; empty without one."""
+    matches = filter(None, map(_MANYLINUX.fullmatch, platforms))
+    return min(((int(match[1]), int(match[2])) for match in matches), default=())
+
+
+def required_glibc(library: SharedObject) -> tuple[int, ...]:
+    """
+    Return the glibc of the oldest system that has all that *library* needs, by auditwheel's table
+    of what a ``manylinux`` tag promises besides; empty if no tag promises it.
     """
     from auditwheel.architecture import Architecture
     from auditwheel.libc import Libc
     from auditwheel.policy import WheelPolicies
 
-    tag = WheelName.of(base).tag.rpartition("-")[2]
-    match = _MANYLINUX.fullmatch(tag)
-    if not match:
-        return tag
-    promised = {}
-    for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(match[3])):
-        if named := _MANYLINUX.fullmatch(policy.name):
-            promised[int(named[1]), int(named[2])] = policy.symbol_versions
-    needed: tuple[int, ...] = (int(match[1]), int(match[2]))
-    for library in libraries:
-        versions = elf.shared_object(library).versions
-        runtimes = {name: versions.get(name, ()) for name in ("GLIBCXX", "CXXABI")}
-        glibcs = [
-            glibc
-            for glibc, symbols in promised.items()
-            if all(max(map(elf.version_key, symbols[name])) >= runtimes[name] for name in runtimes)
-        ]
-        if not glibcs:
-            details = [f"{name}: {elf.version_text(runtimes[name])}" for name in runtimes]
-            what = "A compiled library needs a newer C++ runtime than any platform tag promises."
-            raise BuildError("target-mismatch", what, details=details)
-        needed = max(needed, versions.get("GLIBC", ()), min(glibcs))
-    return f"manylinux_{needed[0]}_{needed[1]}_{match[3]}"
+    needs = {name: library.versions.get(name, ()) for name in ("GLIBCXX", "CXXABI", "GCC")}
+    systems = [
+        glibc
+        for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(library.machine))
+        if (glibc := promised_glibc([policy.name]))
+        and all(
+            max(map(elf.version_key, policy.symbol_versions[name])) >= version
+            for name, version in needs.items()
+        )
+    ]
+    return max(library.versions.get("GLIBC", ()), min(systems)) if systems else ()

@@ -10,8 +10,7 @@ from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
-from sparkwright.builder.wheel.fatbin import FatbinUnreadable
+from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core.errors import WheelError
 from sparkwright.release import content
 from sparkwright.release.decide.origin import Origin
@@ -44,24 +43,15 @@ class Found:
             return
         try:
             with elf.mapped(binary.path) as data:
-                host = elf.shared_object(data)
-                if host.has_device_code:
-                    self._read(binary, data, host, self._audit)
+                wants = self._audit.library(self._about.name, binary.name)
+                compiled = wants is not None and wants.role == "target"
+                code = device_code.read(data, elf.shared_object(data), self._audit.generation, compiled=compiled)
         except ElfUnreadable:
             return
-
-    def _read(self, binary: Binary, data: Buffer, host: SharedObject, audit: AuditPolicy) -> None:
-        wants = audit.library(self._about.name, binary.name)
-        target = wants is not None and wants.role == "target"
-        whole = device_code.sections_digest(data, host)
-        try:
-            images = [image for image, _ in device_code.images(data, host, audit.generation, whole_ptx=target)]
-        except (FatbinUnreadable, ElfUnreadable):
-            self._digests.append(whole)
-            return
-        ptx = {f"{arch} PTX": count for arch, count in device_code.counts(images, "ptx").items()}
-        self.counts[binary.name] = dict(sorted({**device_code.counts(images, "cubin"), **ptx}.items()))
-        self._digests.append(device_code.library_digest(image.sha256 for image in images) if target else whole)
+        self._digests.append(code.digest)
+        if code.images:
+            ptx = {f"{arch} PTX": count for arch, count in code.counts("ptx").items()}
+            self.counts[binary.name] = dict(sorted({**code.counts("cubin"), **ptx}.items()))
 
 
 def listed(filename: str, found: Found, came: Origin, rows: Mapping[str, tuple[str, int]]) -> tuple[Library, ...]:
