@@ -26,7 +26,7 @@ def theirs() -> None:
     """Configure once, into an empty folder, as a user would."""
     bare = Workspace(session, tools, settings, "vllm", "bench")
     bare.fill(source.tree)
-    bare.configure(None)
+    bare.configure()
     shutil.rmtree(bare.folder)
 
 

@@ -40,7 +40,7 @@ def tag_of(engine: Engine, stage: str) -> str:
 def test_the_image_holds_this_very_program(engine: Engine, builder: BuilderImage) -> None:
     """What runs inside is the program that started it, with all that it requires."""
     said: list[str] = []
-    script = "import sparkwright.cli.main, tree_sitter_cmake, sys; print(sparkwright.__version__, sys.prefix)"
+    script = "import sparkwright.cli.main, auditwheel, sys; print(sparkwright.__version__, sys.prefix)"
     ended = container.run(engine, builder.image, [PROGRAM, "-c", script], on_out=said.append)
 
     assert ended.status == 0

@@ -50,7 +50,7 @@ def test_a_build_with_nothing_changed_loads_no_heavy_library(built_demo: Demo) -
 
     assert done.stderr.count("reused: nothing changed") == 3
     assert "sparkwright" in loaded
-    assert not loaded & {"git", "requests", "urllib3", "pypi_simple", "torch", "docker", "tree_sitter", "elftools"}
+    assert not loaded & {"git", "requests", "urllib3", "pypi_simple", "torch", "docker", "elftools"}
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -59,7 +59,7 @@ def test_no_site_lists_the_near_misses() -> None:
         rewrite(TEXT.replace('"7.5;12.0")\nelse', '"7.5;9.0;12.0")\nelse'), RULE)
     assert "CMakeLists.txt:4: holds '7.5;9.0;12.0', the rule expects '7.5;12.0'" in caught.value.details
     assert "CMakeLists.txt:2" in caught.value.details[0]
-    assert "lies in the branch if(TOOLKIT VERSION_GREATER_EQUAL 13.4)" in caught.value.details[0]
+    assert "lies in if(TOOLKIT VERSION_GREATER_EQUAL 13.4)" in caught.value.details[0]
 
 
 def test_two_sites_instead_of_one() -> None:
@@ -73,8 +73,9 @@ def test_two_sites_instead_of_one() -> None:
 @pytest.mark.parametrize("expect", ["7.5;12.0", "7.5;12.0;12.1"])
 def test_a_rule_without_effect_is_an_error(expect: str) -> None:
     text = TEXT.replace('"7.5;12.0")\nelse', '"7.5;12.0;12.1")\nelse')
-    with refusal("rule-mismatch", match=r"has no effect: the list at CMakeLists\.txt:4 holds 12.1 already") as caught:
+    with refusal("rule-mismatch", match="matches 0 places") as caught:
         rewrite(text, change(expect=expect))
+    assert "CMakeLists.txt:4: holds 12.1 already" in caught.value.details
     assert caught.value.todo.endswith("listed")
 
 

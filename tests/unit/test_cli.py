@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 #: What the command line must not load before it is needed: each costs more than the rest together.
-HEAVY = ("git", "torch", "docker", "requests", "pypi_simple", "rich", "elftools", "tree_sitter", "filelock")
+HEAVY = ("git", "torch", "docker", "requests", "pypi_simple", "rich", "elftools", "filelock")
 
 
 def test_json_is_one_document_and_messages_are_apart(cli: Cli, mini: Mini) -> None:
@@ -317,7 +317,7 @@ def test_the_command_line_loads_nothing_in_vain(cli: Cli, mini: Mini) -> None:
     assert "sparkwright.forks" not in cli("-X", "importtime", "-m", "sparkwright", "--help", program=()).stderr
     assert "git" in loaded(cli, build, "build", *mini.words)
     assert loaded(cli, build, "build", *mini.words) <= {"filelock"}
-    assert loaded(cli, apply, "apply", "--fork", "cutlass", *mini.words).isdisjoint({"requests", "pypi_simple", "torch", "docker", "tree_sitter"})
+    assert loaded(cli, apply, "apply", "--fork", "cutlass", *mini.words).isdisjoint({"requests", "pypi_simple", "torch", "docker"})
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("ci/*/README.md"))]

@@ -100,8 +100,8 @@ RULES = ArchRules(
 )  # fmt: skip
 def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> ArchPlan:
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
-    made = tuple(TranslationUnit("t", f"{letter}.cu", "CUDA", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
-    configured = Configured((*made, TranslationUnit("t", "x.cpp", "CXX")), calls)
+    made = tuple(TranslationUnit("t", f"{letter}.cu", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
+    configured = Configured(made, calls)
     read = {"CMakeLists.txt": text.encode()}.get
     return plan.examine(configured, arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 #: What `pip install sparkwright` does not bring.
 ABSENT = ("git", "numpy", "scipy", "jinja2", "pypi_simple", "pynvml", "docker", "elftools", "zstandard", "matplotlib",
-          "tree_sitter", "ml_dtypes", "cyclonedx", "auditwheel")  # fmt: skip
+          "ml_dtypes", "cyclonedx", "auditwheel")  # fmt: skip
 BARE = f"""
 import sys
 class Blocker:

@@ -1,23 +1,24 @@
 """
 The real CMake configure: every unit with the gencode that its compiler will be given.
 
-Nothing is read from the text of a CMakeLists: CMake's file API names the sources and the language
-of each target, ``compile_commands.json`` holds the command of each source, and CMake's trace holds
-the calls that led there with their values.
+Nothing is read from the text of a CMakeLists: CMake's file API names the targets,
+``compile_commands.json`` holds the command of each source, and CMake's trace holds the calls that
+led there with their values.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.errors import BuildError
 
@@ -50,26 +51,26 @@ _IDLE = frozenset(
 _PASSED_ON = frozenset(
     ("-Xcompiler", "-Xcudafe", "-Xptxas", "-Xnvlink", "-Xlinker", "-Xarchive", "-Xfatbinary")
 )
-#: The words in which projects refuse a compiler: vLLM, PyTorch, CUTLASS, oneDNN, CMake itself.
-_REFUSED_COMPILER = re.compile(
-    r"(?P<compiler>GCC|gcc|G\+\+|g\+\+|GNU|Clang|clang|compiler)\b[^.;\n]{0,60}?"
-    r"(?:>=|at least|requires?|(?:newer|later|higher) than|minimum(?: version)?(?: "
-    r"is)?)\s*(?:version\s*)?(?P<version>\d+(?:\.\d+)*).{0,400}"
-)
-_VERSION_HERE = re.compile(r"\b(?:found|got|have|is|version)\b\D{0,20}(\d+(?:\.\d+)+)")
 _GENCODE = ("-gencode", "--generate-code")
 _ARCH = ("-arch", "--gpu-architecture")
 _CODE = ("-code", "--gpu-code")
+#: The words in which projects refuse a compiler: vLLM, PyTorch, CUTLASS, oneDNN, CMake itself.
+_REFUSED_COMPILER = re.compile(
+    r"(?:GCC|G\+\+|GNU|Clang|compiler)\b[^.;\n]{0,60}?"
+    r"(?:>=|at least|requires?|(?:newer|later|higher) than|minimum(?: version)?(?: is)?)"
+    r"\s*(?:version\s*)?(?P<needed>\d+(?:\.\d+)*).{0,60}?"
+    r"\b(?:found|got|have|is|version)\b\D{0,20}(?P<here>\d+(?:\.\d+)+).{0,400}",
+    re.IGNORECASE,
+)
 
 
 class TranslationUnit(msgspec.Struct, frozen=True, order=True):
     """
-    A source that a target compiles.
+    A CUDA source that a target compiles.
 
     Attributes:
         source: Relative to the source tree; a generated one in the build folder begins with
             ``<build>/``.
-        language: CMake's name of it: ``CUDA``, ``CXX``.
         gencode: Sorted entries ``virtual:real``, such as ``compute_121f:sm_121f``; PTX is
             ``compute_80:compute_80``.
         object: Path of its object in the build folder.
@@ -77,7 +78,6 @@ class TranslationUnit(msgspec.Struct, frozen=True, order=True):
 
     target: str
     source: str
-    language: str
     gencode: tuple[str, ...] = ()
     object: str = ""
 
@@ -107,23 +107,6 @@ class Configured(msgspec.Struct, frozen=True):
 
     units: tuple[TranslationUnit, ...]
     calls: tuple[Call, ...]
-
-
-class _Folders(NamedTuple):
-    """The folders as CMake and its files name them, in the sandbox."""
-
-    source: Path
-    build: Path
-
-    @classmethod
-    def of(cls, source: Path, build: Path, sandbox: Sandbox) -> _Folders:
-        return cls(sandbox.sandbox_path(source.resolve()), sandbox.sandbox_path(build.resolve()))
-
-    def relative(self, path: Path) -> str:
-        # The build folder first: it may lie inside of the source tree.
-        if path.is_relative_to(self.build):
-            return f"<build>/{path.relative_to(self.build)}"
-        return str(path.relative_to(self.source) if path.is_relative_to(self.source) else path)
 
 
 def configure(
@@ -166,13 +149,13 @@ def configure(
     names = {"CMakeLists.txt", *(Path(file).name for file in traced)}
     scripts = {path.name for folder in (source, build / DEPS) for path in folder.rglob("*.cmake")}
     (build / TRACE).unlink(missing_ok=True)
-    settings = {**defines, "CMAKE_EXPORT_COMPILE_COMMANDS": "ON"}
-    folders = _Folders.of(source, build, sandbox)
-    command = [cmake, "-S", folders.source, "-B", folders.build, "-G", "Ninja"]
+    folders = sandbox.sandbox_path(source), sandbox.sandbox_path(build)
+    command = [cmake, "-S", folders[0], "-B", folders[1], "-G", "Ninja"]
     command += ["--fresh"] if fresh else []
-    command += [f"-D{name}={value}" for name, value in settings.items()]
+    command += [f"-D{name}={value}" for name, value in defines.items()]
+    command += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
     command += ["--trace-expand", "--trace-format=json-v1"]
-    command += [f"--trace-redirect={folders.build / TRACE}"]
+    command += [f"--trace-redirect={folders[1] / TRACE}"]
     command += [f"--trace-source={name}" for name in sorted(names | scripts)]
     try:
         sandbox.run(
@@ -185,10 +168,13 @@ def configure(
     except BuildError as error:
         _raise_for_compiler(error)
         raise
-    return Configured(
-        units=tuple(sorted(_units(folders, build, targets))),
-        calls=calls(source, build, sandbox=sandbox, traced=names),
-    )
+    made = _targets(build)
+    if missing := [name for name in targets if name not in made]:
+        details = [f"targets: {', '.join(sorted(made)) or 'none'}"]
+        no_target = f"CMake made no target {', '.join(missing)}."
+        raise BuildError("configure-failed", no_target, details=details)
+    units = (unit for unit in _units(*folders, build) if unit.target in (targets or made))
+    return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox, traced=names))
 
 
 def _raise_for_compiler(error: BuildError) -> None:
@@ -196,28 +182,11 @@ def _raise_for_compiler(error: BuildError) -> None:
     from packaging.version import Version
 
     # CMake breaks its messages into lines.
-    text = " ".join(" ".join(error.details).split())
-    match = _REFUSED_COMPILER.search(text)
-    if match is None:
-        return
-    command = toolchain.host_compiler()
-    stated = _VERSION_HERE.search(text, match.end("version"))
-    here = stated[1] if stated else toolchain.compiler_version(*command).partition(" ")[0]
-    if here and Version(here) < Version(match["version"]):
-        what = (
-            f"The sources need {match['compiler']} {match['version']} or newer; "
-            f"{' '.join(command)} is {here}."
-        )
-        major = match["version"].partition(".")[0]
-        names = " ".join(f"{name}-{major}" for name in ("CC=gcc", "CXX=g++", "CUDAHOSTCXX=g++"))
-        raise BuildError(
-            "compiler-too-old",
-            what,
-            details=[match[0], *error.details],
-            todo=f"Install a newer one beside it (sudo apt-get install g++-{major}, or a later "
-            f"one) and name it: {names} sparkwright build …. The default targets need none of the "
-            f"vendored sources: leave --targets out.",
-        ) from error
+    match = _REFUSED_COMPILER.search(" ".join(" ".join(error.details).split()))
+    if match and Version(match["here"]) < Version(match["needed"]):
+        what = f"The sources need a compiler {match['needed']} or newer; it is {match['here']}."
+        details = [match[0], *error.details]
+        raise BuildError("compiler-too-old", what, details=details) from error
 
 
 def _targets(build: Path) -> dict[str, Any]:
@@ -232,36 +201,24 @@ def _targets(build: Path) -> dict[str, Any]:
     }
 
 
-def _units(folders: _Folders, build: Path, names: Sequence[str]) -> Iterator[TranslationUnit]:
-    """Yield each unit that the file API names, with the gencode of its command."""
-    commands, targets = _commands(build), _targets(build)
-    if missing := [name for name in names if name not in targets]:
-        what = f"CMake made no target {', '.join(missing)}."
-        details = [f"targets: {', '.join(sorted(targets)) or 'none'}"]
-        raise BuildError("configure-failed", what, details=details)
-    for name in names or targets:
-        for group in targets[name].get("compileGroups", ()):
-            for position in group["sourceIndexes"]:
-                path = folders.source / targets[name]["sources"][position]["path"]
-                tokens = commands[name, path]
-                code = gencode(tokens) if group["language"] == "CUDA" else ()
-                object_path = tokens[tokens.index("-o") + 1]
-                yield TranslationUnit(
-                    name, folders.relative(path), group["language"], code, object_path
-                )
-
-
-def _commands(build: Path) -> dict[tuple[str, Path], list[str]]:
-    """Return the arguments of every compile command, by target and source."""
-    commands = {}
-    path = build / "compile_commands.json"
-    for entry in msgspec.json.decode(path.read_bytes()) if path.exists() else ():
+def _units(source: Path, build: Path, folder: Path) -> Iterator[TranslationUnit]:
+    """Yield the CUDA units of the build *folder*, with the gencode of their commands."""
+    for entry in msgspec.json.decode((folder / "compile_commands.json").read_bytes()):
         tokens = shlex.split(entry["command"])
         # CMake names an object CMakeFiles/<target>.dir/…; the database does not name the target.
-        parts = Path(tokens[tokens.index("-o") + 1]).parts
+        output = tokens[tokens.index("-o") + 1]
+        parts = Path(output).parts
         target = parts[parts.index("CMakeFiles") + 1].removesuffix(".dir")
-        commands[target, Path(entry["directory"], entry["file"])] = tokens
-    return commands
+        if ("-x", "cu") in itertools.pairwise(tokens):
+            name = _relative(Path(entry["directory"], entry["file"]), source, build)
+            yield TranslationUnit(target, name, gencode(tokens), output)
+
+
+def _relative(path: Path, source: Path, build: Path) -> str:
+    # The build folder first: it may lie inside of the source tree.
+    if path.is_relative_to(build):
+        return f"<build>/{path.relative_to(build)}"
+    return str(path.relative_to(source) if path.is_relative_to(source) else path)
 
 
 def calls(
@@ -270,27 +227,23 @@ def calls(
     """Return the calls of the last configure, also of one that failed; see `Configured`."""
     trace = build.resolve() / TRACE
     lines = trace.read_bytes().splitlines() if trace.exists() else []
-    return tuple(_calls(_Folders.of(source, build, sandbox), lines, traced))
-
-
-def _calls(folders: _Folders, lines: Iterable[bytes], traced: Collection[str]) -> Iterator[Call]:
+    source, build = sandbox.sandbox_path(source.resolve()), sandbox.sandbox_path(build.resolve())
+    recorded = []
     for line in lines:
-        try:
+        with contextlib.suppress(msgspec.DecodeError):  # the last line of a CMake that was killed
             entry = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            # The last line of a CMake that was killed.
-            continue
-        path, command = Path(entry.get("file", "")), entry.get("cmd", "").lower()
-        # CMake's own probes have a CMakeLists.txt too, below the build folder.
-        in_build = path.is_relative_to(folders.build)
-        own = path.is_relative_to(folders.source) and not in_build
-        declares = command in DOWNLOADS and (own or path.is_relative_to(folders.build / DEPS))
-        if declares or (own and path.name in traced and command not in _IDLE):
-            arguments = (
-                text.replace(f"{folders.build}/", "<build>/").replace(f"{folders.source}/", "")
-                for text in entry["args"]
-            )
-            yield Call(folders.relative(path), entry["line"], command, tuple(arguments))
+            path, command = Path(entry.get("file", "")), entry.get("cmd", "").lower()
+            # CMake's own probes have a CMakeLists.txt too, below the build folder.
+            own = path.is_relative_to(source) and not path.is_relative_to(build)
+            declares = command in DOWNLOADS and (own or path.is_relative_to(build / DEPS))
+            if declares or (own and path.name in traced and command not in _IDLE):
+                arguments = (
+                    text.replace(f"{build}/", "<build>/").replace(f"{source}/", "")
+                    for text in entry["args"]
+                )
+                file = _relative(path, source, build)
+                recorded.append(Call(file, entry["line"], command, tuple(arguments)))
+    return tuple(recorded)
 
 
 class CMakeLibrary(msgspec.Struct, frozen=True):
@@ -322,16 +275,20 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
     meaning is not in the command.
     """
     entries: set[str] = set()
-    arch, codes = "", []
-    for option, value in _arch_options(tokens):
-        if option in _GENCODE:
-            fields = dict(field.split("=", 1) for field in _split(value) if "=" in field)
-            real = _split(fields.get("code", "").strip('[]"'))
-            entries |= {f"{fields.get('arch', '')}:{code}" for code in real}
-        elif option in _ARCH:
-            arch = value
-        else:
-            codes += _split(value.strip('[]"'))
+    arch, codes = "", list[str]()
+    rest = iter(tokens)
+    for token in rest:
+        name, joined, value = token.partition("=")
+        if token in _PASSED_ON:
+            next(rest, None)
+        elif name in (*_GENCODE, *_ARCH, *_CODE):
+            value = value if joined else next(rest, "")
+            if name in _ARCH:
+                arch = value
+            elif name in _CODE:
+                codes += re.findall(r"\w+", value)
+            elif match := re.match(r"arch=(\w+),code=(.+)", value):
+                entries |= {f"{match[1]}:{code}" for code in re.findall(r"\w+", match[2])}
     virtual = arch.replace("sm_", "compute_")
     if codes:
         entries |= {f"{virtual}:{code}" for code in codes}
@@ -343,20 +300,3 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
     elif arch:
         entries.add(f"{arch}:{arch}")
     return tuple(sorted(entries))
-
-
-def _arch_options(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield nvcc's arch options with their values, however the two are joined."""
-    rest = iter(tokens)
-    for token in rest:
-        name, joined, value = token.partition("=")
-        if token in _PASSED_ON:
-            next(rest, None)
-        elif name in (*_GENCODE, *_ARCH, *_CODE):
-            yield name, value if joined else next(rest, "")
-
-
-def _split(text: str) -> list[str]:
-    """Split *text* at the commas outside of brackets and quotes, both of which group codes."""
-    parts = re.findall(r'(?:\[[^\]]*\]|"[^"]*"|[^,])+', text)
-    return [part.strip() for part in parts if part.strip()]

@@ -5,18 +5,19 @@ compiles no more than that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 from sparkwright.builder import configure, source_tree, vendored
+from sparkwright.builder.compile import ninja
 from sparkwright.builder.configure import Configured
 from sparkwright.builder.environment import cross, toolchain
 from sparkwright.builder.environment.cross import Target
 from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.vendored import Declaration
 from sparkwright.builder.wheel import version
 from sparkwright.core.console import console
@@ -69,9 +70,8 @@ class Workspace:
         The sandbox of configure and compile: the folder, its needs and the tools, under the same
         names on every machine.
         """
-        return Sandbox.create(self._mounts, needed=self._settings.needs_vendored)
+        return Sandbox.create(self._mounts(), needed=self._settings.needs_vendored)
 
-    @cached_property
     def _mounts(self) -> dict[Path, str]:
         mounts = {self.folder: self._fork, self._tools.root: "tools"}
         if self.target.cross:
@@ -99,12 +99,9 @@ class Workspace:
             checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
         checkout(tree, self.source, self.folder / "index")
 
-    def configure(self, launcher: Path | None) -> Configured:
+    def configure(self) -> Configured:
         """
         Run the fork's real CMake.
-
-        Args:
-            launcher: The program in front of each compiler call.
 
         Raises:
             configure-failed: CMake ended with an error.
@@ -114,13 +111,9 @@ class Workspace:
                 are not installed.
         """
         session = self._session
-        renamed = {} if self.sandbox.mounts else self._mounts
+        renamed = {} if self.sandbox.mounts else self._mounts()
         prefixes = {folder.absolute(): INSIDE / name for folder, name in renamed.items()}
         defines = version.flags(self.defines(), prefixes)
-        if launcher:
-            command = f"{self._tools.python};-IS;{launcher}"
-            for language in ("CUDA", "CXX"):
-                defines[f"CMAKE_{language}_COMPILER_LAUNCHER"] = command
         header = toolchain.python_header()
         if "VLLM_PYTHON_EXECUTABLE" in defines and not header.exists():
             todo = "Install the headers of this Python: sudo apt-get install python3-dev"
@@ -180,36 +173,30 @@ class Workspace:
         Raises:
             file-invalid: A ``{…}`` is unknown.
         """
-        folders = {
-            "{python}": str(self._tools.python),
-            "{cuda}": str(self.target.cuda),
-            "{build}": str(self.build),
-        }
-        for need in self._session.project.fork(self._fork).needs:
-            folders[f"{{source:{need}}}"] = str(self._needed(source_tree.make(self._session, need)))
+        session, tools = self._session, self._tools
+        folders = {"python": tools.python, "cuda": self.target.cuda, "build": self.build}
+        for need in session.project.fork(self._fork).needs:
+            # One folder for all variants, updated like a workspace.
+            folder = self._folder(need, "needed")
+            with session.store.lock(f"needed-{session.project.stack}-{need}"):
+                tree = source_tree.make(session, need).tree
+                session.objects.checkout(tree, folder / "src", folder / "index")
+            folders[f"source:{need}"] = folder / "src"
+        launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
-            "CMAKE_MAKE_PROGRAM": str(self._tools.tool("ninja")),
+            "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
+            "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
+            "CMAKE_MAKE_PROGRAM": str(tools.tool("ninja")),
             **self.target.defines(),
             **vendored.defines(self.vendored),
             **self._settings.defines,
         }
-        return {name: _fill(value, folders) for name, value in entries.items()}
-
-    def _needed(self, source: SourceTree) -> Path:
-        """
-        Return a folder that holds the tree of a fork that this one reads; one for all variants,
-        updated like a workspace.
-        """
-        folder = self._folder(source.fork, "needed")
-        with self._session.store.lock(f"needed-{self._session.project.stack}-{source.fork}"):
-            self._session.objects.checkout(source.tree, folder / "src", folder / "index")
-        return folder / "src"
-
-
-def _fill(value: str, folders: Mapping[str, str]) -> str:
-    for placeholder, folder in folders.items():
-        value = value.replace(placeholder, folder)
-    if "{" in value:
-        what = f"environment.yaml has an unknown placeholder in {value!r}."
-        raise FileError("file-invalid", what, details=[f"known: {', '.join(folders)}"])
-    return value
+        try:
+            return {
+                name: re.sub(r"\{([^{}]*)\}", lambda match: str(folders[match[1]]), value)
+                for name, value in entries.items()
+            }
+        except KeyError as error:
+            what = f"environment.yaml has an unknown placeholder {{{error.args[0]}}}."
+            details = [f"known: {', '.join(folders)}"]
+            raise FileError("file-invalid", what, details=details) from None

@@ -103,7 +103,7 @@ def lock_vendored(session: RunContext, fork: str) -> None:
             workspace = Workspace(session, tools, toolchain.settings(session, fork), fork, "lock")
             workspace.fill(source_tree.make(session, fork).tree)
             try:
-                workspace.configure(None)
+                workspace.configure()
                 complete = True
             except SourceError as error:
                 if error.reference != "source-unlocked":

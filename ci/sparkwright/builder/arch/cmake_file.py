@@ -1,27 +1,35 @@
 """
 CMake text, read as commands and edited in place.
 
-The text is parsed by tree-sitter's CMake grammar, because an arch list in a comment, in a string or
-in another branch looks the same to a regular expression. An edit replaces a range of bytes; every
-other byte stays as it was.
+The text is split into tokens as cmake-language(7) defines them, because an arch list in a comment,
+in a string or in another branch looks the same to a regular expression. An edit replaces a range of
+bytes; every other byte stays as it was.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import msgspec
 
 from sparkwright.core.errors import FileError
 
-if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
-
 _OPENERS = frozenset(("if", "elseif", "else", "foreach", "while", "function", "macro", "block"))
 _CLOSERS = frozenset(
     ("elseif", "else", "endif", "endforeach", "endwhile", "endfunction", "endmacro", "endblock")
+)
+#: An unquoted argument may hold quoted parts (-DA="b c"), and references with parentheses.
+_TOKEN = re.compile(
+    r"""
+      (?P<blank>\s+ | \#\[(?P<comment>=*)\[.*?\](?P=comment)\] | \#(?!\[=*\[)[^\n]*)
+    | (?P<parenthesis>[()])
+    | "(?P<quoted>(?:\\.|[^"\\])*)"
+    | \[(?P<mark>=*)\[(?P<bracket>.*?)\](?P=mark)\]
+    | (?P<unquoted>(?:\\.|\$\([^()]*\)|[^\s()\#"\\])(?:\\.|"(?:\\.|[^"\\\n])*"|[^\s()\#"\\])*)
+    """,
+    re.DOTALL | re.VERBOSE,
 )
 
 
@@ -63,99 +71,72 @@ class CMakeCommand(msgspec.Struct, frozen=True):
         return tuple(argument.text for argument in self.arguments)
 
 
-@cache
-def _parser() -> Parser:
-    import tree_sitter
-    import tree_sitter_cmake
-
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_cmake.language()))
-
-
-def parse(text: bytes, origin: str) -> tuple[CMakeCommand, ...]:
+def parse(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     """
-    Return the commands of *text* in document order, without those that close a scope.
+    Return the commands of *data* in document order, without those that close a scope.
 
     Raises:
         rule-mismatch: The text is not well-formed CMake; the message names *origin* and the line.
     """
-    root = _parser().parse(text).root_node
-    if root.has_error:
-        raise _malformed(origin, _fault(root))
-    commands: list[CMakeCommand] = []
-    scopes: list[str] = []
-    for node in _command_nodes(root):
-        name = _text(node.children[0]).lower()
-        if name in _CLOSERS:
-            if node.type == "normal_command":
-                raise _malformed(origin, node)
-            scopes.pop()
-        if name in _OPENERS or name not in _CLOSERS:
-            arguments = tuple(_arguments(node))
-            line = node.start_point[0] + 1
-            commands.append(CMakeCommand(name, line, arguments, tuple(scopes)))
-        if name in _OPENERS:
-            condition = _text(node).partition("(")[2].rpartition(")")[0]
-            scopes.append(f"{name}({' '.join(condition.split())})")
+    # One letter a byte, so that offsets count bytes, and bytes of any encoding survive.
+    text = data.decode("latin-1")
+    commands, scopes = list[CMakeCommand](), list[str]()
+    unclosed, arguments = list[int](), list[Argument]()
+    name, start, opening, depth = "", 0, 0, 0
+    for token in _tokens(text, origin):
+        kind = str(token.lastgroup)
+        if depth == 0 and kind == "unquoted" and not name:
+            name, start = token[0].lower(), token.start()
+        elif depth == 0 and token[0] == "(" and name:
+            opening, depth = token.end(), 1
+        elif depth == 0:
+            _refuse(text, origin, token.start())
+        elif kind != "parenthesis":
+            arguments.append(Argument(token[kind], *token.span(kind), kind != "unquoted"))
+        elif token[0] == "(" or depth > 1:
+            depth += 1 if token[0] == "(" else -1
+        else:
+            if name in _CLOSERS and not scopes:
+                _refuse(text, origin, start)
+            if name in _CLOSERS:
+                scopes.pop()
+                unclosed.pop()
+            if name in _OPENERS or name not in _CLOSERS:
+                line = text.count("\n", 0, start) + 1
+                commands.append(CMakeCommand(name, line, tuple(arguments), tuple(scopes)))
+            if name in _OPENERS:
+                scopes.append(f"{name}({' '.join(text[opening : token.start()].split())})")
+                unclosed.append(start)
+            name, depth, arguments = "", 0, []
+    if name or unclosed:
+        _refuse(text, origin, start if name else unclosed[-1])
     return tuple(commands)
 
 
-def _command_nodes(root: Node) -> Iterator[Node]:
-    # Without recursion: the nesting of a foreign file must not reach Python's limit.
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node.type.endswith("_command"):
-            yield node
-        else:
-            waiting.extend(reversed(node.children))
+def _tokens(text: str, origin: str) -> Iterator[re.Match[str]]:
+    """Yield the tokens of *text* without blanks and comments."""
+    position = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            _refuse(text, origin, position)
+        if token["blank"] is None:
+            yield token
+        position = token.end()
 
 
-def _arguments(node: Node) -> Iterator[Argument]:
-    for group in node.children:
-        for child in group.children if group.type == "argument_list" else ():
-            if child.type == "argument" and child.children:
-                yield _argument(child.children[0])
-
-
-def _argument(node: Node) -> Argument:
-    text, start = _text(node), node.start_byte
-    border = {"quoted_argument": 1, "unquoted_argument": 0}.get(node.type)
-    if border is None:
-        border = text.index("[", 1) + 1
-    inner = text[border : len(text) - border]
-    return Argument(inner, start + border, node.end_byte - border, border > 0)
-
-
-def _text(node: Node) -> str:
-    # surrogateescape: bytes that are not UTF-8 survive an edit.
-    return (node.text or b"").decode("utf-8", "surrogateescape")
-
-
-def _fault(node: Node) -> Node:
-    """Return the first node that the parser did not understand, or the one that lacks a bracket."""
-    while node.type != "ERROR":
-        inner = next((child for child in node.children if child.has_error), None)
-        if inner is None or inner.is_missing:
-            break
-        node = inner
-    return node
-
-
-def _malformed(origin: str, node: Node) -> FileError:
-    line = node.start_point[0] + 1
-    lines = _text(node).strip().splitlines() or ["a bracket, quote or end command is missing"]
-    return FileError(
+def _refuse(text: str, origin: str, position: int) -> NoReturn:
+    line = text.count("\n", 0, position) + 1
+    raise FileError(
         "rule-mismatch",
         f"{origin} is not well-formed CMake at line {line}.",
-        details=[f"{origin}:{line}: {lines[0][:100]}"],
-        todo="Compare the file with upstream's. If CMake itself accepts it, the grammar "
-        "(tree-sitter-cmake) does not know the construct.",
+        details=[f"{origin}:{line}: {text.splitlines()[line - 1].strip()[:100]}"],
+        todo="Compare the file with upstream's.",
     )
 
 
-def replace(text: bytes, values: Mapping[Argument, str]) -> bytes:
-    """Return *text* with each of these arguments replaced by its new value."""
+def replace(data: bytes, values: Mapping[Argument, str]) -> bytes:
+    """Return *data* with each of these arguments replaced by its new value."""
     for argument in sorted(values, key=lambda argument: argument.start, reverse=True):
-        value = values[argument].encode("utf-8", "surrogateescape")
-        text = text[: argument.start] + value + text[argument.end :]
-    return text
+        data = data[: argument.start] + values[argument].encode() + data[argument.end :]
+    return data

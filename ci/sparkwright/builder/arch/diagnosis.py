@@ -21,7 +21,6 @@ from sparkwright.builder.arch import cmake_file
 from sparkwright.builder.arch.cmake_file import CMakeCommand
 from sparkwright.builder.arch.rules import ArchRule
 from sparkwright.builder.configure import Call, TranslationUnit
-from sparkwright.core.errors import FileError
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(r"(?:arch=|code=)?(?:sm_|compute_)?(\d+)\.?(\d[af]?)(?:\+PTX|-real|-virtual)?")
@@ -107,61 +106,59 @@ class Trace:
                 return self._search(index, variables[0], value, wanted)
             if value:
                 call = self.calls[index]
-                why = f"{call.command} is given {value} as it stands"
-                return self._conclude("", call, value, why)
+                return self._cause("", call, value, f"{call.command} is given {value} as it stands")
         return self._search(len(self.calls), "CMAKE_CUDA_ARCHITECTURES", "", wanted)
 
-    def _search(self, index: int, variable: str, value: str, wanted: str) -> ArchCause:
+    def _search(self, before: int, variable: str, value: str, wanted: str) -> ArchCause:
         """
-        Go back from call *index*, which used *variable*, to the call that was given *wanted* (an
+        Go back from call *before*, which used *variable*, to the call that was given *wanted* (an
         arch, or a whole family) and lost it.
         """
-        setter = self._assignment(index, variable)
-        while setter is not None:
-            index, inputs = setter
-            call = self.calls[index]
+        while (index := self._assignment(before, variable)) is not None:
+            call, inputs = self.calls[index], self._inputs(index)
             # A request comes in a variable; a literal list of what a kernel supports may name the
             # arch without asking for it.
             request = next((v for t, v in inputs if "${" in t and _has(v, wanted)), None)
             if request is not None:
                 why = f"{call.command} ({_origin(call)}) was given {request} and returned "
-                return self._blame(index, variable, inputs, wanted, why + (value or "nothing"))
+                return self._blame(index, variable, wanted, why + (value or "nothing"))
             lists = [(text, listed) for text, listed in inputs if elements(listed)]
             sources = {names[0]: v for t, v in lists if (names := _REFERENCE.findall(t))}
             if not sources:
                 literal = lists[0][1] if lists else value
-                return self._conclude(variable, call, literal, f"{self.arch} never enters it")
+                return self._cause(variable, call, literal, f"{self.arch} never enters it")
             # The convention of such functions: result, list, request; the request often has the
             # name of the result.
             variable = variable if variable in sources else list(sources)[-1]
-            value = sources[variable]
-            setter = self._assignment(index, variable)
+            before, value = index, sources[variable]
         why = f"{self.arch} is not in what CMake was given from outside"
-        return self._conclude(variable, None, value, why)
+        return self._cause(variable, None, value, why)
 
-    def _blame(
-        self, index: int, variable: str, inputs: Sequence[Pair], wanted: str, why: str
-    ) -> ArchCause:
+    def _blame(self, index: int, variable: str, wanted: str, why: str) -> ArchCause:
         """Return the argument of call *index* that lacks the arch: a variable, or a literal."""
-        lacking = [(t, v) for t, v in inputs if elements(v) and not _has(v, wanted)]
-        if not lacking:
-            return self._conclude(variable, self.calls[index], "", why)
-        text, value = lacking[0]
+        pairs = [(t, v) for t, v in self._inputs(index) if elements(v) and not _has(v, wanted)]
+        text, value = pairs[0] if pairs else ("", "")
         if names := _REFERENCE.findall(text):
-            setter = self._assignment(index, names[0])
-            return self._conclude(names[0], self.calls[setter[0]] if setter else None, value, why)
-        return self._conclude(variable, self.calls[index], value, why)
+            variable = names[0]
+            setter = self._assignment(index, variable)
+            return self._cause(variable, None if setter is None else self.calls[setter], value, why)
+        return self._cause(variable, self.calls[index], value, why)
 
-    def _assignment(self, before: int, variable: str) -> tuple[int, list[Pair]] | None:
-        """Return the last call before *before* that set *variable*, with its other arguments."""
-        for index in range(before - 1, -1, -1):
-            pairs = self._pairs(index)
-            if self.calls[index].command == "list":
-                operation = pairs[0][0].upper() if pairs else ""
-                pairs = pairs[1:] if operation in ("APPEND", "PREPEND") else []
-            if pairs and pairs[0][0] == variable:
-                return index, pairs[1:]
-        return None
+    def _assignment(self, before: int, variable: str) -> int | None:
+        """Return the last call before *before* that set *variable*."""
+        indices = range(before - 1, -1, -1)
+        return next((i for i in indices if self._assigned(i) == variable), None)
+
+    def _assigned(self, index: int) -> str:
+        """Return the variable that call *index* may set: its first argument, after an operation."""
+        texts = [text for text, _ in self._pairs(index)]
+        if self.calls[index].command == "list":
+            texts = texts[1:] if texts and texts[0].upper() in ("APPEND", "PREPEND") else []
+        return texts[0] if texts else ""
+
+    def _inputs(self, index: int) -> list[Pair]:
+        """Return the arguments of a call that sets a variable, after the variable."""
+        return self._pairs(index)[2 if self.calls[index].command == "list" else 1 :]
 
     def _align(self, index: int) -> list[Pair]:
         """Return the arguments of a call as they are written, each beside its value."""
@@ -180,14 +177,10 @@ class Trace:
         return pairs
 
     def _parse(self, file: str) -> dict[tuple[str, int], CMakeCommand]:
-        try:
-            commands = cmake_file.parse(self._read(file) or b"", file)
-        except FileError:
-            # CMake accepted the file; that the grammar does not must not hide the mismatch.
-            return {}
+        commands = cmake_file.parse(self._read(file) or b"", file)
         return {(command.name, command.line): command for command in commands}
 
-    def _conclude(self, variable: str, call: Call | None, value: str, why: str) -> ArchCause:
+    def _cause(self, variable: str, call: Call | None, value: str, why: str) -> ArchCause:
         remedy = f"write a rule that appends {self.arch} to it, or list the unit under kept"
         if not call or not elements(value) or value.startswith("-"):
             remedy = (
@@ -221,7 +214,7 @@ def _arch_argument(pairs: Sequence[Pair]) -> Pair:
     Return the argument that holds archs: one after a keyword such as CUDA_ARCHS, or one with
     nvcc's flags; a pair of empty texts if there is none.
     """
-    for (text, _), following in pairwise(pairs):
-        if _KEYWORD.fullmatch(text) and elements(following[1]):
-            return following
-    return next((pair for pair in pairs if "arch=" in pair[1]), ("", ""))
+    after = (second for (text, _), second in pairwise(pairs) if _KEYWORD.fullmatch(text))
+    keyed = [pair for pair in after if elements(pair[1])]
+    flags = [pair for pair in pairs if "arch=" in pair[1]]
+    return [*keyed, *flags, ("", "")][0]

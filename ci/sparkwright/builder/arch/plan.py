@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from sparkwright.builder import source_tree
 from sparkwright.builder.arch.diagnosis import ArchCause, Trace, generation, spell
 from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
-from sparkwright.builder.compile import ninja
 from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
 from sparkwright.builder.environment import cross, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
@@ -33,9 +32,9 @@ from sparkwright.forks.context import RunContext
 #: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign:
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
-VERDICTS: tuple[Verdict, ...] = ("native", "kept", "folded", "foreign", "none")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 #: Version of the stored record.
-FORM = 3
+FORM = 4
 
 
 class PlannedUnit(msgspec.Struct, frozen=True):
@@ -157,15 +156,11 @@ def _configure_and_examine(
     rules = source_tree.all_rules(session).of(source.fork)
     if not settings.needs_vendored:
         # Entries about vendored units say nothing of a build without them.
-        def own(entry: DroppedUnits) -> bool:
-            return not entry.unit.startswith(f"<build>/{DEPS}/")
-
-        exceptions, dropped = tuple(filter(own, rules.kept)), tuple(filter(own, rules.dropped))
-        rules = msgspec.structs.replace(rules, kept=exceptions, dropped=dropped)
+        rules = rules.without_folder(f"<build>/{DEPS}/")
     workspace = Workspace(session, tools, settings, source.fork, variant)
     with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
         workspace.fill(source.tree)
-        configured = workspace.configure(ninja.install_launcher(workspace.folder))
+        configured = workspace.configure()
     return examine(
         configured,
         arch=session.project.spec.arch,
@@ -196,14 +191,13 @@ def examine(
     """
     applied = {site.rule for site in sites}
     trace = Trace(configured.calls, read, arch, [r for r in rules.rules if r.name not in applied])
-    cuda = [unit for unit in configured.units if unit.language == "CUDA"]
-    units = tuple(_plan_unit(unit, arch, rules.kept, trace) for unit in cuda)
-    counts = Counter(unit.verdict for unit in units)
+    units = tuple(_plan_unit(unit, arch, rules.kept, trace) for unit in configured.units)
+    verdicts = [unit.verdict for unit in units]
     return ArchPlan(
         fork=fork,
         arch=arch,
         gencode=_target(arch),
-        counts={verdict: counts[verdict] for verdict in VERDICTS},
+        counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
         units=units,
         stale=tuple(_stale_entries(rules, units)),
         sites=tuple(sites),

@@ -9,15 +9,13 @@ moved, and the rewrite stops.
 A guard names code that compiles for the requested arch and fails when it runs there, because it
 tests for one arch by number and traps on every other. No configure shows that, so a guard searches
 the final tree. A guard that matches nothing would pass silently, so each must match the unpatched
-source and use every exemption.
+source.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from os.path import commonpath
 from pathlib import Path
 from typing import Annotated
 
@@ -118,19 +116,12 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drop_when: Line
     exempt: dict[str, Line] = {}
 
-    def covers(self, path: str) -> bool:
-        return any(fnmatchcase(path, glob) for glob in self.files)
-
-    def matching_lines(self, text: bytes) -> list[int]:
-        """Return the numbers, from 1, of the lines of *text* that hold a pattern."""
-        patterns = [pattern.encode() for pattern in self.patterns]
-        if not any(pattern in text for pattern in patterns):
-            return []
-        return [
-            number
-            for number, line in enumerate(text.split(b"\n"), start=1)
-            if any(pattern in line for pattern in patterns)
-        ]
+    def places(self, objects: Objects, tree: str, pattern: str) -> list[str]:
+        """Return the places of *pattern* in *tree*, each as ``path:line``."""
+        excluded = [f":(exclude,literal){path}" for path in self.exempt]
+        command = ["grep", "-nFI", "-e", pattern, tree, "--", *self.files, *excluded]
+        output = objects.run(command, check=False)[1].decode("utf-8", "replace")
+        return [":".join(line.split(":")[1:3]) for line in output.splitlines()]
 
 
 class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,6 +146,12 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(
             self, rules=tuple(rule for rule in self.rules if rule.name not in names)
         )
+
+    def without_folder(self, folder: str) -> ArchRules:
+        """Return a copy without the entries for units in *folder*."""
+        kept = tuple(entry for entry in self.kept if not entry.unit.startswith(folder))
+        dropped = tuple(entry for entry in self.dropped if not entry.unit.startswith(folder))
+        return msgspec.structs.replace(self, kept=kept, dropped=dropped)
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -182,9 +179,6 @@ def load(path: Path) -> ArchRules:
     return rules
 
 
-# Rewriting arch lists.
-
-
 def rewrite(
     read: Callable[[str], bytes | None], rules: Sequence[ArchRule]
 ) -> tuple[dict[str, bytes], tuple[Site, ...]]:
@@ -205,7 +199,11 @@ def rewrite(
     values: dict[str, dict[Argument, str]] = {}
     sites: list[Site] = []
     for rule in rules:
-        text = texts[rule.file] = texts.get(rule.file) or _read(read, rule)
+        text = texts.get(rule.file) or read(rule.file)
+        if text is None:
+            what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
+            raise FileError("rule-mismatch", what, details=[rule.file])
+        texts[rule.file] = text
         for command in _matches(rule, cmake_file.parse(text, rule.file)):
             argument = command.arguments[rule.argument]
             if argument in values.setdefault(rule.file, {}):
@@ -218,67 +216,40 @@ def rewrite(
     return changed, tuple(sites)
 
 
-def _read(read: Callable[[str], bytes | None], rule: ArchRule) -> bytes:
-    text = read(rule.file)
-    if text is None:
-        what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
-        raise FileError("rule-mismatch", what, details=[rule.file])
-    return text
-
-
 def _matches(rule: ArchRule, commands: Sequence[CMakeCommand]) -> list[CMakeCommand]:
     """Return the commands whose list *rule* changes, as many as it expects."""
-
-    def value(command: CMakeCommand) -> str:
-        return command.arguments[rule.argument].text
-
-    candidates = [
-        command
+    candidates = {
+        command: _mismatch(rule, command)
         for command in commands
         if command.name == rule.command.lower()
         and command.texts[: len(rule.where)] == rule.where
         and rule.argument < len(command.arguments)
-    ]
-    in_branch = [command for command in candidates if _in_branch(rule, command)]
-    matches = [command for command in in_branch if value(command) == rule.expect]
-    extended = [
-        command
-        for command in matches or in_branch
-        if set(rule.append) <= set(value(command).split(";"))
-    ]
-    if extended:
-        raise FileError(
-            "rule-mismatch",
-            f"Rule {rule.name} has no effect: the list at {rule.file}:{extended[0].line} holds "
-            f"{', '.join(rule.append)} already.",
-            details=[f"{rule.file}:{command.line}: {value(command)}" for command in extended],
-            todo=f"Upstream may have done what the rule does. It may go when: {rule.drop_when}",
-        )
+    }
+    matches = [command for command, mismatch in candidates.items() if not mismatch]
     if len(matches) != rule.sites:
+        what = f"matches {len(matches)} places in {rule.file} instead of {rule.sites}"
+        details = [
+            f"{rule.file}:{command.line}: {mismatch or 'matches'}"
+            for command, mismatch in candidates.items()
+        ]
         raise FileError(
             "rule-mismatch",
-            f"Rule {rule.name} matches {len(matches)} places in {rule.file} instead of "
-            f"{rule.sites}.",
-            details=[_explain(rule, command) for command in candidates]
-            or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
+            f"Rule {rule.name} {what}.",
+            details=details or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
+            todo="See where upstream moved the list, or whether upstream has done what the rule "
+            f"does. It may go when: {rule.drop_when}",
         )
     return matches
 
 
-def _in_branch(rule: ArchRule, command: CMakeCommand) -> bool:
-    return all(any(text in scope for scope in command.scopes) for text in rule.under)
-
-
-def _explain(rule: ArchRule, command: CMakeCommand) -> str:
+def _mismatch(rule: ArchRule, command: CMakeCommand) -> str:
+    """Return why *rule* does not change *command*; empty if it does."""
     value = command.arguments[rule.argument].text
-    reasons = [] if value == rule.expect else [f"holds {value!r}, the rule expects {rule.expect!r}"]
-    if not _in_branch(rule, command):
-        branch = f"the branch {command.scopes[-1]}" if command.scopes else "no branch"
-        reasons.append(f"lies in {branch}")
-    return f"{rule.file}:{command.line}: {'; '.join(reasons) or 'matches'}"
-
-
-# Guards.
+    if not all(any(text in scope for scope in command.scopes) for text in rule.under):
+        return f"lies in {command.scopes[-1] if command.scopes else 'no branch'}"
+    if set(rule.append) <= set(value.split(";")):
+        return f"holds {', '.join(rule.append)} already"
+    return "" if value == rule.expect else f"holds {value!r}, the rule expects {rule.expect!r}"
 
 
 def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[Guard]) -> None:
@@ -286,64 +257,22 @@ def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[Guar
     Raise unless *tree* is free of every text that *guards* forbid.
 
     Args:
-        source: The tree before picks, patches and rules, which each guard must match.
+        source: The tree before picks, patches and rules, which each pattern must match.
 
     Raises:
         arch-trap: A file of *tree* holds such a text; every place is listed, with the reason.
-        rule-mismatch: A glob of a guard matches no file, a pattern matches nothing in *source*, or
-            an exempt file needs no exemption.
+        rule-mismatch: A pattern matches nothing in *source*.
     """
-    if not guards:
-        return
-    folder = _common_folder(guards)
-    before, after = dict(objects.files(source, folder)), dict(objects.files(tree, folder))
-    if useless := [line for guard in guards for line in _useless(guard, before, after)]:
-        raise FileError(
-            "rule-mismatch",
-            "A guard of archs.yaml guards nothing.",
-            details=useless,
-            todo="See where upstream moved the code, and correct the guard; it may go when what "
-            "its drop_when says has happened.",
-        )
-    places = {guard.name: list(_places(guard, after)) for guard in guards}
-    if count := sum(map(len, places.values())):
-        matching = [guard for guard in guards if places[guard.name]]
-        details: list[str] = []
-        for guard in matching:
-            details += [f"{guard.name}: {guard.reason}", *places[guard.name]]
-        raise BuildError(
-            "arch-trap",
-            f"{count} {'line' if count == 1 else 'lines'} of {guards[0].fork} would fail at run "
-            f"time on the arch that the stack is for.",
-            details=details,
-            todo=" ".join(guard.todo for guard in matching),
-        )
-
-
-def _common_folder(guards: Sequence[Guard]) -> str:
-    """Return the deepest folder of all files that the globs can match, to read no others."""
-    globs = [glob for guard in guards for glob in guard.files]
-    folders = [re.split(r"[*?[]", glob, maxsplit=1)[0].rpartition("/")[0] for glob in globs]
-    return commonpath(folders) if all(folders) else ""
-
-
-def _useless(
-    guard: Guard, before: Mapping[str, bytes], after: Mapping[str, bytes]
-) -> Iterator[str]:
-    covered = {path: text for path, text in before.items() if guard.covers(path)}
-    searched = [text for path, text in covered.items() if path not in guard.exempt]
-    for glob in guard.files:
-        if not all(any(fnmatchcase(path, glob) for path in texts) for texts in (before, after)):
-            yield f"{guard.name}: no file matches {glob}"
-    for pattern in guard.patterns:
-        if not any(pattern.encode() in text for text in searched):
-            yield f"{guard.name}: no line holds {pattern!r}"
-    for path in guard.exempt:
-        if not guard.matching_lines(covered.get(path, b"")):
-            yield f"{guard.name}: {path} needs no exemption"
-
-
-def _places(guard: Guard, files: Mapping[str, bytes]) -> Iterator[str]:
-    for path in sorted(files):
-        if guard.covers(path) and path not in guard.exempt:
-            yield from (f"  {path}:{number}" for number in guard.matching_lines(files[path]))
+    for guard in guards:
+        for pattern in guard.patterns:
+            if not guard.places(objects, source, pattern):
+                raise FileError(
+                    "rule-mismatch",
+                    f"Guard {guard.name} of archs.yaml guards nothing: no line holds {pattern!r}.",
+                    todo="See where upstream moved the code, and correct the guard. It may go "
+                    f"when: {guard.drop_when}",
+                )
+            if places := guard.places(objects, tree, pattern):
+                what = f"{len(places)} lines of {guard.fork} would fail at run time on the arch."
+                details = [f"{guard.name}: {guard.reason}", *places]
+                raise BuildError("arch-trap", what, details=details, todo=guard.todo)
