@@ -266,10 +266,9 @@ def _bare() -> Sequence[str]:
     return "-c", BARE % ({MODULES.get(name, name.replace("-", "_").lower()) for name in names},)
 
 
-@pytest.mark.parametrize("words", [["apply"], ["build", "--fork", "vllm"]], ids=" ".join)
-def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Sequence[str], words: list[str]) -> None:
+def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:
     """Without the part `full`, a command that needs it names the package and the command that installs it."""
-    done = cli(*words, *mini.words, "--json", program=bare)
+    done = cli("build", "--fork", "vllm", *mini.words, "--json", program=bare)
     error = json.loads(done.stdout)["error"]
 
     assert (done.returncode, error["reference"]) == (1, "part-missing")
