@@ -283,7 +283,7 @@ class Host:
     ) -> Record:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
         state: ledger.State = "merged" if merge else "open"
-        pull = PullRequestSnapshot("api", f"Improve number {number}", "octocat", state, head, merge, "main")
+        pull = PullRequestSnapshot(f"Improve number {number}", "octocat", state, head, merge, "main")
         record = pull_requests.record(self.session(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")
         record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))

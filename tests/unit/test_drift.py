@@ -102,7 +102,7 @@ def _made(hosts: type[Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
     merge = host.squash(7)
     host.work.commit({"b.txt": b"three\n"}, "Change it again")
     host.push()
-    seen = pull_requests.PullRequestSnapshot("git", "Improve it", "octocat", "merged", head, merge, "main")
+    seen = pull_requests.PullRequestSnapshot("Improve it", "octocat", "merged", head, merge, "main")
     record = pull_requests.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
     return folder

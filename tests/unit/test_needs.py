@@ -41,7 +41,7 @@ def _made(host: Host, offered: Index) -> Host:
 
 
 def carry(host: Host, state: State, head: str, merge: str = "") -> None:
-    seen = pull_requests.PullRequestSnapshot("api", "Improve it", "octocat", state, head, merge, "main")
+    seen = pull_requests.PullRequestSnapshot("Improve it", "octocat", state, head, merge, "main")
     record = pull_requests.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
 

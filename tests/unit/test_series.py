@@ -18,7 +18,7 @@ from sparkwright.cherry_picks.apply import Outcome, PatchedTree
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core import git
 from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git_store import Objects, blob_id
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
@@ -266,6 +266,40 @@ def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
             assert tried(objects, tree, picked(one)).status == tried(objects, tree, mine(one)).status == "empty"
         with refusal("patch-no-effect", match="#7 changes nothing in mini"):
             apply.apply_patches(objects, "mini", base, [picked(one)])
+
+
+EDIT = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
+HIDDEN = b"--- /dev/null\n+++ b/.github/y\n@@ -0,0 +1 @@\n+y\n"
+
+
+@pytest.mark.parametrize(
+    "diff",
+    [
+        EDIT + b"\nbye\n" + HIDDEN,
+        EDIT + b"-- \n2.47.0\n\n" + HIDDEN,
+        b"diff --git a/x b/x\nold mode 100644\nnew mode 100755\n\n" + HIDDEN,
+    ],
+)
+def test_a_diff_that_hides_behind_other_text_is_refused(objects: Objects, diff: bytes) -> None:
+    """git applies it; no reader of the patch knows of its file."""
+    base = objects.store_files([("x", git.REGULAR, b"a\nc\n")])
+    with refusal("patch-invalid", match="a file that no patch names") as caught:
+        apply.apply_patches(objects, "mini", base, [mine(diff)])
+    assert caught.value.details == (".github/y: 100644",)
+
+
+@pytest.mark.parametrize("mode", [git.LINK, git.SUBMODULE])
+def test_links_and_submodules_are_refused(objects: Objects, mode: str) -> None:
+    """Made, changed, in the place of a file; but a patch may remove one."""
+    file = objects.store_files([("a", git.REGULAR, b"b"), ("x", git.REGULAR, b"c")])
+    ids = [blob_id(b"b"), blob_id(b"c")] if mode == git.LINK else ["1" * 40, "2" * 40]
+    trees = [objects._with_entries(file, {"a": (mode, name)}) for name in ids]
+    for before, after in ((file, trees[0]), trees):
+        with refusal("patch-invalid", match="a link, a submodule"):
+            apply.apply_patches(objects, "mini", before, [mine(patch.render(objects, before, after))])
+
+    removal = mine(patch.render(objects, trees[0], file))
+    assert apply.apply_patches(objects, "mini", trees[0], [removal]).tree == file
 
 
 # Keys, and what is not done again.

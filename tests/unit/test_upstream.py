@@ -42,7 +42,7 @@ def pinned(host: Host, number: int, merge: str = "") -> tuple[Record, Patch]:
     """Pin a pull request without asking anybody but the repository, and return what the stack applies of it."""
     session, ledger = host.session(), Ledger(host.url)
     head = host.work.git("rev-parse", f"pr{number}")
-    seen = Seen("git", "Improve it", "octocat", "merged" if merge else "open", head, merge, "main")
+    seen = Seen("Improve it", "octocat", "merged" if merge else "open", head, merge, "main")
     made = pull_requests.record(session, ledger, seen, number, "why", "then")
     return made, pull_requests.patch_of(session, ledger, msgspec.structs.replace(made, stacks={host.stack: {}}), host.stack)
 

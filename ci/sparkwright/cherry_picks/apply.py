@@ -15,6 +15,7 @@ import operator
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ import msgspec
 
 from sparkwright.cherry_picks.patch import Patch, PatchError, Section
 from sparkwright.core.console import console
+from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
 
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
@@ -140,28 +142,44 @@ def apply_patches(
     fork: str,
     base: str,
     patches: Sequence[Patch],
-    failure: Callable[[str, Sequence[Patch], Sequence[Outcome]], PatchError] | None = None,
+    failure: Callable[[Sequence[Patch], Sequence[Outcome]], PatchError] | None = None,
 ) -> PatchedTree:
     """
     Apply *patches* to the tree *base*, in order.
 
     Args:
-        failure: Makes the error, as `refusal`.
+        failure: Makes the error in place of `refusal`, from *patches* and the outcomes so far.
 
     Raises:
         patch-conflict: A patch does not apply.
         patch-already-upstream: The base or an earlier patch has the change already.
         patch-no-effect: A patch leaves the tree as it was.
+        patch-invalid: A change is of a file that no patch names, or of a link or a submodule.
     """
+    failure, steps = failure or partial(refusal, fork), list[AppliedPatch]()
     with console.step(f"apply {len(patches)} patches to {fork}"):
-        outcomes, steps = evaluate(objects, base, patches, strict=True), list[AppliedPatch]()
+        outcomes = evaluate(objects, base, patches, strict=True)
         if outcomes and outcomes[-1].status != "applied":
-            raise (failure or refusal)(fork, patches, outcomes)
+            raise failure(patches, outcomes)
         for patch, outcome in zip(patches, outcomes, strict=True):
             record = (patch.name, patch.sha256, patch.subject, patch.reason, outcome.tree)
             steps.append(AppliedPatch(*record, patch.pick, outcome.moved))
             console.note(f"{outcome.tree[:12]}  {patch.subject}")
-    return PatchedTree(fork, base, steps[-1].tree if steps else base, tuple(steps))
+    tree = steps[-1].tree if steps else base
+    # git finds a diff behind any text, also where `sections` sees none.
+    named = {
+        path for patch in patches for part in patch.sections() for path in (part.old, part.new)
+    }
+    modes = objects.paths(tree) if steps else {}
+    wrong = [
+        f"{path}: {modes[path][0] if path in modes else 'removed'}"
+        for path in (objects.changes(base, tree) if steps else ())
+        if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
+    ]
+    if wrong:
+        what = f"The series of {fork} changes a link, a submodule, or a file that no patch names."
+        raise PatchError("patch-invalid", what, details=wrong)
+    return PatchedTree(fork, base, tree, tuple(steps))
 
 
 def refusal(fork: str, patches: Sequence[Patch], outcomes: Sequence[Outcome]) -> PatchError:

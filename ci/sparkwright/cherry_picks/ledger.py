@@ -27,6 +27,7 @@ State = Literal["open", "merged", "closed", "unresolved"]
 Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 Commit = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
+Day = Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{4}-[0-9]{2}-[0-9]{2}|never|unresolved)\Z")]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,8 +53,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     title: str
     author: str
     state: State
-    seen: str
-    date: str
+    seen: Day
+    date: Day
     head: Commit
     base: Commit
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64}|unresolved)\Z")]
@@ -65,12 +66,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     stacks: dict[str, dict[str, Prose]] = {}
 
     def __post_init__(self) -> None:
-        for field, word in (("seen", "never"), ("date", UNRESOLVED)):
-            if getattr(self, field) != word and not _is_day(getattr(self, field)):
-                raise ValueError(
-                    f"{field} {getattr(self, field)!r} of #{self.number} is neither a day nor "
-                    f"{word}"
-                )
+        for day in {self.seen, self.date} - {"never", UNRESOLVED}:
+            datetime.date.fromisoformat(day)
         if bool(self.merge) != (self.state == "merged"):
             raise ValueError(
                 f"#{self.number} is {self.state} {'with' if self.merge else 'without'} a merge "
@@ -94,13 +91,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def tip(self) -> str:
         """The commit whose tree has the change: *merge* of a merged one, else *head*."""
         return self.merge or self.head
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return datetime.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,18 +137,21 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def with_record(self, record: Record) -> Ledger:
         """Return the ledger with *record* in its old place, or at the end."""
-        records = [record if old.number == record.number else old for old in self.records]
-        records += [] if self.find(record.number) else [record]
-        return msgspec.structs.replace(self, records=tuple(records))
+        records = {old.number: old for old in self.records} | {record.number: record}
+        return msgspec.structs.replace(self, records=tuple(records.values()))
 
     def without(self, stack: str, names: Collection[str]) -> Ledger:
         """Return the ledger with the records *names* no longer carried by *stack*."""
-        book = self
-        for record in self.carried(stack):
-            if record.name in names:
-                stacks = {name: paths for name, paths in record.stacks.items() if name != stack}
-                book = book.with_record(msgspec.structs.replace(record, stacks=stacks))
-        return book
+        records = [
+            msgspec.structs.replace(
+                record,
+                stacks={key: paths for key, paths in record.stacks.items() if key != stack},
+            )
+            if record.name in names
+            else record
+            for record in self.records
+        ]
+        return msgspec.structs.replace(self, records=tuple(records))
 
     def page(self, number: int) -> str:
         """Return the address where people read about pull request *number*."""
@@ -202,14 +195,10 @@ def require(root: Path, fork: str) -> Ledger:
 def render(ledger: Ledger) -> str:
     """Return the text of the file: records as blocks, defaults left out."""
     data = msgspec.to_builtins(ledger)
-    head = {key: data[key] for key in ("url", "branch")}
-    body = (
-        strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ")
-        if data["records"]
-        else "records: []\n"
-    )
-    head_line = "# Pins of upstream pull requests; `sparkwright patch pick` writes them, "
-    return f"{head_line}people write reasons.\n{strict_yaml.dump(head)}{body}"
+    head = "# Pins of upstream pull requests; `sparkwright patch pick` writes them, "
+    top = strict_yaml.dump({key: data[key] for key in ("url", "branch")})
+    records = strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ")
+    return f"{head}people write reasons.\n{top}{records}"
 
 
 def write(root: Path, fork: str, ledger: Ledger) -> None:

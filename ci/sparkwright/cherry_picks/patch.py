@@ -13,7 +13,7 @@ import contextlib
 import email.policy
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from email.parser import HeaderParser
@@ -24,7 +24,7 @@ import msgspec
 
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.git import LINK, SUBMODULE
+from sparkwright.core.git import SUBMODULE
 from sparkwright.core.git_store import Objects
 
 #: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
@@ -54,22 +54,14 @@ _FLAGS = (
 #: Context of the patches that we write: the smallest that git accepts.
 CONTEXT = 1
 
-#: The header of a section, as far as git reads it (apply.c).
-_HEADER = re.compile(
-    rb"diff --git .*\n(?:(?:(?:old|new) mode|(?:new|deleted) file mode|(?:rename|copy) (?:from|to)"
-    rb"|(?:dis)?similarity index|index|---|\+\+\+) .*\n)*"
-)
-#: The beginning of a diff without a ``diff --git`` line, which git finds behind any other text.
-_PLAIN = re.compile(rb"^--- .*\n\+\+\+ .*\n@@ -", re.MULTILINE)
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
-    rb"^(--- |\+\+\+ |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )"
-    rb"(.*)$",
+    rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
     re.MULTILINE,
 )
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)")
-#: The last word is missing where the mode changes.
-_INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: (\d{6}))?\r?$")
+#: The last word, a mode, is missing where the mode changes.
+_INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
 #: The abbreviated id of an empty file, and of no file.
 _EMPTY = re.compile(rb"e69de29|0+$")
 _ESCAPED = re.compile(rb'\\([0-7]{3}|["\\abfnrtv])')
@@ -367,8 +359,7 @@ def sections(diff: bytes) -> tuple[Section, ...]:
     Return *diff*, file by file.
 
     Raises:
-        patch-invalid: A header or a hunk is cut off, a path leaves the tree, or a link or submodule
-            is changed.
+        patch-invalid: A header or a hunk is cut off, or a path leaves the tree.
     """
     return tuple(_section(data) for data in re.split(rb"(?m)^(?=diff --git )", diff)[1:])
 
@@ -376,136 +367,87 @@ def sections(diff: bytes) -> tuple[Section, ...]:
 def _section(data: bytes) -> Section:
     body = _BODY.search(data)
     head = data[: body.start()] if body else data
-    first = head.partition(b"\n")[0].decode("utf-8", "replace")
-    fields = dict(_FIELD.findall(head))
-    index = _INDEX.match(fields.get(b"index ", b""))
-    modes = {
-        fields.get(b"new mode ", b"").strip(),
-        fields.get(b"new file mode ", b"").strip(),
-        index[3] if index else b"",
-    }
-    for mode, kind in ((LINK, "link"), (SUBMODULE, "submodule")):
-        if mode.encode() in modes:
-            raise PatchError("patch-invalid", f"A patch makes a {kind}, or changes one: {first}")
-    old, new = _paths(head, fields)
-    if not old and not new:
-        raise PatchError("patch-invalid", f"A patch has a header without a path: {first}")
-    for path in (old, new):
-        _check(path)
-    path, binary = new or old, body is not None and not body[0].startswith(b"@@ ")
-    if body is None and not _complete(fields, index):
+    fields, first = dict(_FIELD.findall(head)), head.partition(b"\n")[0]
+    old, new = _paths(first, fields)
+    path, index = new or old, _INDEX.match(fields.get(b"index ", b""))
+    for name in (old or new, path):
+        if re.search("[\0-\x08\n-\x1f\x7f\ud800-\udfff]", name):
+            what = f"A patch names a path that is not plain UTF-8 text: {name!r}"
+            raise PatchError("patch-invalid", what)
+        if name.startswith("/") or {"", "..", ".git", "."} & set(name.lower().split("/")):
+            raise PatchError("patch-invalid", f"A patch names a path outside the tree: {name!r}")
+    # Without a body it changes a mode, a name, or an empty file.
+    whole = (
+        all(_EMPTY.match(index[side]) for side in (1, 2))
+        if index
+        else any(key in fields for key in (b"new mode ", b"rename to ", b"copy to "))
+    )
+    if body is None and (b"--- " in fields or not whole):
         raise PatchError("patch-invalid", f"The header of {path} is cut off.")
-    if (body and not _HEADER.fullmatch(head)) or (binary and _PLAIN.search(data)):
-        raise PatchError("patch-invalid", f"The diff of {path} has other text inside.")
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
-    hunks = () if body is None or binary else tuple(_hunks(data[body.start() :].split(b"\n"), path))
-    return Section(old, new, data, hunks, binary, blob)
+    binary = body is not None and not body[0].startswith(b"@@ ")
+    hunks = [] if body is None or binary else re.split(rb"(?m)^(?=@@ )", data[body.start() :])[1:]
+    return Section(old, new, data, tuple(_hunk(hunk, path) for hunk in hunks), binary, blob)
 
 
-def _check(path: str) -> None:
-    if path.startswith("/") or {"..", ".git", "."} & set(path.lower().split("/")):
-        raise PatchError("patch-invalid", f"A patch names a path outside the tree: {path!r}")
-    if re.search("[\0-\x08\n-\x1f\x7f\ud800-\udfff]", path):
-        raise PatchError(
-            "patch-invalid", f"A patch names a path that is not plain UTF-8 text: {path!r}"
-        )
-
-
-def _complete(fields: dict[bytes, bytes], index: re.Match[bytes] | None) -> bool:
-    """
-    Return whether a section without a body is whole: a change of mode or name, or of an empty file.
-    """
-    if b"--- " in fields or b"+++ " in fields:
-        return False
-    if index:
-        return all(_EMPTY.match(index[side]) for side in (1, 2))
-    return any(key in fields for key in (b"new mode ", b"rename to ", b"copy to "))
-
-
-def _paths(head: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
-    """
-    Return both paths; if only the first line has them, they are equal (git-diff(1), "Generating
-    patch text").
-    """
-    names = head.partition(b"\n")[0].removeprefix(b"diff --git ")
-    old = new = _unquoted(names[: len(names) // 2])[2:]
-    if b"--- " in fields and b"+++ " in fields:
-        old, new = _side(fields[b"--- "], "a/"), _side(fields[b"+++ "], "b/")
+def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
+    """Return both paths of a section with that *first* line."""
+    names = first.removeprefix(b"diff --git ")
+    middle = len(names) // 2
+    old, new = (_unquoted(name)[2:] for name in (names[:middle], names[middle + 1 :]))
     for verb in (b"rename", b"copy"):
         if verb + b" from " in fields:
             old, new = (_unquoted(fields.get(verb + end, b"")) for end in (b" from ", b" to "))
+    if not old or not new:
+        text = first.decode("utf-8", "replace")
+        raise PatchError("patch-invalid", f"A patch has a header without a path: {text}")
     return (
         "" if b"new file mode " in fields else old,
         "" if b"deleted file mode " in fields else new,
     )
 
 
-def _side(text: bytes, prefix: str) -> str:
-    path = _unquoted(text.rstrip(b"\t\r"))
-    return "" if path == "/dev/null" else path.removeprefix(prefix)
-
-
 def _unquoted(text: bytes) -> str:
     def plain(match: re.Match[bytes]) -> bytes:
-        code = (
-            int(match[1], 8) & 255 if len(match[1]) == 3 else _LETTERS.get(match[1][0], match[1][0])
-        )
-        return bytes([code])
+        code = int(match[1], 8) & 255 if len(match[1]) == 3 else _LETTERS.get(match[1][0])
+        return bytes([match[1][0] if code is None else code])
 
     if text.startswith(b'"') and text.endswith(b'"'):
         text = _ESCAPED.sub(plain, text[1:-1])
     return text.decode("utf-8", "surrogateescape")
 
 
-def _hunks(lines: list[bytes], path: str) -> Iterator[Hunk]:
-    at = 0
-    while at < len(lines) and (match := _HUNK.match(lines[at])):
-        start, count, new_start, new_count = (
-            int(part) if part is not None else 1 for part in match.groups()[:4]
-        )
-        before, after, last = list[bytes](), list[bytes](), False
-        at += 1
-        # The last element follows the last line end; a hunk line there was cut off.
-        while at < len(lines) and (
-            len(before) < count or len(after) < new_count or lines[at].startswith(b"\\")
-        ):
-            mark, text = lines[at][:1] or b" ", lines[at][1:] + b"\n"
-            sides = [side for side, marks in ((before, b" -"), (after, b" +")) if mark in marks]
-            if mark == b"\\":
-                previous = lines[at - 1][:1]
-                for side in [
-                    side
-                    for side, marks in ((before, b" -"), (after, b" +"))
-                    if previous in marks and side
-                ]:
-                    side[-1] = side[-1].removesuffix(b"\n")
-            elif not sides or at == len(lines) - 1:
-                break
-            else:
-                last = mark != b" "
-            for side in sides:
-                side.append(text)
-            at += 1
-        whole = all(line.endswith(b"\n") for line in before[:-1] + after[:-1])
-        if (len(before), len(after)) != (count, new_count) or not whole:
-            raise PatchError(
-                "patch-invalid",
-                f"A hunk of {path} is cut off.",
-                details=[f"at its line {start}: {count} and {new_count} lines announced"],
-            )
-        heading = match[5].decode("utf-8", "replace").strip()
-        yield Hunk(start, new_start, heading, tuple(before), tuple(after), last)
-    if _PLAIN.search(b"\n".join(lines[at:])):
-        what = f"The diff of {path} is followed by one without a header."
-        raise PatchError("patch-invalid", what)
+def _hunk(data: bytes, path: str) -> Hunk:
+    header, *lines = lines_of(data)
+    match = _HUNK.match(header)
+    if match is None:
+        raise PatchError("patch-invalid", f"A hunk of {path} does not say where it is.")
+    start, count, new_start, new_count = (
+        1 if part is None else int(part) for part in match.groups()[:4]
+    )
+    before, after, mark, last = list[bytes](), list[bytes](), b"", False
+    sides = {b" ": (before, after), b"-": (before,), b"+": (after,)}
+    for line in [*lines, b""]:
+        if line.startswith(b"\\"):
+            for side in sides.get(mark, ()):
+                side[-1:] = [text.removesuffix(b"\n") for text in side[-1:]]
+            continue
+        if len(before) >= count and len(after) >= new_count:
+            break
+        # Some programs remove the blank of an empty line; git takes it as context, too.
+        mark = b" " if line == b"\n" else line[:1]
+        if mark not in sides or not line.endswith(b"\n"):
+            break
+        for side in sides[mark]:
+            side.append(line[1:] or line)
+        last = mark != b" "
+    whole = all(text.endswith(b"\n") for text in before[:-1] + after[:-1])
+    if (len(before), len(after)) != (count, new_count) or not whole:
+        details = [f"at its line {start}: {count} and {new_count} lines announced"]
+        raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=details)
     # git ignores them. A mail's patch is followed by its signature.
-    if (
-        at < len(lines)
-        and lines[at].startswith((b"@", b"+", b"-", b" "))
-        and lines[at].rstrip() != b"--"
-    ):
-        raise PatchError(
-            "patch-invalid",
-            f"A hunk of {path} has more lines than it announces.",
-            details=[lines[at].decode("utf-8", "replace")],
-        )
+    if line.startswith((b"@", b"+", b"-", b" ")) and line.rstrip() != b"--":
+        what = f"A hunk of {path} has more lines than it announces."
+        raise PatchError("patch-invalid", what, details=[line.decode("utf-8", "replace")])
+    heading = match[5].decode("utf-8", "replace").strip()
+    return Hunk(start, new_start, heading, tuple(before), tuple(after), last)

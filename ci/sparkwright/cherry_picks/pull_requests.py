@@ -8,7 +8,7 @@ git objects in either case, and must match the pins of the record from then on.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -24,20 +24,16 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
 
-#: Lines of a range-diff that a failure shows.
+#: Lines of a difference that a failure shows.
 SHOWN = 100
 
 
 class PullRequestSnapshot(msgspec.Struct, frozen=True):
     """
-    The current state of a pull request.
-
-    Attributes:
-        by: ``api`` or ``git``; git alone shows neither the title of an unmerged one, nor whether it
-            is closed.
+    The current state of a pull request; git alone shows neither the title of an unmerged one, nor
+    whether it is closed.
     """
 
-    by: str
     title: str
     author: str
     state: State
@@ -59,7 +55,7 @@ def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSna
         try:
             pull = GitHub.from_environment(session.mirrored(github.ADDRESS)).pull(*owner, number)
             return PullRequestSnapshot(
-                "api", pull.title, pull.author, pull.state, pull.head, pull.merge, pull.base_ref
+                pull.title, pull.author, pull.state, pull.head, pull.merge, pull.base_ref
             )
         except GitHubError as error:
             if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
@@ -86,7 +82,6 @@ def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRe
     squash = merge if merge and not merge.subject.startswith("Merge ") else None
     name = merge.commit if merge else previous.merge if previous else ""
     return PullRequestSnapshot(
-        "git",
         squash.subject[: squash.subject.rindex("(#")].strip() if squash else UNRESOLVED,
         squash.author if squash else UNRESOLVED,
         "merged" if name else UNRESOLVED,
@@ -94,21 +89,6 @@ def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRe
         name,
         ledger.branch,
     )
-
-
-def _fetch_head(session: RunContext, ledger: Ledger, number: int, head: str) -> None:
-    """Fetch the history of a pull request's *head*."""
-    commit = session.mirror(ledger.url).history(f"refs/pull/{number}/head", newest=True)
-    if commit is None:
-        raise SourceError(
-            "source-unreachable",
-            f"{ledger.url} does not offer the commits of #{number}, as a mirror without pull "
-            f"requests does.",
-        )
-    if commit != head:
-        raise PatchError(
-            "pick-mismatch", f"#{number} moved while it was read.", todo="Run the same again."
-        )
 
 
 def record(
@@ -161,52 +141,41 @@ def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     Return the commit that the diff is taken against, with the histories that this needs in the
     store.
     """
-    objects = session.objects
-    tip = session.mirror(ledger.url).history(pull.branch, newest=True)
-    if not pull.merge:
-        _fetch_head(session, ledger, number, pull.head)
-        base = history.merge_base(objects, pull.head, tip) if tip else None
-        if base is None:
+    objects, mirror = session.objects, session.mirror(ledger.url)
+    tip = mirror.history(pull.branch, newest=True)
+    if pull.merge:
+        if tip is None or not history.is_ancestor(objects, pull.merge, tip):
             raise PatchError(
-                "pick-mismatch", f"#{number} has no common history with {pull.branch}."
+                "pick-mismatch",
+                f"The merge commit of #{number} is not part of {pull.branch}.",
+                details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
             )
-        if base == pull.head:
-            raise _unclear(number, pull, "its commits are part of the branch")
-        return base
-    if tip is None or not history.is_ancestor(objects, pull.merge, tip):
+        # A squash and a merge bring one commit to the branch.
+        parents = history.parents(objects, pull.merge)
+        if len(parents) > 1 or (parents and history.commit(objects, pull.merge).number == number):
+            return parents[0]
+        base = None
+    else:
+        head = mirror.history(f"refs/pull/{number}/head", newest=True)
+        if head is None:
+            what = f"{ledger.url} does not offer the commits of #{number}."
+            raise SourceError("source-unreachable", what)
+        if head != pull.head:
+            what = f"#{number} moved while it was read."
+            raise PatchError("pick-mismatch", what, todo="Run the same again.")
+        base = history.merge_base(objects, head, tip) if tip else None
+    if base in (None, pull.head):
         raise PatchError(
             "pick-mismatch",
-            f"The merge commit of #{number} is not part of {pull.branch}.",
-            details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
+            f"It is unclear what #{number} changed on {pull.branch}.",
+            details=[
+                "its commits were put onto the branch one by one, or have no history with it",
+                f"head:  {pull.head}",
+                f"merge: {pull.merge or '-'}",
+            ],
+            todo="Carry the change as a patch of ours, made from the commits on the branch.",
         )
-    # A squash and a merge bring one commit to the branch. A pull request that was rebased onto it
-    # is previous by its last commit only, so its own commits are compared with those on the branch.
-    parents = history.parents(objects, pull.merge)
-    if len(parents) > 1 or (parents and history.commit(objects, pull.merge).number == number):
-        return parents[0]
-    if pull.head == UNRESOLVED or not parents:
-        raise _unclear(number, pull, "its own commits are not offered to compare with")
-    _fetch_head(session, ledger, number, pull.head)
-    if history.is_ancestor(objects, pull.merge, pull.head):
-        raise _unclear(number, pull, "its commits were pushed to the branch as they are")
-    options = ["--topo-order", "--no-merges", pull.head, f"^{parents[0]}"]
-    own = [(commit.author, commit.subject) for commit in history.log(objects, *options)]
-    log = history.log(objects, "--first-parent", f"-{max(len(own), 1)}", pull.merge)
-    landed = [(commit.author, commit.subject) for commit in log]
-    if len(own) < 2 or own[0] != landed[0]:
-        return parents[0]
-    if own != landed:
-        raise _unclear(number, pull, f"not all of its {len(own)} commits are on the branch")
-    return history.before(objects, log[-1].commit)
-
-
-def _unclear(number: int, pull: PullRequestSnapshot, why: str) -> PatchError:
-    return PatchError(
-        "pick-mismatch",
-        f"It is unclear what #{number} changed on {pull.branch}.",
-        details=[why, f"head:  {pull.head}", f"merge: {pull.merge or '-'}"],
-        todo="Carry the change as a patch of ours, made from the commits on the branch.",
-    )
+    return base
 
 
 def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
@@ -214,42 +183,45 @@ def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullReque
     Compare the current state of a pull request with its record.
 
     Raises:
-        pick-moved: The head or the merge commit changed; the details show the range-diff of both
-            heads.
+        pick-moved: The head or the merge commit changed; the details show how the diff did.
     """
-    if old.merge and pull.merge and old.merge != pull.merge:
-        raise PatchError(
-            "pick-moved",
-            f"The merge commit of #{old.number} changed.",
-            details=[f"pinned: {old.merge}", f"now:    {pull.merge}"],
-        )
-    if UNRESOLVED in (old.head, pull.head) or old.head == pull.head:
-        return
-    details = [f"pinned: {old.head}", f"now:    {pull.head}"]
-    details += _difference(session, ledger, old, pull)
-    raise PatchError(
-        "pick-moved", f"The head of #{old.number} moved since it was pinned.", details=details
-    )
+    for name, pinned, now in (
+        ("merge commit", old.merge, pull.merge),
+        ("head", old.head, pull.head),
+    ):
+        if pinned and now and pinned != now and UNRESOLVED not in (pinned, now):
+            raise PatchError(
+                "pick-moved",
+                f"The {name} of #{old.number} moved since it was pinned.",
+                details=[
+                    f"pinned: {pinned}",
+                    f"now:    {now}",
+                    *_difference(session, ledger, old, pull),
+                ],
+            )
 
 
 def _difference(
     session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot
-) -> Sequence[str]:
-    mirror, objects, sides = session.mirror(ledger.url), session.objects, list[tuple[str, str]]()
+) -> list[str]:
+    """Return the difference between the pinned diff and the current one."""
+    objects = session.objects
     try:
-        tip = mirror.history(pull.branch, newest=True) or pull.head
-        mirror.history(f"refs/pull/{old.number}/head", newest=True)
-        mirror.commit(old.head)
-        for head in (old.head, pull.head):
-            base = history.merge_base(objects, head, tip) or head
-            for commit in history.revisions(objects, "--no-merges", head, f"^{base}"):
-                mirror.files(patch.blobs(objects, history.before(objects, commit), commit))
-            sides.append((base, head))
-        lines = history.range_diff(objects, *sides)
-    except (SourceError, GitError) as error:
-        return [f"the pinned state cannot be fetched any more: {error.what}"]
+        base = _base(session, ledger, pull, old.number)
+        diffs = (
+            diff_of(session, ledger, old),
+            _rendered(session, ledger, base, pull.merge or pull.head),
+        )
+        blobs = [
+            objects.run(["hash-object", "-w", "--stdin"], stdin=diff)[1].decode().strip()
+            for diff in diffs
+        ]
+    except (SourceError, GitError, PatchError) as error:
+        return [f"both states cannot be compared: {error.what}"]
+    words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U1", *blobs, "--"]
+    lines = objects.run(words)[1].decode("utf-8", "replace").splitlines()[4:]
     rest = [f"({len(lines) - SHOWN} more lines)"] if len(lines) > SHOWN else []
-    return ["range-diff of both states:", *(f"  {line}" for line in [*lines[:SHOWN], *rest])]
+    return ["how its diff changed:", *(f"  {line}" for line in [*lines[:SHOWN], *rest])]
 
 
 def _rendered(session: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
@@ -260,22 +232,19 @@ def _rendered(session: RunContext, ledger: Ledger, base: str, tip: str) -> bytes
     return patch.render(session.objects, base, tip)
 
 
+def _path(session: RunContext, record: Record) -> Path:
+    pins = [record.base, record.tip, record.sha256, record.patch_id, record.files]
+    return session.store.root / "diffs" / digest.key("diff", pins)
+
+
 def stored_diff(session: RunContext, record: Record) -> bytes:
     """
-    Return the diff of *record* if it is in the store, and verified with the pins that the record
-    has now; else nothing.
+    Return the diff of *record* if it is in the store, where only diffs are that were verified with
+    the same pins; else nothing.
     """
-    path = session.store.root / "diffs" / record.sha256
-    if session.store.get("diff", _pins(record), bool) and path.exists():
-        data = path.read_bytes()
-        return data if digest.sha256_bytes(data) == record.sha256 else b""
-    return b""
-
-
-def _pins(record: Record) -> str:
-    return digest.key(
-        "diff", [record.base, record.tip, record.sha256, record.patch_id, record.files]
-    )
+    path = _path(session, record)
+    data = path.read_bytes() if path.exists() else b""
+    return data if digest.sha256_bytes(data) == record.sha256 else b""
 
 
 def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
@@ -308,8 +277,8 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
             f"The diff of {record.name} is not the one that the ledger pins.",
             details=[f"{name}: {pinned[name]} in the ledger, {actual[name]} now" for name in wrong],
         )
-    session.store.write(f"diffs/{record.sha256}", data)
-    session.store.put("diff", _pins(record), True)
+    path = _path(session, record)
+    session.store.write(f"diffs/{path.name}", data)
     return data
 
 
@@ -322,7 +291,6 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
         pick-mismatch: See `diff_of`; or a path to leave out is not part of the diff.
     """
     left_out = record.stacks.get(stack, {})
-    data = patch.without(diff_of(session, ledger, record), left_out)
     if unknown := sorted(set(left_out) - set(record.files)):
         raise PatchError(
             "pick-mismatch",
@@ -330,6 +298,7 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
             details=unknown,
             todo="Correct `stacks` in the ledger.",
         )
+    data = patch.without(diff_of(session, ledger, record), left_out)
     return Patch(
         name=record.name,
         sha256=digest.sha256_bytes(data),

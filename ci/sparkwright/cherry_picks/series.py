@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from sparkwright.cherry_picks import apply, conflict, ledger, patch, pull_requests
@@ -98,7 +99,7 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
         source.fork,
         source.tree,
         patches,
-        lambda _, patches, outcomes: conflict.refusal(upstream, base, patches, outcomes),
+        partial(conflict.refusal, upstream, base),
     )
     session.store.put("apply", _key(session, source.fork, source.tree), patched)
     return patched

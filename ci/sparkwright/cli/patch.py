@@ -8,6 +8,7 @@ import datetime
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -381,10 +382,9 @@ def _check_applies(session: RunContext, book: Ledger, fork: str, record: Record)
         pull_requests.patch_of(session, book, carried_record, session.project.stack)
         for carried_record in carried[: carried.index(record) + 1]
     ]
-    outcomes = apply.evaluate(session.objects, source.tree, patches)
-    if outcomes[-1].status != "applied":
-        base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
-        raise conflict.refusal(Upstream(session, fork, book), base, patches, outcomes)
+    base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
+    failure = partial(conflict.refusal, Upstream(session, fork, book), base)
+    apply.apply_patches(session.objects, fork, source.tree, patches, failure)
 
 
 def rebase(arguments: argparse.Namespace) -> int:
