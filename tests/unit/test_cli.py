@@ -268,7 +268,7 @@ def _bare() -> Sequence[str]:
 
 def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:
     """Without the part `full`, a command that needs it names the package and the command that installs it."""
-    done = cli("build", "--fork", "vllm", *mini.words, "--json", program=bare)
+    done = cli("build", "--container", *mini.words, "--json", program=bare)
     error = json.loads(done.stdout)["error"]
 
     assert (done.returncode, error["reference"]) == (1, "part-missing")
