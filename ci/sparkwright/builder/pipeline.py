@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,13 +60,6 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     tree: str
     counts: dict[str, int] = {}
     transplant: GraftManifest | None = None
-
-
-class LastBuild(msgspec.Struct, frozen=True):
-    """The inputs of the last build of a fork on this machine, and the seconds that it took."""
-
-    inputs: dict[str, str]
-    seconds: float
 
 
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -179,15 +171,6 @@ def dist_info(
 # Wheels in the store.
 
 
-def last_build(session: RunContext, fork: str) -> LastBuild | None:
-    """Return the last build of *fork* for this target, if there was one."""
-    return session.store.get("last-build", _record_name(session, fork), LastBuild)
-
-
-def _record_name(session: RunContext, fork: str) -> str:
-    return session.named(f"{session.project.stack}-{fork}")
-
-
 def stored(session: RunContext, key: str) -> BuiltWheel | None:
     """Return the wheel of that *key*, if the store holds it."""
     built = session.store.get("wheel", key, BuiltWheel)
@@ -222,29 +205,21 @@ def reuse(
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
     """
-    key = digest.key("wheel", parts)
+    key, name = digest.key("wheel", parts), session.named(f"{session.project.stack}-{fork}")
     built = stored(session, key)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        console.note(f"{fork}: {_build_reason(last_build(session, fork), parts)}")
-        began = time.monotonic()
+        before = session.store.get("inputs", name, dict[str, str])
+        changed = [part for part in parts if (before or {}).get(part) != parts[part]]
+        reason = f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
+        console.note(f"{fork}: {'not built yet' if before is None else f'rebuilding: {reason}'}")
         built = make(key)
         session.store.put("wheel", key, built)
-        last = LastBuild(parts, time.monotonic() - began)
-        session.store.put("last-build", _record_name(session, fork), last)
+        session.store.put("inputs", name, parts)
         console.note(f"{fork}: {built.filename}, {size(built.size)}")
     _publish_to_output(session, built)
     return built
-
-
-def _build_reason(last: LastBuild | None, parts: dict[str, str]) -> str:
-    if last is None:
-        return "not built yet"
-    changed = [part for part in parts if last.inputs.get(part) != parts[part]]
-    if changed:
-        return f"rebuilding: {', '.join(changed)} changed"
-    return "rebuilding: its wheel is gone from the store"
 
 
 def put(

@@ -11,7 +11,6 @@ from sparkwright.audit import policy, report
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder import pipeline
 from sparkwright.builder.compile import costs
-from sparkwright.builder.environment import toolchain
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.cli import argtypes, context, stages
@@ -42,8 +41,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add(
         "wheels",
         nargs="*",
-        metavar="WHEEL|FORK",
-        help="with --again: wheels to rebuild (default: each fork's last build)",
+        type=Path,
+        metavar="WHEEL",
+        help="with --again: wheels to rebuild (default: the last build of each --fork)",
     )
     add(
         "--container",
@@ -81,7 +81,15 @@ def build(arguments: argparse.Namespace) -> int:
         return status
     if arguments.again:
         return _again(session, arguments.wheels)
-    _announce(session)
+    console.note(
+        f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
+        f"cache: {session.store.root}"
+    )
+    for fork in session.forks:
+        if pipeline.current(session, fork) is None:
+            jobs = session.jobs or os.cpu_count() or 1
+            seconds = costs.build_seconds(session.project, fork, jobs)
+            console.note(f"  {fork}: about {duration(seconds)} for its default targets")
     audits = []
     for fork in session.forks:
         for built in _wheels(session, fork, ahead=arguments.aot):
@@ -103,32 +111,6 @@ def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWhe
         yield flashinfer_aot.build(session, spec, built)
 
 
-def _announce(session: RunContext) -> None:
-    """Show which forks are built, and how long each should take here."""
-    console.note(
-        f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
-        f"cache: {session.store.root}"
-    )
-    for fork in session.forks:
-        if pipeline.current(session, fork) is None:
-            console.note(f"  {fork}: {_estimate(session, fork)}")
-
-
-def _estimate(session: RunContext, fork: str) -> str:
-    """
-    Return how long building *fork* should take here.
-
-    The last build on this machine counts, else the cost records, divided by the cores. They do not
-    cover targets beyond the default ones.
-    """
-    if last := pipeline.last_build(session, fork):
-        return f"about {duration(last.seconds)}"
-    if toolchain.settings(session, fork).needs_vendored:
-        return "without an estimate on this machine yet"
-    jobs = session.jobs or os.cpu_count() or 1
-    return f"about {duration(costs.build_seconds(session.project, fork, jobs))}"
-
-
 def _show(session: RunContext, audits: list[tuple[BuiltWheel, AuditReport]]) -> None:
     rows, wheels = [], []
     for built, audit_report in audits:
@@ -144,17 +126,17 @@ def _show(session: RunContext, audits: list[tuple[BuiltWheel, AuditReport]]) -> 
     console.document({"wheels": wheels})
 
 
-def _again(session: RunContext, names: list[str]) -> int:
+def _again(session: RunContext, wheels: list[Path]) -> int:
     """Build each wheel again from its record, compare the two, and fail if one differs."""
     from sparkwright.audit import reproduce
 
-    if names:
-        wheels = [_wheel(session, name) for name in names]
-    else:
-        wheels = [path for fork in session.forks if (path := pipeline.last_wheel(session, fork))]
-    if not wheels:
+    built = (pipeline.last_wheel(session, fork) for fork in session.forks)
+    wheels = wheels or [path for path in built if path]
+    missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
+    if missing or not wheels:
         todo = "Run `sparkwright build`, or name a wheel."
-        raise SourceError("not-provided", "There is no wheel to build again.", todo=todo)
+        what = "There is no wheel to build again."
+        raise SourceError("not-provided", what, details=missing, todo=todo)
     # Refuse unusable wheels before hours are spent on the others.
     records = [(path, reproduce.read_record(path)) for path in wheels]
     contexts = [reproduce.rebuild_session(session, path, record) for path, record in records]
@@ -170,19 +152,3 @@ def _again(session: RunContext, names: list[str]) -> int:
     for rebuild in rebuilds:
         reproduce.raise_for_difference(rebuild)
     return 0
-
-
-def _wheel(session: RunContext, name: str) -> Path:
-    """Return the wheel file *name*, or the last build of the fork *name*."""
-    if name.endswith(".whl"):
-        path: Path | None = Path(name)
-    else:
-        session.project.fork(name)
-        path = pipeline.last_wheel(session, name)
-    if path is None or not path.is_file():
-        raise SourceError(
-            "not-provided",
-            f"There is no wheel {name}.",
-            todo="Run `sparkwright build` first.",
-        )
-    return path

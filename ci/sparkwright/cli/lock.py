@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
 from sparkwright.builder import source_tree, vendored
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder.vendored import Declaration
 from sparkwright.builder.workspace import Workspace
-from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cli import context
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import lock as locks
 from sparkwright.forks import resolve
 from sparkwright.forks.context import RunContext
@@ -40,47 +39,37 @@ def lock(arguments: argparse.Namespace) -> int:
         raise SourceError(
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
-    earlier = locks.read(session.project) if session.project.lock_file.exists() else None
+    project = session.project
+    earlier = locks.read(project) if project.lock_file.exists() else None
     resolved = resolve.resolve(session, earlier)
     with console.step("lock the tools"):
-        tools = pylock.resolve(session.store, session.project.build_folder / "requirements.in")
+        tools = pylock.resolve(session.store, project.build_folder / "requirements.in")
     for program in (harness, benchy):
         folder = program.folder(session)
         # A checkout with stacks alone has no gates.
         if (folder / "requirements.in").exists():
             with console.step(f"lock {folder.name}"):
-                text = program.lock(session)
-            (folder / "pylock.toml").write_text(text, "utf-8")
-    session.project.lock_file.write_text(locks.render(resolved), "utf-8")
-    (session.project.build_folder / "pylock.toml").write_text(tools, "utf-8")
+                (folder / "pylock.toml").write_text(program.lock(session), "utf-8")
+    project.lock_file.write_text(locks.render(resolved), "utf-8")
+    (project.build_folder / "pylock.toml").write_text(tools, "utf-8")
     # The context caches the lock that it has read.
     session = dataclasses.replace(session)
-    for fork, spec in session.project.spec.forks.items():
-        if spec.build == "graft":
-            _vendored(session, fork)
-    written = locks.read(session.project)
+    for fork, spec in project.spec.forks.items():
+        if spec.build == "graft" and not toolchain.installed(session):
+            todo = "to read them from CMake, run fetch and lock again"
+            console.note(f"{fork}: the sources of FetchContent are unchanged; {todo}")
+        elif spec.build == "graft":
+            try:
+                lock_vendored(session, fork)
+            except SparkwrightError as error:
+                what = f"{error.what} ({error.reference})"
+                console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
+    written = locks.read(project)
     unresolved = resolve.unresolved(session, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     console.document({"lock": written, "unresolved": unresolved})
     return 0
-
-
-def _vendored(session: RunContext, fork: str) -> None:
-    """Lock the sources that FetchContent downloads, if CMake can be configured here."""
-    count = len(session.lock.forks[fork].fetched)
-    if not toolchain.installed(session):
-        console.note(
-            f"{fork}: {count} sources of FetchContent are unchanged; to read them from CMake, run "
-            f"fetch and lock again"
-        )
-        return
-    try:
-        lock_vendored(session, fork)
-    except (BuildError, CommandError, FileError, PatchError, SourceError) as error:
-        console.warn(
-            f"{fork}: not all sources of FetchContent were read: {error.what} ({error.reference})"
-        )
 
 
 def lock_vendored(session: RunContext, fork: str) -> None:
@@ -95,16 +84,17 @@ def lock_vendored(session: RunContext, fork: str) -> None:
         source-unresolved: A host does not answer; the lock marks the source as unresolved.
         And the errors of applying and configuring.
     """
-    tools, complete = toolchain.obtain(session), False
-    while not complete:
+    tools, name = toolchain.obtain(session), Workspace.name(session, fork)
+    while True:
         # A copy reads the lock file again.
         session = dataclasses.replace(session, targets=("all",))
-        with session.store.lock(Workspace.name(session, fork)):
-            workspace = Workspace(session, tools, toolchain.settings(session, fork), fork, "lock")
+        settings = toolchain.settings(session, fork)
+        with session.store.lock(name):
+            workspace = Workspace(session, tools, settings, fork, "lock")
             workspace.fill(source_tree.make(session, fork).tree)
             try:
                 workspace.configure()
-                complete = True
+                return
             except SourceError as error:
                 if error.reference != "source-unlocked":
                     raise
@@ -112,24 +102,24 @@ def lock_vendored(session: RunContext, fork: str) -> None:
                     locked = _pinned(session, fork, workspace.declarations())
                 if locked == session.lock.forks[fork]:
                     raise
-                forks = {**session.lock.forks, fork: locked}
-                text = locks.render(msgspec.structs.replace(session.lock, forks=forks))
-                session.project.lock_file.write_text(text, "utf-8")
+        forks = {**session.lock.forks, fork: locked}
+        text = locks.render(msgspec.structs.replace(session.lock, forks=forks))
+        session.project.lock_file.write_text(text, "utf-8")
 
 
-def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
+def _pinned(session: RunContext, fork: str, declared: Iterable[Declaration]) -> ForkLock:
     """
     Return the lock of *fork* with exactly the sources *declared* in place of those that
     FetchContent would download.
     """
     spec, locked = session.project.fork(fork), session.lock.forks[fork]
 
-    def below(name: str, sources: Iterable[str]) -> bool:
-        return any(f"{name}/".startswith(f"{source}/") for source in sources)
+    def below(sources: Container[str]) -> dict[str, VendoredLock]:
+        """Return the entries of *sources*, and of their submodules (``name/path``)."""
+        return {n: entry for n, entry in locked.vendored.items() if n.split("/")[0] in sources}
 
-    entries = {
-        name: entry for name, entry in locked.vendored.items() if not below(name, locked.fetched)
-    }
+    fetched = below(locked.fetched)
+    entries = {name: entry for name, entry in locked.vendored.items() if name not in fetched}
     for declaration in declared:
         name = declaration.name
         if name in spec.ignored or not declaration.pinnable:
@@ -140,5 +130,5 @@ def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declarat
             )
             entries |= resolve.pin(session, spec, name, source, declaration.modules)
         else:
-            entries |= {n: entry for n, entry in locked.vendored.items() if below(n, [name])}
+            entries |= below([name])
     return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import os
 import platform
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from sparkwright import __version__
 from sparkwright.cli import argtypes
+from sparkwright.core import project_data
 from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
 from sparkwright.core.store import translate_disk_full
@@ -36,7 +35,7 @@ class CommandInfo(NamedTuple):
     summary: str
 
 
-EVERYDAY = {
+COMMANDS = {
     "build": CommandInfo("build", "make the wheels of the stack, and audit them"),
     "install": CommandInfo("install", "install a release into a Python environment"),
     "list": CommandInfo("install", "list the releases of an index"),
@@ -47,74 +46,63 @@ EVERYDAY = {
     "gate": CommandInfo("gate", "test a wheel and the server that runs it, gate by gate"),
     "doctor": CommandInfo("doctor", "show what this machine has, lacks, and can do"),
     "demo": CommandInfo("demo", "run every stage on three miniature upstreams"),
-}
-STAGES = {
     "lock": CommandInfo("lock", "resolve the stack to hashes, for review in git"),
     "fetch": CommandInfo("stages", "download and verify every locked source and tool"),
     "apply": CommandInfo("stages", "apply picks, patches and arch rules, exactly"),
     "plan": CommandInfo("stages", "show the architectures of every CUDA unit"),
     "audit": CommandInfo("stages", "show what a wheel contains, and judge it by the policy"),
     "publish": CommandInfo("release", "publish wheels that passed as a signed release"),
+    "patch status": CommandInfo(
+        "patch", "show what each stack carries, why, and if it is still needed"
+    ),
+    "patch pick": CommandInfo(
+        "patch", "pin an upstream pull request in the ledger, carried or watched"
+    ),
+    "patch rebase": CommandInfo("patch", "make a worktree with the series as commits"),
+    "patch export": CommandInfo("patch", "write the commits of the worktree back to patch files"),
+    "patch drift": CommandInfo(
+        "patch", "try the series on later releases and upstream's newest commit"
+    ),
+    "patch bump": CommandInfo("patch", "move a fork to another upstream release"),
+    "patch bisect": CommandInfo("patch", "find the change that broke a patch, or a command"),
+    "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
+    "release yank": CommandInfo("release", "stop offering a release; its files stay"),
+    "release rollback": CommandInfo("release", "yank the newest release of a channel"),
+    "release prune": CommandInfo(
+        "release", "remove old candidates and the files that only they use"
+    ),
+    "release refresh": CommandInfo("release", "sign an index again before its signature expires"),
+    "release key": CommandInfo("evidence", "make a signing key, or show its fingerprint"),
+    "release notes": CommandInfo("evidence", "write the notes of a release"),
+    "release verify": CommandInfo("evidence", "check the evidence of a wheel file"),
+    "lab runner": CommandInfo("runner", "set up a Spark that runs jobs of a repository"),
+    "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
+    "lab record": CommandInfo("lab", "record the outcome of a workflow run"),
+    "lab status": CommandInfo("lab", "make static pages of releases, speeds, patches and runs"),
+    "lab report": CommandInfo("bench", "show measurements as a page, as Markdown or here"),
+    "model inspect": CommandInfo(
+        "model", "show what is quantised, and the speed that memory allows"
+    ),
 }
-GROUPS = {
-    "patch": {
-        "status": CommandInfo(
-            "patch", "show what each stack carries, why, and if it is still needed"
-        ),
-        "pick": CommandInfo(
-            "patch", "pin an upstream pull request in the ledger, carried or watched"
-        ),
-        "rebase": CommandInfo("patch", "make a worktree with the series as commits"),
-        "export": CommandInfo("patch", "write the commits of the worktree back to patch files"),
-        "drift": CommandInfo(
-            "patch", "try the series on later releases and upstream's newest commit"
-        ),
-        "bump": CommandInfo("patch", "move a fork to another upstream release"),
-        "bisect": CommandInfo("patch", "find the change that broke a patch, or a command"),
-    },
-    "release": {
-        "promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
-        "yank": CommandInfo("release", "stop offering a release; its files stay"),
-        "rollback": CommandInfo("release", "yank the newest release of a channel"),
-        "prune": CommandInfo("release", "remove old candidates and the files that only they use"),
-        "refresh": CommandInfo("release", "sign an index again before its signature expires"),
-        "key": CommandInfo("evidence", "make a signing key, or show its fingerprint"),
-        "notes": CommandInfo("evidence", "write the notes of a release"),
-        "verify": CommandInfo("evidence", "check the evidence of a wheel file"),
-    },
-    "lab": {
-        "runner": CommandInfo("runner", "set up a Spark that runs jobs of a repository"),
-        "image": CommandInfo("lab", "make an image that serves a release, and push it"),
-        "record": CommandInfo("lab", "record the outcome of a workflow run"),
-        "status": CommandInfo("lab", "make static pages of releases, speeds, patches and runs"),
-        "report": CommandInfo("bench", "show measurements as a page, as Markdown or here"),
-    },
-    "model": {
-        "inspect": CommandInfo("model", "show what is quantised, and the speed that memory allows"),
-    },
-}
-COMMANDS = {
-    **EVERYDAY,
-    **STAGES,
-    **{
-        f"{group} {name}": command
-        for group, commands in GROUPS.items()
-        for name, command in commands.items()
-    },
-}
+GROUPS = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 
 
-def help_text() -> str:
-    """Return the help of the program, on one screen."""
-    lines = ["usage: sparkwright COMMAND [OPTION ...]", "", "every day:", *_lines(EVERYDAY)]
-    lines += ["", "stages of a build and a release:", *_lines(STAGES), "", "groups:"]
-    lines += [f"  {name:10} {' '.join(commands)}" for name, commands in GROUPS.items()]
-    lines += ["", f"sparkwright {__version__}: patched, audited wheels for NVIDIA DGX Spark"]
-    return "\n".join(lines)
-
-
-def _lines(commands: Mapping[str, CommandInfo]) -> list[str]:
-    return [f"  {name:10} {command.summary}" for name, command in commands.items()]
+def _overview() -> argparse.ArgumentParser:
+    """Return a parser that has every command without its arguments, for help and mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="sparkwright", description="Patched, audited wheels for NVIDIA DGX Spark."
+    )
+    parser.add_argument("--version", action="version", version=f"sparkwright {__version__}")
+    # The commands at the top have no group.
+    groups = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
+    for name, command in COMMANDS.items():
+        group, _, verb = name.rpartition(" ")
+        if group not in groups:
+            verbs = [other.split()[1] for other in COMMANDS if other.startswith(f"{group} ")]
+            own = groups[""].add_parser(group, help=" ".join(verbs))
+            groups[group] = own.add_subparsers(metavar="COMMAND", required=True)
+        groups[group].add_parser(verb, help=command.summary)
+    return parser
 
 
 def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
@@ -138,45 +126,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     Return the arguments in *words*; ``run`` among them is the function of the command.
 
     Raises:
-        UsageError: The words do not begin with a command.
         SystemExit: A help text or the version was printed, or an argument is wrong.
     """
-    name, *rest = words or [""]
-    helps = ("-h", "--help")
-    if name in (*helps, "--version"):
-        _print_and_exit(help_text() if name in helps else f"sparkwright {__version__}")
-    if name in GROUPS:
-        if rest and rest[0] in helps:
-            usage = f"usage: sparkwright {name} COMMAND [OPTION ...]"
-            _print_and_exit("\n".join([usage, "", *_lines(GROUPS[name])]))
-        if rest:
-            name = f"{name} {rest.pop(0)}"
+    count = 2 if words and words[0] in GROUPS else 1
+    name = " ".join(words[:count])
     if name not in COMMANDS:
-        raise _unknown(name)
+        return _overview().parse_args(words)
     # A build in a container repeats the words inside it.
     namespace = argparse.Namespace(command=name, words=tuple(words))
-    return parsers(COMMANDS[name].module)[name].parse_args(rest, namespace)
-
-
-def _print_and_exit(text: str) -> NoReturn:
-    console.json = False  # a help text is no document
-    console.result(text)
-    raise SystemExit(0)
-
-
-def _unknown(name: str) -> UsageError:
-    """Return the error of a command that does not exist, with the nearest names."""
-    if name in GROUPS:
-        near = [f"{name} {command}" for command in GROUPS[name]]
-    else:
-        word = name.rpartition(" ")[2]
-        near = [command for command in COMMANDS if command.rpartition(" ")[2] == word]
-        near = near or difflib.get_close_matches(name, COMMANDS)
-    return UsageError(
-        "usage",
-        f"There is no command {name!r}." if name else "No command is given.",
-        details=[f"nearest: {', '.join(near)}"] if near else [],
-    )
+    return parsers(COMMANDS[name].module)[name].parse_args(words[count:], namespace)
 
 
 def run(words: Sequence[str]) -> int:
@@ -191,25 +149,20 @@ def run(words: Sequence[str]) -> int:
         console.json, console.verbose = arguments.json, arguments.verbose
         return int(arguments.run(arguments))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("", "sparkwright"):
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "sparkwright"):
             raise
-        raise _part_missing(" ".join(words[: 1 + (words[0] in GROUPS)]), str(error.name)) from error
-
-
-def _part_missing(command: str, name: str) -> CommandError:
-    from sparkwright.core import project_data
-
-    root = project_data.PACKAGE.parents[1]
-    if (root / "pyproject.toml").exists():
-        install = f"{sys.executable} -m pip install --editable '{root}[full]'"
-    else:
-        install = f"{sys.executable} -m pip install 'sparkwright[full]=={__version__}'"
-    return CommandError(
-        "part-missing",
-        f"`sparkwright {command}` needs the Python package {name}, which is not installed.",
-        todo=f"Install the part `full`: {install}",
-        data={"package": name, "install": install},
-    )
+        root = project_data.PACKAGE.parents[1]
+        part = f"'sparkwright[full]=={__version__}'"
+        if (root / "pyproject.toml").exists():
+            part = f"--editable '{root}[full]'"
+        install = f"{sys.executable} -m pip install {part}"
+        raise CommandError(
+            "part-missing",
+            f"`sparkwright {words[0]}` needs the Python package {package}, which is not installed.",
+            todo=f"Install the part `full`: {install}",
+            data={"package": package, "install": install},
+        ) from error
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -220,65 +173,49 @@ def main(words: Sequence[str] | None = None) -> int:
     console.json = "--json" in words
     try:
         try:
-            return _run_and_report(words)
-        except SparkwrightError as error:  # the output itself
+            code, error = _run_and_report(words)
+            console.finish(error)
+            return code
+        except SparkwrightError as unwritable:  # the output itself
             console.json = False
-            console.failure(error)
-            return error.exit_code
+            console.failure(unwritable)
+            return unwritable.exit_code
     except (OutputClosed, SparkwrightError):  # no stream is left for a message
         return 1
 
 
-def _run_and_report(words: Sequence[str]) -> int:
-    """
-    Run the command line, report how it ended, and return the exit code.
-
-    Raises:
-        OutputClosed: See `console.finish`. SparkwrightError: The output cannot be written.
-    """
+def _run_and_report(words: Sequence[str]) -> tuple[int, dict[str, object] | None]:
+    """Run the command line, and return the exit code and the error of the document."""
     try:
         with translate_disk_full(Path(tempfile.gettempdir())):
-            code = run(words)
-        console.finish()
+            return run(words), None
     except SparkwrightError as error:
         console.failure(error)
-        console.finish(error.document())
-        return error.exit_code
+        return error.exit_code, error.document()
     except SystemExit as end:
-        todo = UsageError.references["usage"].todo
-        usage: dict[str, object] = {
-            "reference": "usage",
-            "what": "The command line cannot be read.",
-            "todo": todo,
-        }
         console.json = console.json and bool(end.code)  # a help text is no document
-        console.finish(usage)
-        return int(end.code or 0)
+        todo = UsageError.references["usage"].todo
+        what = "The command line cannot be read."
+        return int(end.code or 0), {"reference": "usage", "what": what, "todo": todo}
     except KeyboardInterrupt:
         console.note("interrupted; what is finished is kept, and the next run continues from here")
-        console.finish({"reference": "interrupted"})
-        return 130
+        return 130, {"reference": "interrupted"}
     except Exception:  # a bug; the log must allow to find it
-        return _fault(words)
-    return code
+        return 3, {"reference": "fault", "log": _write_log(words)}
 
 
-def _fault(words: Sequence[str]) -> int:
-    versions = (
-        f"sparkwright {__version__}\nPython {platform.python_version()}\n{platform.platform()}\n"
-    )
-    text, log = f"{versions}command: {' '.join(words[:2])}\n\n{traceback.format_exc()}", ""
+def _write_log(words: Sequence[str]) -> str:
+    """Write the log of a fault, and return its path; empty if it cannot be written."""
+    versions = f"sparkwright {__version__}\nPython {platform.python_version()}\n"
+    text = f"{versions}{platform.platform()}\ncommand: {words[:2]}\n\n{traceback.format_exc()}"
+    log = ""
     with contextlib.suppress(OSError):
         # Not in the cache directory, which may be the cause.
-        handle, log = tempfile.mkstemp(
-            prefix=f"sparkwright-fault-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log"
-        )
+        handle, log = tempfile.mkstemp(prefix="sparkwright-fault-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
-    attachment = log or f"this:\n{text}"
     console.note(
         f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  "
-        f"please report it with {attachment}"
+        f"please report it with {log or text}"
     )
-    console.finish({"reference": "fault", "log": log})
-    return 3
+    return log

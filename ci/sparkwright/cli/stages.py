@@ -82,19 +82,19 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 def fetch(arguments: argparse.Namespace) -> int:
     """Bring the sources and base wheels for this machine into the store, and install the tools."""
     session = context.checkout(arguments)
-    fetched = [sources.fetch(session, fork) for fork in session.forks]
-    locked = [session.lock.forks[fork].bases.get(session.machine) for fork in session.forks]
-    bases = [base for base in locked if base]
-    for base in bases:
-        package_index.obtain(
-            session.store, base.name, base.filename, base.sha256, offline=session.offline
-        )
-    tools = toolchain.obtain(session)
-    rows = []
-    for source in fetched:
+    fetched, bases, rows = [], [], []
+    for fork in session.forks:
+        source = sources.fetch(session, fork)
+        fetched.append(source)
         state = "" if source.resolved else "unresolved"
-        rows.append([source.fork, source.kind, source.origin, source.tree[:12], state])
-    rows += [["", "base", base.filename, base.sha256[:12], ""] for base in bases]
+        rows.append([fork, source.kind, source.origin, source.tree[:12], state])
+        if base := session.lock.forks[fork].bases.get(session.machine):
+            package_index.obtain(
+                session.store, base.name, base.filename, base.sha256, offline=session.offline
+            )
+            bases.append(base)
+            rows.append([fork, "base", base.filename, base.sha256[:12], ""])
+    tools = toolchain.obtain(session)
     console.table("in the store", ["fork", "kind", "origin", "tree or hash", ""], rows, result=True)
     console.document({"sources": fetched, "bases": bases, "tools": tools.key})
     return 0
@@ -140,15 +140,12 @@ def audit(arguments: argparse.Namespace) -> int:
     session = context.checkout(arguments)
     wheels = arguments.wheels or [path for fork in session.forks for path in _built(session, fork)]
     if not wheels:
-        raise SourceError(
-            "not-provided",
-            "There is no wheel to audit.",
-            todo="Run `sparkwright build`, or name a wheel.",
-        )
-    reports = [
-        audited(session, path, policy_kind(path) if arguments.judge == "auto" else arguments.judge)
-        for path in wheels
-    ]
+        todo = "Run `sparkwright build`, or name a wheel."
+        raise SourceError("not-provided", "There is no wheel to audit.", todo=todo)
+    reports = []
+    for path in wheels:
+        kind = policy_kind(path) if arguments.judge == "auto" else arguments.judge
+        reports.append(audited(session, path, kind))
     report.show(*reports, result=True)
     console.document({"reports": reports})
     for audit_report in reports:

@@ -47,7 +47,7 @@ def main() -> int:
     status, megabytes = os.waitstatus_to_exitcode(ended), used.ru_maxrss * 1024 // 1_000_000
     if status:
         status = status if status > 0 else 128 - status
-        sys.stderr.write(f"compiler status {status}, largest process {megabytes} MB\n")
+        os.write(2, f"compiler status {status}, largest process {megabytes} MB\n".encode())
         return status
     hit = False
     if ccache:
