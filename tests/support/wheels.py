@@ -30,7 +30,7 @@ from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord, PackedModule
+from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.builder.wheel.graft import GraftManifest
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.digest import sha256_bytes, sha256_file
@@ -175,9 +175,8 @@ def cutlass(folder: Path, **changed: Any) -> Path:
 def jitcache(folder: Path, sources: Path, **changed: Any) -> Path:
     """Write a wheel of FlashInfer's compiled modules, made from the wheel *sources*."""
     library = b"a module, compiled ahead of time"
-    modules = {"norm": PackedModule("flashinfer.jit.norm.gen_norm_module", ("sm_121f",), sha256_bytes(library))}
     record = JitCacheRecord(
-        __version__, changed.get("stack", STACK), ARCH, hexed("key"), sha256_file(sources), hexed("tools"), "13.3.0", modules
+        __version__, changed.get("stack", STACK), ARCH, sha256_file(sources), hexed("tools"), "13.3.0", {"norm": sha256_bytes(library)}
     )
     wants = [f"flashinfer-python=={WheelName.of(sources.name).version}"]
     given = {"requires": wants, "files": {"flashinfer_jit_cache/jit_cache/norm/norm.so": library}, "record": msgspec.json.encode(record)}

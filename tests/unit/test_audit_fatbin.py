@@ -42,9 +42,8 @@ def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> 
     assert [fatbin.unpack(data, one).rstrip(b"\0") for one in found] == [b"one", b"two", b"three"]
 
 
-@pytest.mark.parametrize("most", [None, 10, 5000])
 @pytest.mark.parametrize("flag", [0x8000, 0x2000])
-def test_packed_entries_unpack_to_what_was_packed(most: int | None, flag: int) -> None:
+def test_packed_entries_unpack_to_what_was_packed(flag: int) -> None:
     text = b"machine code " * 300
     packed = (
         zstandard.ZstdCompressor().compress(text)
@@ -53,7 +52,7 @@ def test_packed_entries_unpack_to_what_was_packed(most: int | None, flag: int) -
     )
     data = container(entry(packed, flags=flag, packed=len(packed), whole=len(text)))
 
-    assert fatbin.unpack(data, read(data)[0], most) == text[:most]
+    assert fatbin.unpack(data, read(data)[0]) == text
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,6 @@ import msgspec
 
 from sparkwright.audit.policy import is_generation
 from sparkwright.builder.wheel import elf, fatbin
-from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
-from sparkwright.builder.wheel.fatbin import FatbinEntry, FatbinUnreadable
 from sparkwright.core import process
 from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import CommandError
@@ -133,8 +131,8 @@ def _order(item: tuple[str, int]) -> tuple[int, str]:
 
 
 def read(
-    data: Buffer,
-    library: SharedObject,
+    data: elf.Buffer,
+    library: elf.SharedObject,
     generation: str,
     *,
     compiled: bool,
@@ -145,7 +143,8 @@ def read(
 
     Args:
         generation: See `AuditPolicy.generation`; cubins of others are listed, and not unpacked.
-        compiled: The library was compiled here, so that its digest is that of its images.
+        compiled: The library was compiled here, so that its PTX is read, too, and its digest is
+            that of its images.
         visit: Called with each image and its unpacked bytes, one at a time: all of them together
             may be larger than the memory.
     """
@@ -153,11 +152,11 @@ def read(
         return DeviceCode()
     images = list[DeviceImage]()
     try:
-        for image, content in _images(data, library, generation, whole_ptx=compiled):
+        for image, content in _images(data, library, generation, with_ptx=compiled):
             images.append(image)
             if visit:
                 visit(image, content)
-    except (ElfUnreadable, FatbinUnreadable) as error:
+    except (elf.ElfUnreadable, fatbin.FatbinUnreadable) as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
     hashes = sorted(image.sha256 for image in images if image.sha256)
     digest = sha256_bytes(canonical(hashes)) if compiled else _sections_digest(data, library)
@@ -170,7 +169,7 @@ def wheel_digest(digests: Iterable[str]) -> str:
     return sha256_bytes(canonical(stated)) if stated else ""
 
 
-def _sections_digest(data: Buffer, library: SharedObject) -> str:
+def _sections_digest(data: elf.Buffer, library: elf.SharedObject) -> str:
     """Return the sha256 over all device code as it is: fatbin sections, or the whole bare cubin."""
     sha = hashlib.sha256()
     with memoryview(data) as view:
@@ -180,45 +179,44 @@ def _sections_digest(data: Buffer, library: SharedObject) -> str:
 
 
 def _images(
-    data: Buffer, library: SharedObject, generation: str, *, whole_ptx: bool
+    data: elf.Buffer, library: elf.SharedObject, generation: str, *, with_ptx: bool
 ) -> Iterator[tuple[DeviceImage, bytes]]:
     """
     Yield the images of the library in *data*, with the unpacked bytes of its cubins of *generation*
-    and of its PTX: to its end, or only as far as its target.
+    and, *with_ptx*, of its PTX.
 
     Raises:
-        FatbinUnreadable: As `fatbin.entries` and `fatbin.unpack`.
-        ElfUnreadable: A cubin cannot be read.
+        fatbin.FatbinUnreadable: As `fatbin.entries` and `fatbin.unpack`.
+        elf.ElfUnreadable: A cubin cannot be read.
     """
     if library.machine == elf.CUDA:
-        yield _cubin(data, FatbinEntry("cubin", "", 0, len(data), len(data), "", 0))
+        yield _cubin(data, fatbin.FatbinEntry("cubin", "", 0, len(data), len(data), "", 0))
     for entry in fatbin.entries(data, library.fatbins):
         if entry.kind == "cubin" and is_generation(entry.arch, generation):
             yield _cubin(data, entry)
-        elif entry.kind == "cubin":
-            yield DeviceImage("cubin", entry.container, entry.arch, entry.arch), b""
+        elif entry.kind == "cubin" or not with_ptx:
+            yield DeviceImage(entry.kind, entry.container, entry.arch, entry.arch), b""
         else:
-            text = fatbin.unpack(data, entry, None if whole_ptx else _PTX_HEAD)
+            text = fatbin.unpack(data, entry)
             match = _PTX_TARGET.search(text[:_PTX_HEAD])
-            target = match[1].decode() if match else entry.arch
-            sha256 = sha256_bytes(text) if whole_ptx else ""
+            target, sha256 = match[1].decode() if match else entry.arch, sha256_bytes(text)
             yield DeviceImage("ptx", entry.container, entry.arch, target, sha256), text
 
 
-def _cubin(data: Buffer, entry: FatbinEntry) -> tuple[DeviceImage, bytes]:
+def _cubin(data: elf.Buffer, entry: fatbin.FatbinEntry) -> tuple[DeviceImage, bytes]:
     content = fatbin.unpack(data, entry)
     target, kernels = read_cubin(content)
     target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)
     return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content
 
 
-def read_cubin(data: Buffer) -> tuple[str, tuple[str, ...]]:
+def read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
     """
     Return the target that ptxas was given for the cubin in *data* (``sm_121f``; empty when the note
     is missing or of an unknown version), and the mangled names of its kernels.
 
     Raises:
-        ElfUnreadable: It is not an ELF file that can be read.
+        elf.ElfUnreadable: It is not an ELF file that can be read.
     """
     target, kernels = "", []
     for section in elf.sections(data):

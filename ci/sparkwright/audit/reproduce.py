@@ -21,18 +21,14 @@ from typing import Literal
 import msgspec
 
 from sparkwright.audit import device_code, wheel_reader
-from sparkwright.audit.device_code import DeviceImage
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.wheel_reader import Binary
 from sparkwright.builder import pipeline
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
@@ -42,8 +38,6 @@ from sparkwright.forks.stack import MACHINES, Project
 #: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
 #: on them, and cost records, which plan memory and are no result of a build.
 SHARED = ("downloads", "environments", "mirrors", "locks", "records/costs")
-#: Folders that a rebuild with ``--cached`` shares beyond that; compiled units are in them.
-CACHES = ("cache", "ccache")
 
 #: In names with internal linkage nvcc puts a hash of the real path of their source.
 _INTERNAL = re.compile(rb"(_GLOBAL__N__|_INTERNAL_)[0-9a-f]{8}(?=_\d+_)")
@@ -59,7 +53,6 @@ class Rebuild(msgspec.Struct, frozen=True):
         first, again: The sha256 of each.
         device_code: The device-code digest of each.
         compiler: The host compiler of each.
-        cached: Units came from the compiler cache, so that the second build proves less.
         members: Members that differ, or that only one wheel has.
         unexplained: Members that should be equal and are not.
     """
@@ -70,12 +63,11 @@ class Rebuild(msgspec.Struct, frozen=True):
     again: str
     device_code: tuple[str, str]
     compiler: tuple[str, str]
-    cached: bool
     members: tuple[str, ...] = ()
     unexplained: tuple[str, ...] = ()
 
 
-def read_record(path: Path) -> BuildRecord:
+def read_record(path: Path) -> pipeline.BuildRecord:
     """
     Return the build record in the wheel at *path*.
 
@@ -88,7 +80,7 @@ def read_record(path: Path) -> BuildRecord:
         listed = zip_members(archive, path.name)
         data = member_text(archive, listed, name, path.name) if name in listed else b""
     try:
-        return msgspec.json.decode(data, type=BuildRecord)
+        return msgspec.json.decode(data, type=pipeline.BuildRecord)
     except msgspec.DecodeError as error:
         raise SourceError(
             "not-provided",
@@ -98,7 +90,7 @@ def read_record(path: Path) -> BuildRecord:
         ) from error
 
 
-def rebuild_session(session: RunContext, path: Path, record: BuildRecord) -> RunContext:
+def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecord) -> RunContext:
     """
     Return *session* with the choices by which the wheel at *path* was built.
 
@@ -133,52 +125,33 @@ def rebuild_session(session: RunContext, path: Path, record: BuildRecord) -> Run
 
 
 @contextlib.contextmanager
-def separate_store(
-    session: RunContext, folder: Path | None, *, cached: bool
-) -> Iterator[RunContext]:
-    """
-    Yield *session* with a store and an output folder of its own.
-
-    Args:
-        folder: New or empty, and kept; by default a folder in the store, which is removed at the
-            end.
-        cached: Take compiled units from the cache.
-
-    Raises:
-        usage: *folder* is not empty.
-    """
-    if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("usage", f"{folder} is not an empty folder.")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(session.store.lock("rebuild"))
-        root = folder.absolute() if folder else session.store.root / "work" / "rebuild"
-        if not folder:
-            shutil.rmtree(root, ignore_errors=True)
-            stack.callback(shutil.rmtree, root, ignore_errors=True)
-        for name in (*SHARED, *(CACHES if cached else ())):
+def separate_store(session: RunContext) -> Iterator[RunContext]:
+    """Yield *session* with a store and an output folder of its own, which are removed then."""
+    root = session.store.root / "work" / "rebuild"
+    with session.store.lock("rebuild"):
+        shutil.rmtree(root, ignore_errors=True)
+        for name in SHARED:
             link = root / "store" / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(session.store.folder(*name.split("/")), target_is_directory=True)
-        yield dataclasses.replace(
-            session, store=Store(root / "store"), output=root / "dist", cached=cached
-        )
+        try:
+            yield dataclasses.replace(
+                session, store=Store(root / "store"), output=root / "dist", cached=False
+            )
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
 
 
-def reproduce(session: RunContext, path: Path, record: BuildRecord, policy: AuditPolicy) -> Rebuild:
+def reproduce(
+    session: RunContext, path: Path, record: pipeline.BuildRecord, policy: AuditPolicy
+) -> Rebuild:
     """
     Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
     """
     again = pipeline.wheel_path(session, pipeline.build(session, record.source.fork))
     compilers = (record.compiler, toolchain.compiler(session) if record.compiler else "")
-    return compare(
-        path,
-        again,
-        policy,
-        session.store.folder("work"),
-        compiler=compilers,
-        same_paths=record.isolation != "none",
-        cached=session.cached,
-    )
+    same_paths, scratch = record.isolation != "none", session.store.folder("work")
+    return compare(path, again, policy, scratch, compiler=compilers, same_paths=same_paths)
 
 
 def compare(
@@ -188,7 +161,6 @@ def compare(
     scratch: Path,
     *,
     compiler: tuple[str, str],
-    cached: bool,
     same_paths: bool = True,
 ) -> Rebuild:
     """
@@ -227,7 +199,6 @@ def compare(
         two,
         (codes[0][0], codes[1][0]),
         compiler,
-        cached,
         tuple(members),
         tuple(unexplained),
     )
@@ -243,11 +214,11 @@ def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> tuple[s
     """
     subject, digests, nameless = wheel_reader.subject(wheel), list[str](), list[str]()
 
-    def visit(binary: Binary) -> None:
+    def visit(binary: wheel_reader.Binary) -> None:
         wants = policy.library(subject.name, binary.name)
         compiled, hashes = wants is not None and wants.role == "target", list[str]()
 
-        def add(_: DeviceImage, content: bytes) -> None:
+        def add(_: device_code.DeviceImage, content: bytes) -> None:
             hashes.append(digest.sha256_bytes(_INTERNAL.sub(rb"\g<1>00000000", content)))
 
         with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
@@ -271,8 +242,7 @@ def _member_hashes(path: Path) -> dict[str, str]:
 
 def show(rebuild: Rebuild) -> None:
     """Print the members that differ, and the verdict."""
-    cached = ", units from the compiler cache: no real rebuild" if rebuild.cached else ""
-    console.result(f"{rebuild.wheel}: {rebuild.verdict}{cached}")
+    console.result(f"{rebuild.wheel}: {rebuild.verdict}")
     for name in rebuild.members:
         state = "unexplained" if name in rebuild.unexplained else "explained"
         console.result(f"  differs, {state}: {name}")

@@ -29,7 +29,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from sparkwright.audit import device_code, wheel_reader
-from sparkwright.audit.device_code import GAINS, DeviceImage
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy, is_generation
 from sparkwright.audit.report import (
     AuditedLibrary,
@@ -38,9 +37,7 @@ from sparkwright.audit.report import (
     AuditReport,
     OpcodeCount,
 )
-from sparkwright.audit.wheel_reader import Binary, Contents
 from sparkwright.builder.wheel import elf, graft
-from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable, SharedObject
 from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import CommandError
 from sparkwright.core.store import translate_disk_full
@@ -104,7 +101,7 @@ def audit(
     libraries, findings = list[AuditedLibrary](), list[AuditFinding]()
     parent = scratch or Path(tempfile.gettempdir())
 
-    def visit(binary: Binary) -> None:
+    def visit(binary: wheel_reader.Binary) -> None:
         audited = LibraryAudit(policy, about, contents, binary.name, ours=judged == "stack")
         with tempfile.TemporaryDirectory(prefix="cubins-", dir=parent) as cubins:
             libraries.append(audited.inspect(binary, programs, Path(cubins), deadline))
@@ -164,7 +161,7 @@ class LibraryAudit:
         self,
         policy: AuditPolicy,
         about: AuditedWheel,
-        contents: Contents,
+        contents: wheel_reader.Contents,
         name: str,
         *,
         ours: bool = True,
@@ -179,14 +176,16 @@ class LibraryAudit:
         self._units = [unit for unit in contents.units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
 
-    def _find(self, rule: str, message: str, images: Iterable[DeviceImage] = ()) -> None:
+    def _find(
+        self, rule: str, message: str, images: Iterable[device_code.DeviceImage] = ()
+    ) -> None:
         """Add a finding about the library and the translation units of *images*."""
         hashes = {image.sha256 for image in images}
         units = [unit.name for unit in self._units if any(code[1] in hashes for code in unit.code)]
         self.findings.append(AuditFinding(self._name, rule, message, tuple(units)))
 
     def inspect(
-        self, binary: Binary, programs: Path, scratch: Path, deadline: float
+        self, binary: wheel_reader.Binary, programs: Path, scratch: Path, deadline: float
     ) -> AuditedLibrary:
         """
         Return what the library holds, and report the differences from the policy.
@@ -209,13 +208,13 @@ class LibraryAudit:
                 library = replace(library, machine=shared.machine)
                 self.check_host(data, shared)
                 return self.check_device(library, data, shared, programs, scratch, deadline)
-        except ElfUnreadable as error:
+        except elf.ElfUnreadable as error:
             self._find("elf-unreadable", str(error))
             return library
 
     # Host code.
 
-    def check_host(self, data: Buffer, shared: SharedObject) -> None:
+    def check_host(self, data: elf.Buffer, shared: elf.SharedObject) -> None:
         """Report what the library needs beside the promises of the wheel and the policy."""
         wants, machine, platforms = self._wants, shared.machine, self._about.platforms
         if machine in ("x86_64", "aarch64"):
@@ -248,7 +247,7 @@ class LibraryAudit:
                 calls = f"{', '.join(shared.driver[:3])} ({len(shared.driver)} functions)"
                 self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
 
-    def _check_tag(self, shared: SharedObject) -> None:
+    def _check_tag(self, shared: elf.SharedObject) -> None:
         """Report a library that needs a newer system than the platform tag promises."""
         promised = graft.promised_glibc(self._about.platforms)
         required = graft.required_glibc(shared)
@@ -257,7 +256,7 @@ class LibraryAudit:
             message = f"it {needs}, the tag promises glibc {elf.version_text(promised)}"
             self._find("tag-newer", message if required else "it needs more than any tag promises")
 
-    def _check_python(self, shared: SharedObject) -> None:
+    def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
         tags = [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
         floors = ["3.2", *tags, *_AT_LEAST_PYTHON.findall(self._contents.python)]
@@ -273,7 +272,7 @@ class LibraryAudit:
             promised = f"the wheel promises Python {elf.version_text(floor)}"
             self._find("abi3-newer", f"{promised}, and it uses {', '.join(newer[:5])}")
 
-    def _check_torch(self, shared: SharedObject) -> None:
+    def _check_torch(self, shared: elf.SharedObject) -> None:
         """Report symbols beside torch's stable ABI, and those of a newer torch than required."""
         from torch_abi_audit.torch_versions import minimum_version
 
@@ -294,8 +293,8 @@ class LibraryAudit:
     def check_device(
         self,
         library: AuditedLibrary,
-        data: Buffer,
-        shared: SharedObject,
+        data: elf.Buffer,
+        shared: elf.SharedObject,
         programs: Path,
         scratch: Path,
         deadline: float,
@@ -304,36 +303,32 @@ class LibraryAudit:
         target = self._target
         if target and not shared.has_device_code:
             self._find("arch-missing", "it holds no device code at all")
-            return library
-        cubins = dict[Path, DeviceImage]()
         patterns = [re.compile(text) for text in target.kernels] if target else []
+        cubins = dict[Path, device_code.DeviceImage]()
 
-        def visit(image: DeviceImage, content: bytes) -> None:
+        def visit(image: device_code.DeviceImage, content: bytes) -> None:
             if image.contradicted:
                 stated = f"the table says {image.listed}, the code {image.target}"
                 self._find("arch-contradicted", f"fatbin {image.container}: {stated}", [image])
-            named = any(pattern.search(name) for pattern in patterns for name in image.kernels)
-            if image.kind == "cubin" and content and named:
+            if any(pattern.search(name) for pattern in patterns for name in image.kernels):
                 path = scratch / f"{len(cubins)}.cubin"
                 path.write_bytes(content)
                 cubins[path] = image
 
-        code = device_code.read(
-            data, shared, self._policy.generation, compiled=target is not None, visit=visit
-        )
-        library = replace(library, device_code=code.digest)
+        generation = self._policy.generation
+        code = device_code.read(data, shared, generation, compiled=target is not None, visit=visit)
         if code.fault:
             self._find("device-unreadable", code.fault)
-            return library
         gains = device_code.gains(code.images, self._device)
         numbers = Counter(gain for gain, _ in gains.values())
         library = replace(
             library,
+            device_code=code.digest,
             cubins=code.counts("cubin"),
             ptx=code.counts("ptx"),
-            spark={gain: numbers[gain] for gain in GAINS if numbers[gain]},
+            spark={gain: numbers[gain] for gain in device_code.GAINS if numbers[gain]},
         )
-        if target is None:
+        if target is None or not code.images:
             return library
         if self._ours:
             self._check_archs(code.images, target)
@@ -341,13 +336,11 @@ class LibraryAudit:
         elif not numbers.keys() & {"native", "family", "plain"}:
             device = elf.version_text(self._device)
             self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
-        targets = {number: arch for number, (gain, arch) in gains.items() if arch and gain != "jit"}
         loaded = {
             path: image
             for path, image in cubins.items()
-            if targets.get(image.container) == image.target
+            if gains[image.container][0] != "jit" and gains[image.container][1] == image.target
         }
-        archs = "+".join(sorted(set(targets.values()))) or self._policy.target
         try:
             opcodes = device_code.opcodes([*loaded], programs, deadline)
         except CommandError as error:
@@ -355,59 +348,46 @@ class LibraryAudit:
                 raise
             self._find("device-unreadable", " ".join([str(error), *error.details[:2]]))
             return library
-        kernels: dict[str, tuple[Counter[str], list[DeviceImage]]] = {}
-        for image, counts in zip(loaded.values(), opcodes, strict=True):
-            for kernel, count in counts.items():
-                total, images = kernels.setdefault(kernel, (Counter(), []))
-                total.update(count)
-                images.append(image)
-        return self._check_kernels(library, kernels, archs, target)
+        return self._check_kernels(library, [*zip(loaded.values(), opcodes, strict=True)], target)
 
-    def _check_archs(self, images: Sequence[DeviceImage], wants: LibraryPolicy) -> None:
+    def _check_archs(self, images: Sequence[device_code.DeviceImage], wants: LibraryPolicy) -> None:
         """Report code of other targets than the policy's, and a library without code for it."""
         target, generation = self._policy.target, self._policy.generation
-        by_target: dict[tuple[str, str], list[DeviceImage]] = {}
+        by_target: dict[tuple[str, str], list[device_code.DeviceImage]] = {("cubin", target): []}
         for image in images:
             by_target.setdefault((image.kind, image.target), []).append(image)
-        if ("cubin", target) not in by_target:
+        if not by_target.pop(("cubin", target)):
             self._find("arch-missing", f"cubins for {target}: 0")
         for (kind, arch), group in by_target.items():
+            rule, what = "arch-foreign", "cubins"
             if kind == "ptx":
                 rule, what = "ptx-foreign", "PTX files"
             elif arch.endswith("?"):
-                rule, what = "arch-unknown", "cubins"
-            else:
-                folded = is_generation(arch, generation)
-                rule, what = "arch-folded" if folded else "arch-foreign", "cubins"
+                rule = "arch-unknown"
+            elif is_generation(arch, generation):
+                rule = "arch-folded"
             allowed = wants.ptx if kind == "ptx" else wants.also
             most = next((entry.most for entry in allowed if entry.arch == arch), 0)
-            if len(group) > most and (kind, arch) != ("cubin", target):
+            if len(group) > most:
                 self._find(rule, f"{what} for {arch}: {len(group)}, allowed: {most}", group)
 
-    def _check_units(self, images: Sequence[DeviceImage]) -> None:
-        """Report units without code in the library or for the target, and code of no unit."""
+    def _check_units(self, images: Sequence[device_code.DeviceImage]) -> None:
+        """Report units without their code in the library, and code of no unit."""
         by_hash = {image.sha256: image for image in images if image.sha256}
-        target, generation = self._policy.target, self._policy.generation
         linked = [unit for unit in self._units if unit.library]
         for unit in linked:
             # Cubins of other generations are not unpacked.
             code = [
                 sha256
                 for arch, sha256 in unit.code
-                if arch.startswith("compute_") or is_generation(arch, generation)
+                if arch.startswith("compute_") or is_generation(arch, self._policy.generation)
             ]
-            present = [by_hash[sha256] for sha256 in code if sha256 in by_hash]
-            asked = any(entry.endswith(f":{target}") for entry in unit.gencode)
-            message = ""
-            if len(present) < len(code):
-                lost = f"{len(code) - len(present)} of the {len(code)} pieces of code"
-                message = f"{lost} in its object are not in it"
-            elif code and asked and not any(image.target == target for image in present):
-                message = f"its object holds no cubin for {target}"
-            if message:
-                self.findings.append(
-                    AuditFinding(self._name, "arch-missing", message, (unit.name,))
+            if lost := [sha256 for sha256 in code if sha256 not in by_hash]:
+                message = (
+                    f"{len(lost)} of the {len(code)} pieces of code in its object are not in it"
                 )
+                finding = AuditFinding(self._name, "arch-missing", message, (unit.name,))
+                self.findings.append(finding)
         compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
         # The device linker makes new code of relocatable code.
@@ -418,36 +398,38 @@ class LibraryAudit:
     def _check_kernels(
         self,
         library: AuditedLibrary,
-        kernels: Mapping[str, tuple[Counter[str], list[DeviceImage]]],
-        arch: str,
+        cubins: Sequence[tuple[device_code.DeviceImage, Mapping[str, Counter[str]]]],
         wants: LibraryPolicy,
     ) -> AuditedLibrary:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
         totals, traps = list[OpcodeCount](), 0
+        kernels = [
+            (kernel, opcodes, image)
+            for image, counts in cubins
+            for kernel, opcodes in counts.items()
+        ]
         for rule in wants.opcodes:
-            named = [kernels[kernel] for kernel in kernels if re.search(rule.kernels, kernel)]
+            named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
             matches = re.compile(rule.pattern).search
             total = sum(
                 count
-                for opcodes, _ in named
+                for _, opcodes, _ in named
                 for opcode, count in opcodes.items()
                 if matches(opcode)
             )
             totals.append(OpcodeCount(rule.pattern, total, rule.least))
             if total < rule.least:
-                message = f"{rule.pattern} in the code for {arch}: {total}, required: {rule.least}"
-                self._find("opcode-missing", message, [image for _, own in named for image in own])
+                message = f"{rule.pattern}: {total}, required: {rule.least}"
+                self._find("opcode-missing", message, [image for _, _, image in named])
         for free in wants.trap_free:
-            matching = [kernel for kernel in kernels if re.search(free.kernels, kernel)]
-            if not matching:
-                message = f"no kernel in the code for {arch} matches {free.kernels}"
-                self._find("kernel-missing", message)
-            for kernel in matching:
-                opcodes, images = kernels[kernel]
+            named = [entry for entry in kernels if re.search(free.kernels, entry[0])]
+            if not named:
+                self._find("kernel-missing", f"no kernel matches {free.kernels}")
+            for kernel, opcodes, image in named:
                 if count := opcodes[device_code.TRAP]:
                     traps += count
                     what = f"{count} {device_code.TRAP} in {kernel[:160]}"
-                    self._find("trap-present", f"{what}: {free.reason}", images)
+                    self._find("trap-present", f"{what}: {free.reason}", [image])
         return replace(library, opcodes=tuple(totals), traps=traps)
 
 
@@ -460,7 +442,7 @@ def _limited_api() -> dict[str, tuple[int, ...]]:
     return {symbol.name: (entry.added.major, entry.added.minor) for symbol, entry in entries}
 
 
-def _missing_operator(data: Buffer, operator: str) -> str:
+def _missing_operator(data: elf.Buffer, operator: str) -> str:
     """Return what the library lacks of *operator*; empty if it declares and implements it."""
     name = operator.encode()
     schema = re.compile(rb"%s\([^\0]{0,%d}?\) -> " % (re.escape(name), _LONGEST_SCHEMA))

@@ -143,7 +143,7 @@ def _again(session: RunContext, wheels: list[Path]) -> int:
     rebuilds = []
     for own, (path, record) in zip(contexts, records, strict=True):
         rules = policy.load(own.project.audit_file, own.project.spec.arch)
-        separate = reproduce.separate_store(own, None, cached=False)
+        separate = reproduce.separate_store(own)
         with console.step(f"build {path.name} again, elsewhere"), separate as other:
             rebuilds.append(reproduce.reproduce(other, path, record, rules))
     for rebuild in rebuilds:

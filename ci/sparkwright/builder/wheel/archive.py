@@ -15,7 +15,6 @@ import io
 import re
 import zipfile
 from collections.abc import Collection, Mapping
-from email.parser import BytesParser
 from pathlib import Path
 from typing import IO
 
@@ -58,6 +57,11 @@ class WheelName(msgspec.Struct, frozen=True):
     def info(self) -> str:
         """Name of its ``.dist-info`` folder."""
         return f"{self.distribution}-{self.version}.dist-info"
+
+    @property
+    def data(self) -> str:
+        """Name of its ``.data`` folder."""
+        return f"{self.distribution}-{self.version}.data"
 
     @classmethod
     def of(cls, filename: str, version: str = "") -> WheelName:
@@ -108,12 +112,12 @@ class _Writer:
 
     def __init__(self, path: Path, name: WheelName) -> None:
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6)
-        self._name = name
+        self._record = f"{name.info}/RECORD"
         self._rows: list[tuple[str, str, str]] = []
 
-    def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
-        info = zipfile.ZipInfo(name, EPOCH)
-        info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, _mode(executable)
+    def add(self, name: str, data: bytes) -> None:
+        info = _member(name, executable=name.endswith(".so"))
+        info.compress_type = zipfile.ZIP_DEFLATED
         self._zip.writestr(info, data)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self._rows.append((name, f"sha256={digest}", str(len(data))))
@@ -125,23 +129,21 @@ class _Writer:
         source.seek(member.header_offset)
         header = LOCAL_HEADER.unpack(source.read(LOCAL_HEADER.size))
         source.seek(header[9] + header[10], 1)
-        info = zipfile.ZipInfo(name, EPOCH)
+        # The rest of the mode is the umask of the packer, which installers ignore.
+        info = _member(name, executable=bool(member.external_attr >> 16 & 0o111))
         info.compress_type, info.CRC = member.compress_type, member.CRC
         info.compress_size, info.file_size = member.compress_size, member.file_size
-        # The rest of the mode is the umask of the packer, which installers ignore.
-        info.external_attr = _mode(bool(member.external_attr >> 16 & 0o111))
         target = self._zip.fp
         assert target is not None
         target.seek(self._zip.start_dir)
         info.header_offset = target.tell()
         target.write(info.FileHeader(zip64=member.file_size >= zipfile.ZIP64_LIMIT))
         left = member.compress_size
-        while left:
-            chunk = source.read(min(left, 1 << 22))
-            if not chunk:
-                raise WheelError("wheel-invalid", f"{member.filename} is cut off inside its wheel.")
+        while chunk := source.read(min(left, 1 << 22)):
             target.write(chunk)
             left -= len(chunk)
+        if left:
+            raise WheelError("wheel-invalid", f"{member.filename} is cut off inside its wheel.")
         # zipfile cannot write a member that is compressed already; this is the state that its own
         # `_open_to_write` keeps.
         self._zip.filelist.append(info)
@@ -152,16 +154,17 @@ class _Writer:
 
     def close(self) -> None:
         """Write RECORD, last, and the zip's directory."""
-        record = f"{self._name.info}/RECORD"
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*sorted(self._rows), (record, "", "")])
-        self.add(record, text.getvalue().encode())
+        rows, text = [*sorted(self._rows), (self._record, "", "")], io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self.add(self._record, text.getvalue().encode())
         self._zip.close()
 
 
-def _mode(executable: bool) -> int:
-    """Return the attributes of a regular file, as zip archives hold them."""
-    return (0o100755 if executable else 0o100644) << 16
+def _member(name: str, *, executable: bool) -> zipfile.ZipInfo:
+    """Return the directory entry of the regular file *name*."""
+    info = zipfile.ZipInfo(name, EPOCH)
+    info.external_attr = (0o100755 if executable else 0o100644) << 16
+    return info
 
 
 def write(
@@ -233,6 +236,7 @@ def rewrite(
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
+    folders = {old.info: new.info, old.data: new.data}
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
         listed = zip_members(source, base.name)
@@ -250,12 +254,9 @@ def rewrite(
         writer = _Writer(path, new)
         for name in sorted(names, key=lambda name: (name.startswith(old.info), name)):
             top, separator, rest = name.partition("/")
-            stem, suffix = top[: top.rfind(".")], top[top.rfind(".") :]
-            if stem == f"{old.distribution}-{old.version}" and suffix in (".dist-info", ".data"):
-                top = f"{new.distribution}-{new.version}{suffix}"
-            target = top + separator + rest
+            target = folders.get(top, top) + separator + rest
             if name in changed:
-                writer.add(target, changed[name], executable=name.endswith(".so"))
+                writer.add(target, changed[name])
             elif rows.get(name, ("", ""))[0]:
                 writer.copy(raw, listed[name], target, rows[name])
             else:
@@ -281,9 +282,9 @@ def restate(text: str, old: str, new: str, name: str) -> str:
 
 def _restate_metadata(text: bytes, old: str, new: str) -> bytes:
     head, gap, body = text.partition(b"\n\n")
-    if BytesParser().parsebytes(head).get_all("Version") != [old]:
+    if re.findall(rb"(?mi)^Version: *(.*?)\r?$", head) != [old.encode()]:
         raise WheelError("wheel-invalid", f"METADATA does not state version {old} once.")
-    return re.sub(rb"(?m)^Version:.*$", f"Version: {new}".encode(), head) + gap + body
+    return re.sub(rb"(?mi)^Version:.*$", f"Version: {new}".encode(), head) + gap + body
 
 
 def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
@@ -299,50 +300,37 @@ def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
         requirement-mismatch: A project has no line, or none that would change.
         wheel-invalid: A requirement of the wheel cannot be read.
     """
-    if not requires:
-        return metadata
-    head, gap, body = metadata.partition(b"\n\n")
-    lines, effective = [], set[str]()
-    # A line that begins with a blank continues the one before it.
-    for line in re.split(rb"\n(?![ \t])", head):
-        key, _, text = line.partition(b":")
-        changed: bytes | None = line
-        if key.lower() == b"requires-dist":
-            project, requirement = _changed_requirement(text, requires)
-            if requirement is not None:
-                changed = b"%s: %s" % (key, requirement.encode()) if requirement else None
-                effective.add(project)
-        if changed is not None:
-            lines.append(changed)
-    if idle := sorted(requires.keys() - effective):
-        what = f"The entry {', '.join(idle)} changes no requirement of the official wheel."
-        stated = [
-            line.decode() for line in head.splitlines() if line[:13].lower() == b"requires-dist"
-        ]
-        raise BuildError("requirement-mismatch", what, details=stated)
-    return b"\n".join(lines) + gap + body
-
-
-def _changed_requirement(text: bytes, requires: Mapping[str, str]) -> tuple[str, str | None]:
-    """
-    Return the project of the requirement *text*, and its new requirement: None if it stays, empty
-    if it goes.
-    """
     from packaging.markers import Marker
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    try:
-        old = Requirement(" ".join(text.decode().split()))
-    except (InvalidRequirement, UnicodeDecodeError) as error:
-        what = "METADATA holds a requirement that cannot be read."
-        raise WheelError("wheel-invalid", what, details=[repr(text), str(error)]) from error
-    project = canonicalize_name(old.name)
-    if not requires.get(project):
-        return project, requires.get(project)
-    new = Requirement(requires[project])
-    new.extras = new.extras or old.extras
-    if old.marker and new.marker:
-        new.marker = Marker(f"({old.marker}) and ({new.marker})")
-    new.marker = new.marker or old.marker
-    return project, None if new == old else str(new)
+    if not requires:
+        return metadata
+    head, gap, body = metadata.partition(b"\n\n")
+    lines, stated, effective = [], list[str](), set[str]()
+    # A line that begins with a blank continues the one before it.
+    for line in re.split(rb"\n(?![ \t])", head):
+        key, _, text = line.partition(b":")
+        if key.lower() != b"requires-dist":
+            lines.append(line)
+            continue
+        try:
+            old = Requirement(" ".join(text.decode().split()))
+        except (InvalidRequirement, UnicodeDecodeError) as error:
+            what = "METADATA holds a requirement that cannot be read."
+            raise WheelError("wheel-invalid", what, details=[repr(text), str(error)]) from error
+        project = canonicalize_name(old.name)
+        new = Requirement(requires.get(project) or str(old))
+        if requires.get(project) and old.marker:
+            both = f"({old.marker}) and ({new.marker})" if new.marker else str(old.marker)
+            new.marker = Marker(both)
+        new.extras = new.extras or old.extras
+        stated.append(f"Requires-Dist: {old}")
+        if new != old or requires.get(project) == "":
+            effective.add(project)
+        if requires.get(project) != "":
+            lines.append(line if new == old else b"%s: %s" % (key, str(new).encode()))
+    if idle := sorted(requires.keys() - effective):
+        what = f"The entry {', '.join(idle)} changes no requirement of the official wheel."
+        raise BuildError("requirement-mismatch", what, details=stated)
+    return b"\n".join(lines) + gap + body

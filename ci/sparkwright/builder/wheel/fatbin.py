@@ -142,37 +142,29 @@ def unpacked_bytes(data: Buffer, parts: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def unpack(data: Buffer, entry: FatbinEntry, most: int | None = None) -> bytes:
+def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
     """
-    Return the bytes of *entry*, or the first *most* of them; PTX without the zeros at its end.
+    Return the bytes of *entry*; PTX without the zeros at its end.
 
     Raises:
         FatbinUnreadable: They do not decompress to the size that the table states.
     """
-    wanted = entry.size if most is None else min(entry.size, most)
-    content = data[entry.offset : entry.offset + (entry.stored if entry.compression else wanted)]
-    if entry.compression:
-        content = _decompressed(content, entry, wanted, whole=most is None)
-    return content.rstrip(b"\0") if entry.kind == "ptx" else content
-
-
-def _decompressed(packed: bytes, entry: FatbinEntry, wanted: int, *, whole: bool) -> bytes:
     import lz4.block
     import zstandard
 
+    content = data[entry.offset : entry.offset + entry.stored]
     what = f"the {entry.compression} data at offset {entry.offset}"
     try:
         if entry.compression == "lz4":
-            content = bytes(lz4.block.decompress(packed, uncompressed_size=entry.size))
-            content = content[:wanted] if len(content) == entry.size else content
-        else:
+            content = bytes(lz4.block.decompress(content, uncompressed_size=entry.size))
+        elif entry.compression == "zstd":
             unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_BYTES)
-            with unpacker.stream_reader(packed) as stream:
+            with unpacker.stream_reader(content) as stream:
                 # A byte more than the table states would show that the table is wrong.
-                content = stream.read(wanted + whole)
+                content = stream.read(entry.size + 1)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
         raise FatbinUnreadable(f"{what}: {error}") from error
-    if len(content) != wanted:
+    if len(content) != entry.size:
         states = f"unpacks to {len(content)} bytes, the table says {entry.size}"
         raise FatbinUnreadable(f"{what} {states}")
-    return content
+    return content.rstrip(b"\0") if entry.kind == "ptx" else content

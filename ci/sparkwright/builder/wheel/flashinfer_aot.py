@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.parser import BytesParser
 from functools import partial
 from pathlib import Path
@@ -27,15 +27,10 @@ from sparkwright import __version__
 from sparkwright.builder import pipeline
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.environment import cross, toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
-from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import archive, graft, sbom, version
-from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.sbom import DistInfoFiles, LockedFile, SbomInput
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
@@ -44,7 +39,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: Raise it when equal inputs give another wheel.
-LAYOUT = 3
+LAYOUT = 4
 #: The oldest platform that the tag promises, as the official wheels have it; raised if a library
 #: needs more.
 PLATFORM = "manylinux_2_28"
@@ -135,14 +130,11 @@ class AotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         fork: Whose modules they are.
         distribution: The wheel's project; FlashInfer looks for a package of that name.
-        seconds, longest: As in `ForkEnvironment`, which holds the memory of a unit, too.
     """
 
     fork: str
     distribution: str
     modules: tuple[ModuleSpec, ...]
-    seconds: float = 0
-    longest: float = 0
 
     @property
     def package(self) -> str:
@@ -163,35 +155,30 @@ class AotModule(msgspec.Struct, frozen=True):
     call: str
     codes: tuple[str, ...]
 
-
-class GeneratedModules(msgspec.Struct, frozen=True):
-    """The answer of ``_scripts/flashinfer_modules.py``."""
-
-    modules: tuple[AotModule, ...] = ()
-    failed: str = ""
-    reason: str = ""
-    similar: tuple[str, ...] = ()
-
-
-class PackedModule(msgspec.Struct, frozen=True):
-    """A module in the wheel: its generator, nvcc's targets, and the sha256 of its library."""
-
-    call: str
-    codes: tuple[str, ...]
-    sha256: str
+    @property
+    def path(self) -> str:
+        """The path of its library below the folder of all modules."""
+        return f"{self.name}/{self.name}.so"
 
 
 class JitCacheRecord(msgspec.Struct, frozen=True):
-    """``sparkwright.json`` of the wheel. No path, date or job count."""
+    """
+    ``sparkwright.json`` of the wheel; no path, date or job count.
+
+    Attributes:
+        sources: The sha256 of the wheel that was compiled.
+        tools: The address of the tools.
+        compiler: Version and target of the host compiler.
+        modules: The sha256 of each library.
+    """
 
     sparkwright: str
     stack: str
     arch: str
-    key: str
     sources: str
     tools: str
     compiler: str
-    modules: dict[str, PackedModule]
+    modules: dict[str, str]
 
 
 def path_of(project: Project) -> Path:
@@ -214,25 +201,24 @@ def load(project: Project, fork: str) -> AotSpec | None:
     return spec if spec and spec.fork == fork else None
 
 
-def inputs(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> dict[str, str]:
+def inputs(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> dict[str, str]:
     """Return the inputs of the wheel: name for people → digest."""
-    stack = context.project.stack
-    pylock = context.project.build_folder / "pylock.toml"
+    stack, folder = context.project.stack, context.project.build_folder
     calls = [(module.call, module.arguments, module.arch) for module in spec.modules]
-    compilers = toolchain.compiler(context)
+    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
     parts: dict[str, object] = {
         sources.filename: sources.sha256,
         f"build/{stack}/aot.yaml": (spec.distribution, calls),
-        f"build/{stack}/pylock.toml": digest.sha256_file(pylock),
+        f"build/{stack}/pylock.toml": digest.sha256_file(folder / "pylock.toml"),
         f"forks/{stack}/stack.yaml": context.project.spec.arch,
-        "this machine": (platform.machine(), platform.python_version(), compilers),
+        "this machine": here,
         "--target": context.machine,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: digest.key("input", part) for name, part in parts.items()}
 
 
-def stored(context: RunContext, spec: AotSpec) -> BuiltWheel | None:
+def stored(context: RunContext, spec: AotSpec) -> pipeline.BuiltWheel | None:
     """Return the wheel in the store that `build` would reuse; None if it would build one."""
     sources = pipeline.current(context, spec.fork)
     if sources is None:
@@ -240,7 +226,7 @@ def stored(context: RunContext, spec: AotSpec) -> BuiltWheel | None:
     return pipeline.stored(context, digest.key("wheel", inputs(context, spec, sources)))
 
 
-def build(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel:
+def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> pipeline.BuiltWheel:
     """
     Return the wheel of *spec*'s modules, compiled from the wheel *sources* unless the store has one
     of the same inputs.
@@ -249,56 +235,58 @@ def build(context: RunContext, spec: AotSpec, sources: BuiltWheel) -> BuiltWheel
         module-unknown, module-arch: aot.yaml and FlashInfer disagree.
         compile-failed: A unit was refused.
     """
+
+    def make(key: str) -> pipeline.BuiltWheel:
+        tools, wheel = toolchain.obtain(context), pipeline.wheel_path(context, sources)
+        builder = AotBuilder(context, tools, spec, wheel)
+        with context.store.building(builder.folder / "out") as scratch:
+            libraries = builder.compile(builder.generate())
+            dist_info = _dist_info(context, tools, spec, sources, libraries)
+            with console.step(f"pack {len(libraries)} modules"):
+                path = pack(scratch, spec, wheel, context, libraries, dist_info)
+            return pipeline.put(context, spec.distribution, key, path, sources.tree)
+
     with context.store.lock(f"work-{context.project.stack}-{context.named(spec.distribution)}"):
-        return pipeline.reuse(
-            context,
-            spec.distribution,
-            inputs(context, spec, sources),
-            lambda key: _build(context, spec, sources, key),
-        )
+        parts = inputs(context, spec, sources)
+        return pipeline.reuse(context, spec.distribution, parts, make)
 
 
-def _build(context: RunContext, spec: AotSpec, sources: BuiltWheel, key: str) -> BuiltWheel:
-    tools = toolchain.obtain(context)
-    wheel = pipeline.wheel_path(context, sources)
-    builder = AotBuilder(context, tools, spec, wheel)
-    with context.store.building(builder.folder / "out") as scratch:
-        libraries = builder.compile(builder.generate())
-        record = JitCacheRecord(
-            sparkwright=__version__,
-            stack=context.project.stack,
-            arch=context.project.spec.arch,
-            key=key,
-            sources=sources.sha256,
-            tools=cross.key(context, tools),
-            compiler=toolchain.compiler(context),
-            modules={
-                module.name: PackedModule(module.call, module.codes, digest.sha256_bytes(data))
-                for module, data in libraries.items()
-            },
-        )
-        project = WheelName.of(sources.filename).distribution.replace("_", "-")
-        parts = SbomInput(
-            bases=(LockedFile(project, sources.filename, sources.sha256),),
-            tools=sbom.compilers(context),
-            compiled={
-                f"{spec.package}/jit_cache/{name}/{name}.so": packed.sha256
-                for name, packed in record.modules.items()
-            },
-            properties={
-                "stack": record.stack,
-                "fork": spec.fork,
-                "built": "modules",
-                "arch": record.arch,
-                "toolchain": record.tools,
-                "compiler": record.compiler,
-                "cuda": version.cuda(context.project),
-            },
-        )
-        dist_info = DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
-        with console.step(f"pack {len(libraries)} modules"):
-            path = pack(scratch, spec, wheel, context, libraries, dist_info)
-        return pipeline.put(context, spec.distribution, key, path, sources.tree)
+def _dist_info(
+    context: RunContext,
+    tools: toolchain.Toolchain,
+    spec: AotSpec,
+    sources: pipeline.BuiltWheel,
+    libraries: Mapping[AotModule, bytes],
+) -> sbom.DistInfoFiles:
+    """Return the build record of the wheel, and the parts for its bill of materials."""
+    hashes = {module: digest.sha256_bytes(data) for module, data in libraries.items()}
+    record = JitCacheRecord(
+        sparkwright=__version__,
+        stack=context.project.stack,
+        arch=context.project.spec.arch,
+        sources=sources.sha256,
+        tools=cross.key(context, tools),
+        compiler=toolchain.compiler(context),
+        modules={module.name: sha256 for module, sha256 in hashes.items()},
+    )
+    project = archive.WheelName.of(sources.filename).distribution.replace("_", "-")
+    parts = sbom.SbomInput(
+        bases=(sbom.LockedFile(project, sources.filename, sources.sha256),),
+        tools=sbom.compilers(context),
+        compiled={
+            f"{spec.package}/jit_cache/{module.path}": sha256 for module, sha256 in hashes.items()
+        },
+        properties={
+            "stack": record.stack,
+            "fork": spec.fork,
+            "built": "modules",
+            "arch": record.arch,
+            "toolchain": record.tools,
+            "compiler": record.compiler,
+            "cuda": version.cuda(context.project),
+        },
+    )
+    return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
 
 
 class AotBuilder:
@@ -309,7 +297,9 @@ class AotBuilder:
         wheel: The fork's wheel with the sources.
     """
 
-    def __init__(self, context: RunContext, tools: Toolchain, spec: AotSpec, wheel: Path) -> None:
+    def __init__(
+        self, context: RunContext, tools: toolchain.Toolchain, spec: AotSpec, wheel: Path
+    ) -> None:
         self._context, self._tools, self._spec, self._wheel = context, tools, spec, wheel
         self._target = cross.of(context, tools)
         name = context.named(spec.distribution)
@@ -328,46 +318,37 @@ class AotBuilder:
         """
         unpack(self._wheel, self.folder / "src")
         question, answer = self.folder / "question.json", self.folder / "answer.json"
-        answer.unlink(missing_ok=True)
         paths = {"package": self.folder / "src", "build": self.folder / "build", "answer": answer}
         inside = self._sandbox.sandbox_path
         calls = [{"call": spec.call, "arguments": spec.arguments} for spec in self._spec.modules]
         content = {name: str(inside(path)) for name, path in paths.items()} | {"calls": calls}
         question.write_bytes(msgspec.json.encode(content))
         script = shutil.copyfile(_SCRIPT, self.folder / _SCRIPT.name)
-        stack, arch = self._context.project.stack, self._context.project.spec.arch
+        project, arch = self._context.project, self._context.project.spec.arch
+        log = f"{project.stack}-{self._spec.distribution}-generate.log"
         with console.step(f"generate FlashInfer's modules for {arch}"):
             self._sandbox.run(
                 [inside(self._tools.python), "-I", inside(script), inside(question)],
-                log=self._context.store.folder("logs")
-                / f"{stack}-{self._spec.distribution}-generate.log",
+                log=self._context.store.folder("logs") / log,
                 env=self._environment(),
-                failure=partial(BuildError, "build-failed"),
-                what="FlashInfer's generators do not run.",
+                failure=partial(BuildError, "module-unknown"),
+                what=f"FlashInfer does not generate the modules of {path_of(project)}.",
             )
-        decoded = msgspec.json.decode(answer.read_bytes(), type=GeneratedModules)
-        return check(decoded, self._spec, arch, path_of(self._context.project))
+        modules = msgspec.json.decode(answer.read_bytes(), type=tuple[AotModule, ...])
+        check(modules, self._spec, arch, path_of(project))
+        return modules
 
-    def compile(self, modules: tuple[AotModule, ...]) -> dict[AotModule, bytes]:
+    def compile(self, modules: Sequence[AotModule]) -> dict[AotModule, bytes]:
         """
         Return the modules' libraries, compiled unless up to date; raise `compile-failed` if a unit
-        is refused.
+        is refused, or no library is made of one.
         """
-        context, fork = self._context, self._spec.fork
-        folder = BuildFolder.of(
+        context, fork, build = self._context, self._spec.fork, self.folder / "build"
+        folder = ninja.BuildFolder.of(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
         )
         folder.compile((), Costs.of(context, fork), ninja.limits(context))
-        build = self.folder / "build"
-        try:
-            return {
-                module: (build / module.name / f"{module.name}.so").read_bytes()
-                for module in modules
-            }
-        except FileNotFoundError as error:
-            what = "FlashInfer's ninja file did not link a module."
-            details = [f"expected: {error.filename}"]
-            raise BuildError("compile-failed", what, details=details) from error
+        return graft.read_libraries(build, {module: module.path for module in modules})
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
@@ -390,22 +371,16 @@ class AotBuilder:
         return {name: self._sandbox.translate(text) for name, text in {**variables, **own}.items()}
 
 
-def check(answer: GeneratedModules, spec: AotSpec, arch: str, path: Path) -> tuple[AotModule, ...]:
+def check(modules: Sequence[AotModule], spec: AotSpec, arch: str, path: Path) -> None:
     """
-    Return the modules of FlashInfer's *answer* to the file at *path*.
+    Check the *modules* that FlashInfer generates for the file at *path*.
 
     Raises:
-        module-unknown: FlashInfer has no such generator, or it gives no module for the arguments,
-            or one whose name cannot be that of a folder.
+        module-unknown: The name of one cannot be that of a folder.
         file-invalid: Two entries give the same module.
         module-arch: A module is neither for *arch* nor for the architecture of its entry.
     """
-    if answer.failed:
-        what = f"FlashInfer generates no module for {answer.failed}."
-        similar = [f"similar: {name}" for name in answer.similar]
-        details = [answer.reason, *similar, f"file: {path}"]
-        raise BuildError("module-unknown", what, details=details)
-    names = [module.name for module in answer.modules]
+    names = [module.name for module in modules]
     if odd := [repr(name) for name in names if not _NAME.fullmatch(name)]:
         what = f"FlashInfer names {len(odd)} modules in a way that no folder can have."
         raise BuildError("module-unknown", what, details=odd)
@@ -415,12 +390,11 @@ def check(answer: GeneratedModules, spec: AotSpec, arch: str, path: Path) -> tup
     codes = {entry.call: f"sm_{(entry.arch or arch).replace('.', '')}" for entry in spec.modules}
     if wrong := [
         f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected {codes[module.call]}"
-        for module in answer.modules
+        for module in modules
         if module.codes != (codes[module.call],)
     ]:
         what = f"{len(wrong)} modules of FlashInfer are not compiled for {arch}."
         raise BuildError("module-arch", what, details=wrong)
-    return answer.modules
 
 
 def unpack(wheel: Path, folder: Path) -> None:
@@ -452,20 +426,20 @@ def pack(
     sources: Path,
     context: RunContext,
     libraries: Mapping[AotModule, bytes],
-    dist_info: DistInfoFiles,
+    dist_info: sbom.DistInfoFiles,
 ) -> Path:
     """
     Write the wheel of *libraries* to *folder*, with the version and the licences of the wheel
     *sources*; return its path.
     """
-    origin = WheelName.of(sources.name)
+    origin = archive.WheelName.of(sources.name)
     licenses = f"{origin.info}/licenses/"
     with zip_file(sources) as opened:
         head = BytesParser().parsebytes(opened.read(f"{origin.info}/METADATA"))
         texts = {name: opened.read(name) for name in opened.namelist() if name.startswith(licenses)}
-    base = WheelName(spec.package, origin.version, f"py3-none-{PLATFORM}_{context.machine}")
+    base = archive.WheelName(spec.package, origin.version, f"py3-none-{PLATFORM}_{context.machine}")
     tag = graft.platform_tag(base.filename, libraries.values())
-    name = WheelName(spec.package, origin.version, f"py3-none-{tag}")
+    name = archive.WheelName(spec.package, origin.version, f"py3-none-{tag}")
     by_arch: dict[str, tuple[str, ...]] = {}
     for module in sorted(libraries, key=lambda module: (module.codes, module.name)):
         # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
@@ -473,10 +447,7 @@ def pack(
         by_arch[arch] = (*by_arch.get(arch, ()), module.name)
     fields = {"arch": context.project.spec.arch, "version": origin.version}
     package = _PACKAGE.format(modules=by_arch, distribution=spec.distribution, **fields)
-    files = {
-        f"{spec.package}/jit_cache/{module.name}/{module.name}.so": data
-        for module, data in libraries.items()
-    }
+    files = {f"{spec.package}/jit_cache/{module.path}": data for module, data in libraries.items()}
     files[f"{spec.package}/__init__.py"] = package.encode()
     added = {file.removeprefix(f"{origin.info}/"): text for file, text in texts.items()}
     added |= dist_info.contents(name)

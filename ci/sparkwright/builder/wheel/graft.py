@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -19,9 +20,6 @@ from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, elf, fatbin
-from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.elf import ElfUnreadable, SharedObject
-from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
@@ -29,6 +27,8 @@ from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.git_store import blob_id
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
+
+T = TypeVar("T")
 
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
 
@@ -99,7 +99,7 @@ def check_base(
             for name in names
             if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
         ]
-        metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
+        metadata = wheel.read(f"{archive.WheelName.of(base.name).info}/METADATA")
     if differing or not names:
         raise BuildError(
             "base-mismatch",
@@ -155,23 +155,20 @@ def changes(
         members: The libraries to replace (`replaced_members`).
 
     Raises:
-        compile-failed: The build folder lacks a library.
+        compile-failed: See `read_libraries`.
     """
     replaced, removed = dict[str, bytes](), []
     for path, status in context.objects.changes(source.source.tree, source.tree).items():
-        if path.startswith(settings.package + "/") and status == "D":
+        if not path.startswith(f"{settings.package}/"):
+            continue
+        if status == "D":
             removed.append(path)
-        elif path.startswith(settings.package + "/"):
+        else:
             replaced[path] = context.objects.blob(source.tree, path) or b""
-    try:
-        libraries = {member: (build / path).read_bytes() for member, path in members.items()}
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        details = [f"library: {error.filename}"]
-        raise BuildError("compile-failed", f"The build made no {name}.", details=details) from error
+    libraries = read_libraries(build, members)
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
-        rows = archive.records(wheel, listed, WheelName.of(base.name).info, base.name)
+        rows = archive.records(wheel, listed, archive.WheelName.of(base.name).info, base.name)
     return {**replaced, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
@@ -183,6 +180,21 @@ def changes(
         },
         requires=settings.requires,
     )
+
+
+def read_libraries(build: Path, paths: Mapping[T, str]) -> dict[T, bytes]:
+    """
+    Return the libraries of the folder *build* at *paths*, by the same keys.
+
+    Raises:
+        compile-failed: One is not there.
+    """
+    try:
+        return {key: (build / path).read_bytes() for key, path in paths.items()}
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        details = [f"library: {error.filename}"]
+        raise BuildError("compile-failed", f"The build made no {name}.", details=details) from error
 
 
 def write(
@@ -201,7 +213,7 @@ def write(
     Raises:
         target-mismatch: See `platform_tag`.
     """
-    version = labelled(WheelName.of(base.name).version, label)
+    version = labelled(archive.WheelName.of(base.name).version, label)
     return archive.rewrite(
         base,
         folder,
@@ -211,7 +223,7 @@ def write(
         remove=manifest.removed,
         version_files=settings.version_files,
         requires=manifest.requires,
-        dist_info=dist_info.contents(WheelName.of(base.name, version)),
+        dist_info=dist_info.contents(archive.WheelName.of(base.name, version)),
     )
 
 
@@ -251,7 +263,7 @@ def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
             entries = fatbin.entries(data, elf.shared_object(data).fatbins)
             code = ((entry.target, sha256_bytes(fatbin.unpack(data, entry))) for entry in entries)
             return tuple(sorted(code))
-    except (OSError, ElfUnreadable, FatbinUnreadable) as error:
+    except (OSError, elf.ElfUnreadable, fatbin.FatbinUnreadable) as error:
         what = f"{path.name} is not an object file with device code."
         raise BuildError("compile-failed", what, details=[str(error)]) from error
 
@@ -264,7 +276,7 @@ def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
     Raises:
         target-mismatch: A library needs a newer libstdc++ than any tag promises.
     """
-    tag = WheelName.of(base).tag.rpartition("-")[2]
+    tag = archive.WheelName.of(base).tag.rpartition("-")[2]
     match = _MANYLINUX.fullmatch(tag)
     if not match:
         return tag
@@ -286,7 +298,7 @@ def promised_glibc(platforms: Iterable[str]) -> tuple[int, ...]:
     return min(((int(match[1]), int(match[2])) for match in matches), default=())
 
 
-def required_glibc(library: SharedObject) -> tuple[int, ...]:
+def required_glibc(library: elf.SharedObject) -> tuple[int, ...]:
     """
     Return the glibc of the oldest system that has all that *library* needs, by auditwheel's table
     of what a ``manylinux`` tag promises besides; empty if no tag promises it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -22,12 +22,11 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import source_tree
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import version
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core import digest
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import UNRESOLVED, FileLock, VendoredLock
+from sparkwright.forks.lock import FileLock, VendoredLock
 
 _GITHUB = re.compile(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?")
 
@@ -55,8 +54,8 @@ class SbomInput(msgspec.Struct, frozen=True):
         properties: Further properties: name → value.
     """
 
-    source: SourceTree | None = None
-    needs: tuple[SourceTree, ...] = ()
+    source: source_tree.SourceTree | None = None
+    needs: tuple[source_tree.SourceTree, ...] = ()
     bases: tuple[LockedFile, ...] = ()
     vendored: dict[str, VendoredLock] = {}
     tools: tuple[LockedFile, ...] = ()
@@ -78,7 +77,7 @@ class DistInfoFiles(NamedTuple):
 
 def gather(
     context: RunContext,
-    source: SourceTree,
+    source: source_tree.SourceTree,
     *,
     base: FileLock | None = None,
     compiled: Mapping[str, str] | None = None,
@@ -93,7 +92,7 @@ def gather(
         compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
             compiled, which is the same from every machine.
         inherited: Libraries of *base*: member → digest as its RECORD states it.
-        properties: Further properties, with ``_`` for ``-``; empty ones are left out.
+        properties: Further properties; empty ones are left out.
 
     Raises:
         file-invalid: pylock.toml cannot be read.
@@ -105,7 +104,7 @@ def gather(
         "built": project.fork(source.fork).build,
         "arch": project.spec.arch,
         "cuda": version.cuda(project) if compiled is not None else "",
-        **{name.replace("_", "-"): value for name, value in properties.items()},
+        **properties,
     }
     return SbomInput(
         source=source,
@@ -119,7 +118,7 @@ def gather(
     )
 
 
-def vendored(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
+def vendored(context: RunContext, source: source_tree.SourceTree) -> dict[str, VendoredLock]:
     """
     Return the vendored sources that the build of *source* takes, by name in the lock.
 
@@ -153,7 +152,19 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
     """Return the CycloneDX document of the wheel *name*."""
     from packaging.utils import canonicalize_name
 
-    project = canonicalize_name(name.distribution)
+    project, source = canonicalize_name(name.distribution), sbom_input.source
+    libraries = {"compiled": sbom_input.compiled, "base": sbom_input.inherited}
+    ancestors = [_file("base", base) for base in sbom_input.bases]
+    pedigree: dict[str, Any] = {"ancestors": ancestors}
+    if source:
+        ancestors.insert(0, _upstream(source, name.version.partition("+")[0]))
+        pedigree["patches"] = [
+            {
+                "type": "cherry-pick" if step.pick else "unofficial",
+                "diff": {"url": f"#patch/{source.fork}/{step.sha256}"},
+            }
+            for step in source.steps
+        ]
     main = _component(
         "wheel",
         project,
@@ -161,18 +172,20 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
         properties=sbom_input.properties,
         purl=_index_url(project, name.version),
         components=[
-            _component(f"library/{member}", member, kind="file", sha256=sha256, properties=origin)
-            for origin, libraries in (
-                ({"library:origin": "compiled"}, sbom_input.compiled),
-                ({"library:origin": "base"}, sbom_input.inherited),
+            _component(
+                f"library/{member}",
+                member,
+                kind="file",
+                sha256=sha256,
+                properties={"library:origin": origin},
             )
-            for member, sha256 in sorted(libraries.items())
+            for origin, hashes in libraries.items()
+            for member, sha256 in sorted(hashes.items())
         ],
-        pedigree=_pedigree(sbom_input, name),
+        pedigree=pedigree,
     )
-    sources = filter(None, (sbom_input.source, *sbom_input.needs))
     parts = [
-        *(patch for source in sources for patch in _patches(source)),
+        *(patch for tree in (source, *sbom_input.needs) if tree for patch in _patches(tree)),
         *(_upstream(need, "") for need in sbom_input.needs),
         *(_vendored(*entry) for entry in sorted(sbom_input.vendored.items())),
         *(_file("tool", tool, scope="excluded") for tool in sbom_input.tools),
@@ -193,42 +206,22 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
 
 
 def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:
-    fields = {
+    commit, tree = (entry.commit, entry.tree) if entry.resolved else ("", "")
+    properties = {
         "ref": entry.ref,
         "resolved": "yes" if entry.resolved else "no",
-        "commit": entry.commit,
-        "tree": entry.tree,
+        "commit": commit,
+        "tree": tree,
         "without": ", ".join(entry.without),
     }
-    stated = {key: value for key, value in fields.items() if value not in ("", UNRESOLVED)}
-    revision = stated.get("commit", entry.ref)
+    revision = commit or entry.ref
     purl = _github_url(entry.url, revision)
     return _component(
-        f"vendored/{name}", name, revision, properties=stated, purl=purl, url=entry.url
+        f"vendored/{name}", name, revision, properties=properties, purl=purl, url=entry.url
     )
 
 
-def _pedigree(sbom_input: SbomInput, name: WheelName) -> dict[str, Any]:
-    """Return upstream's source, the wheels under this one, and the patches in their order."""
-    ancestors = [_file("base", base) for base in sbom_input.bases]
-    if sbom_input.source is None:
-        return {"ancestors": ancestors}
-    source = sbom_input.source.source
-    commit = {"uid": source.pin, "url": source.origin.partition(" @ ")[0]}
-    return {
-        "ancestors": [_upstream(sbom_input.source, name.version.partition("+")[0]), *ancestors],
-        "commits": [commit] if source.kind == "git" else [],
-        "patches": [
-            {
-                "type": "cherry-pick" if step.pick else "unofficial",
-                "diff": {"url": f"#patch/{source.fork}/{step.sha256}"},
-            }
-            for step in sbom_input.source.steps
-        ],
-    }
-
-
-def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
+def _upstream(tree: source_tree.SourceTree, release: str) -> dict[str, Any]:
     """
     Return the source of a fork as it was fetched.
 
@@ -236,13 +229,13 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     is the hash of more than the source.
     """
     source = tree.source
-    git = source.kind == "git"
-    url = source.origin.partition(" @ ")[0] if git else ""
+    commit = source.pin if source.kind == "git" else ""
+    url = source.origin.partition(" @ ")[0] if commit else ""
     sdist = re.fullmatch(r"([\w.]+)-([^-]+)\.tar\.gz", source.origin)
     return _component(
         f"source/{source.fork}",
         source.fork,
-        release or (source.pin if git else ""),
+        release or commit,
         properties={
             "kind": source.kind,
             "origin": source.origin,
@@ -251,7 +244,6 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
             "tree": source.tree,
             "tree:patched": tree.patched,
             "tree:built": tree.tree,
-            "sites": str(len(tree.sites)),
         },
         url=url,
         sha256=source.pin if source.kind == "sdist" else "",
@@ -259,23 +251,24 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     )
 
 
-def _patches(tree: SourceTree) -> Iterator[dict[str, Any]]:
-    for order, step in enumerate(tree.steps, 1):
-        properties = {
-            "patch:fork": tree.fork,
-            "patch:order": str(order),
-            "patch:reason": step.reason,
-            "patch:tree": step.tree,
-            "patch:pick": str(step.pick or ""),
-        }
-        yield _component(
-            f"patch/{tree.source.fork}/{step.sha256}",
+def _patches(tree: source_tree.SourceTree) -> list[dict[str, Any]]:
+    return [
+        _component(
+            f"patch/{tree.fork}/{step.sha256}",
             step.name,
             kind="file",
             sha256=step.sha256,
-            properties={key: value for key, value in properties.items() if value},
+            properties={
+                "patch:fork": tree.fork,
+                "patch:order": str(order),
+                "patch:reason": step.reason,
+                "patch:tree": step.tree,
+                "patch:pick": str(step.pick or ""),
+            },
             description=step.subject,
         )
+        for order, step in enumerate(tree.steps, 1)
+    ]
 
 
 def _file(role: str, file: LockedFile, **fields: Any) -> dict[str, Any]:
@@ -322,7 +315,9 @@ def _component(
         "version": version,
         "hashes": [{"alg": "SHA-256", "content": sha256}] if sha256 else [],
         "properties": [
-            {"name": f"sparkwright:{key}", "value": value} for key, value in properties.items()
+            {"name": f"sparkwright:{key}", "value": value}
+            for key, value in properties.items()
+            if value
         ],
         "externalReferences": [{"type": "vcs", "url": url}] if reachable else [],
         **fields,

@@ -13,7 +13,6 @@ from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
@@ -105,13 +104,13 @@ def build_by_backend(
         if len(wheels) != 1:
             what = f"{fork}'s build backend made {len(wheels)} wheels instead of one."
             raise BuildError("build-failed", what, details=[f"full log: {log}"])
-        version = labelled(WheelName.of(wheels[0].name).version, label)
+        version = labelled(archive.WheelName.of(wheels[0].name).version, label)
         return archive.rewrite(
             wheels[0],
             folder,
             version=version,
             version_files=settings.version_files,
-            dist_info=dist_info.contents(WheelName.of(wheels[0].name, version)),
+            dist_info=dist_info.contents(archive.WheelName.of(wheels[0].name, version)),
         )
 
 
@@ -133,7 +132,9 @@ def build_headers(
         wheel-invalid: The tree is no CUTLASS.
     """
     package = distribution.replace("-", "_")
-    name = WheelName(package, labelled(_cutlass_version(context, tree), label), "py3-none-any")
+    name = archive.WheelName(
+        package, labelled(_cutlass_version(context, tree), label), "py3-none-any"
+    )
     files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for source in (*_FOLDERS, _LIBRARY):
         root = "cutlass_library" if source == _LIBRARY else f"{package}/{source}"

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sparkwright.builder import source_tree
-from sparkwright.builder.source_tree import SourceTree
 from sparkwright.core import digest
 from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
@@ -55,7 +54,7 @@ def labelled(version: str, label: str) -> str:
     return str(Version(f"{Version(version).public}+{label}"))
 
 
-def label(context: RunContext, source: SourceTree) -> str:
+def label(context: RunContext, source: source_tree.SourceTree) -> str:
     """
     Return the local version label of builds of *source*: stack, patch set and CUDA release.
 
@@ -68,7 +67,7 @@ def label(context: RunContext, source: SourceTree) -> str:
     return ".".join(filter(None, parts))
 
 
-def patch_set(objects: Objects, trees: Iterable[SourceTree]) -> str:
+def patch_set(objects: Objects, trees: Iterable[source_tree.SourceTree]) -> str:
     """
     Return the name of the changes by patches and rules in *trees*: ``p`` and eight hex digits, or
     ``p0`` without changes.

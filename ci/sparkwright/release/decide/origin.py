@@ -126,5 +126,5 @@ def _modules(path: Path, name: WheelName, record: JitCacheRecord) -> Origin:
         members = zip_members(archive, sources.name)
         whole = of(sources, own, wheelfile.member_text(archive, members, f"{own.info}/{BUILD_RECORD}", sources.name))
     folder = f"{name.distribution}/jit_cache"
-    compiled = {f"{folder}/{module}/{module}.so": one.sha256 for module, one in record.modules.items()}
+    compiled = {f"{folder}/{module}/{module}.so": sha256 for module, sha256 in record.modules.items()}
     return Origin(whole.fork, None, record.stack, compiled)
