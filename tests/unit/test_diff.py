@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -15,9 +14,6 @@ from sparkwright.cherry_picks import patch
 from sparkwright.cherry_picks.patch import Hunk, PatchError, Section
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Repository
 
 #: Each example asks git several times.
 FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

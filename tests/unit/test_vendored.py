@@ -11,10 +11,9 @@ from sparkwright.builder import vendored
 from sparkwright.builder.configure import Call
 from sparkwright.builder.vendored import Declaration
 from sparkwright.core.git_store import Objects
-from sparkwright.forks import vendored as gitmodules
+from sparkwright.forks import resolve
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock, VendoredLock
-from sparkwright.forks.vendored import Submodule
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -36,8 +35,8 @@ def section(path: str, url: str, name: str = "") -> str:
     return f'[submodule "{name or path}"]\n\tpath = {path}\n\turl = {url}\n'
 
 
-def submodules(repository: Repository, tree: str) -> tuple[Submodule, ...]:
-    return gitmodules.submodules(Objects(repository.path / ".git"), tree, BASE)
+def submodules(repository: Repository, tree: str) -> dict[str, tuple[str, str]]:
+    return resolve.submodules(Objects(repository.path / ".git"), tree, BASE)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_submodules_are_links_with_the_address_of_gitmodules(
 ) -> None:
     """A section without a link counts for nothing, and an include reads no file of this machine."""
     tree = superproject(repository, modules, "a", "b/c")
-    assert submodules(repository, tree) == tuple(Submodule(path, url, COMMIT) for path, url in expected)
+    assert submodules(repository, tree) == {path: (url, COMMIT) for path, url in expected}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_relative_addresses_are_those_of_git(repository: Repository, base: str, 
     superproject(repository, section("a", address), "a")
     repository.git("remote", "add", "origin", base)
     repository.git("submodule", "init")
-    assert gitmodules.absolute(address, base) == repository.git("config", "submodule.a.url")
+    assert resolve.absolute(address, base) == repository.git("config", "submodule.a.url")
 
 
 def call(command: str, *arguments: str) -> Call:

@@ -8,6 +8,7 @@ refused. No CMake is evaluated here: a declaration that CMake does not reach is 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -20,32 +21,20 @@ from sparkwright.forks import fetch as sources
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock, VendoredLock
-from sparkwright.forks.vendored import require_safe
+from sparkwright.forks.resolve import require_safe
 
 #: The folder of a source in the build folder, which FetchContent itself would choose.
 FOLDER = f"{DEPS}/%s-src"
 
-#: Options of a declaration that take exactly one value (ExternalProject(3)).
-_SINGLE = frozenset(
-    (
-        "GIT_REPOSITORY",
-        "GIT_TAG",
-        "HG_REPOSITORY",
-        "HG_TAG",
-        "SVN_REPOSITORY",
-        "SVN_REVISION",
-        "CVS_REPOSITORY",
-        "CVS_TAG",
-        "URL",
-        "URL_HASH",
-        "URL_MD5",
-        "SOURCE_DIR",
-        "DOWNLOAD_COMMAND",
-        "BINARY_DIR",
-        "SUBBUILD_DIR",
-    )
+#: The options of a declaration that name a download (ExternalProject(3)).
+_METHODS = (
+    "GIT_REPOSITORY",
+    "URL",
+    "HG_REPOSITORY",
+    "SVN_REPOSITORY",
+    "CVS_REPOSITORY",
+    "DOWNLOAD_COMMAND",
 )
-_OTHER_METHODS = ("URL", "HG_REPOSITORY", "SVN_REPOSITORY", "CVS_REPOSITORY", "DOWNLOAD_COMMAND")
 _KEYWORD = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -90,46 +79,25 @@ def _declaration(call: Call) -> Declaration | None:
     origin = f"{call.file}:{call.line}"
     # CMake expands a list in place only when it runs the command, after it was traced.
     name, *values = [part for argument in call.arguments for part in argument.split(";")] or [""]
+    following = dict(zip(reversed(values), reversed([*values[1:], ""]), strict=False))
     if call.command == "file":
-        if name != "DOWNLOAD":
-            return None
         url = require_safe("".join(values[:1]), origin)
-        return Declaration(url, url, "", origin, pinnable=False)
-    options = _options(values)
-    others = [options[method][0] for method in _OTHER_METHODS if any(options.get(method, ()))]
-    if not others and "GIT_REPOSITORY" not in options:
-        # The first argument of any other call may be anything.
+        return Declaration(url, url, "", origin, pinnable=False) if name == "DOWNLOAD" else None
+    # The first argument of any other call may be anything.
+    methods = {key: require_safe(following[key], origin) for key in _METHODS if following.get(key)}
+    if not methods:
         return None
-    name = require_safe(name, origin)
-    if "GIT_REPOSITORY" not in options or "DOWNLOAD_COMMAND" in options:
-        url = require_safe("".join(others[:1]), origin)
-        return Declaration(name, url, "", origin, pinnable=False) if others else None
-    url = require_safe(options["GIT_REPOSITORY"][0], origin)
-    ref = require_safe("".join(options.get("GIT_TAG", ["master"])), origin)
-    modules = options.get("GIT_SUBMODULES")
+    url, ref = next(iter(methods.values())), ""
+    modules: tuple[str, ...] | None = None
+    if list(methods) == ["GIT_REPOSITORY"]:
+        ref = require_safe(following.get("GIT_TAG", "master"), origin)
+    if "GIT_SUBMODULES" in values:
+        rest = values[values.index("GIT_SUBMODULES") + 1 :]
+        taken = itertools.takewhile(lambda value: not _KEYWORD.fullmatch(value), rest)
+        modules = tuple(filter(None, taken))
     # FetchContent_Populate takes a folder in place of a download only if the source was declared.
-    return Declaration(
-        name,
-        url,
-        ref,
-        origin,
-        None if modules is None else tuple(filter(None, modules)),
-        pinnable=call.command == "fetchcontent_declare",
-    )
-
-
-def _options(values: Iterable[str]) -> dict[str, list[str]]:
-    options: dict[str, list[str]] = {}
-    key, rest = "", iter(values)
-    for value in rest:
-        if value in _SINGLE:
-            options[value] = [next(rest, "")]
-        elif _KEYWORD.fullmatch(value):
-            key = value
-            options[key] = []
-        elif key:
-            options[key].append(value)
-    return options
+    pinnable = bool(ref) and call.command == "fetchcontent_declare"
+    return Declaration(require_safe(name, origin), url, ref, origin, modules, pinnable)
 
 
 def check(
@@ -158,15 +126,14 @@ def check(
         for name, declaration in sources.items()
         if name not in ignored and (fault := mismatch(declaration, locked.fetched.get(name)))
     ]
-    if complete:
-        unused = [("lock", name) for name in locked.fetched]
-        # An entry with a slash is a submodule, which CMake does not declare.
-        unused += [("ignored", n) for n in ignored if "/" not in n and n not in locked.vendored]
-        faults += [
-            f"{where}: {name}: CMake asks for no such source"
-            for where, name in unused
-            if name not in sources
-        ]
+    # An entry with a slash is a submodule, which CMake does not declare.
+    entries = [("lock", name) for name in locked.fetched]
+    entries += [("ignored", name) for name in {*ignored} - {*locked.vendored} if "/" not in name]
+    faults += [
+        f"{where}: {name}: CMake asks for no such source"
+        for where, name in entries
+        if complete and name not in sources
+    ]
     if faults:
         what = f"The lock does not pin the sources that CMake asks for in {fork}."
         raise SourceError("source-unlocked", what, details=faults)
@@ -175,7 +142,7 @@ def check(
 def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
     """Return how *declaration* differs from the lock's *entry*; empty if it is pinned."""
     url, ref = redact_credentials(declaration.url), declaration.ref
-    if not declaration.pinnable or not ref:
+    if not declaration.pinnable:
         return f"{url} is a download that the lock cannot pin"
     if entry is None:
         return f"{url} at {ref} is not in the lock"
@@ -194,9 +161,7 @@ def fetch(session: RunContext, fork: str) -> dict[str, str]:
         source-unresolved: Some are unreachable; every one is named with its reason.
         source-mismatch: One is not the source that the lock names.
     """
-    locked = session.lock.forks[fork]
-    trees: dict[str, str] = {}
-    missing: dict[str, str] = {}
+    locked, trees, missing = session.lock.forks[fork], dict[str, str](), dict[str, str]()
     title = f"bring {len(locked.fetched)} vendored sources of {fork}"
     with console.step(title), session.store.lock("objects"):
         for name, entry in locked.fetched.items():

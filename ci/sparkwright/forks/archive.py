@@ -13,6 +13,8 @@ import csv
 import errno
 import itertools
 import lzma
+import posixpath
+import re
 import stat
 import struct
 import tarfile
@@ -21,9 +23,6 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal
-
-import msgspec
 
 from sparkwright.core.errors import Failure, FileError, WheelError
 from sparkwright.core.git import EXECUTABLE, LINK, REGULAR
@@ -60,17 +59,6 @@ _DAMAGE = (
 )
 
 
-class Member(msgspec.Struct, frozen=True):
-    """
-    A file of an archive: its path below the archive's top folder, its git mode, and its bytes (a
-    link's are its target).
-    """
-
-    path: str
-    mode: str
-    data: bytes
-
-
 def safe_path(name: str, origin: str) -> str:
     """
     Return the member name *name*, known to stay inside its folder.
@@ -79,17 +67,9 @@ def safe_path(name: str, origin: str) -> str:
         archive-unsafe: It is absolute, climbs with ``..``, hides in ``.git``, or has a character no
             source path has.
     """
-    parts = name.split("/")
-    if (
-        name.startswith("/")
-        or _odd(name)
-        or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
-    ):
-        raise FileError(
-            "archive-unsafe",
-            f"{origin} has a member that would leave its folder.",
-            details=[f"member: {name!r}"],
-        )
+    if _odd(name) or {"", ".", "..", ".git"} & set(name.lower().split("/")):
+        what = f"{origin} has a member that would leave its folder."
+        raise FileError("archive-unsafe", what, details=[f"member: {name!r}"])
     return name
 
 
@@ -98,25 +78,16 @@ def _odd(text: str) -> bool:
     Return True if *text* has a character that no source path has, or bytes that are not UTF-8
     (Python reads them as surrogates).
     """
-    return (
-        len(text) > 1024
-        or "\\" in text
-        or any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in text)
-    )
+    return len(text) > 1024 or bool(re.search(r"[\0-\x1f\\\ud800-\udfff]", text))
 
 
-def _check_link(path: str, target: str, origin: str) -> None:
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    climbs = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+def _leaves(path: str, target: str) -> bool:
+    """Return True if a link at *path* to *target* could lead out of the folder."""
+    end = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     # A name before ".." may be a link itself, so that the text alone does not say where the two
     # lead.
-    leaves = climbs > path.count("/") or ".." in parts[climbs:]
-    if not target or target.startswith("/") or _odd(target) or leaves:
-        raise FileError(
-            "archive-unsafe",
-            f"{origin} has a link that leaves its folder.",
-            details=[f"member: {path!r}", f"points to: {target!r}"],
-        )
+    climbs = ".." in [end.split("/")[0], *target.lstrip("./").split("/")]
+    return not target or target.startswith("/") or _odd(target) or climbs
 
 
 @contextlib.contextmanager
@@ -169,88 +140,44 @@ def zip_file(
         yield archive
 
 
-class _Budget:
-    """
-    Counts files and bytes against the limits, and refuses a second member at the same path or below
-    a file.
-    """
-
-    def __init__(self, origin: str) -> None:
-        self.origin, self.bytes = origin, 0
-        self.seen: set[str] = set()
-        self._folders: set[str] = set()
-
-    def spend(self, path: str, count: int) -> None:
-        self.bytes += count
-        above = [path[:end] for end, letter in enumerate(path) if letter == "/"]
-        self._folders.update(above)
-        if path in self.seen or path in self._folders or not self.seen.isdisjoint(above):
-            raise FileError(
-                "archive-unsafe",
-                f"{self.origin} holds the same path twice.",
-                details=[f"member: {path!r}"],
-            )
-        self.seen.add(path)
-        if len(self.seen) > MOST_FILES or self.bytes > MOST_BYTES:
-            raise FileError(
-                "archive-unsafe",
-                f"{self.origin} is larger than any source: over {MOST_FILES} files or "
-                f"{MOST_BYTES} bytes.",
-            )
-
-
-def sdist_members(archive: Path) -> Iterator[Member]:
+def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
     """
     Yield the files of the source distribution *archive* (``.tar.gz``), its single top folder taken
-    away.
+    away: path, git mode, and bytes, which of a link are its target.
 
     Raises:
         archive-unsafe: A member is unsafe (module docstring), or the archive is damaged.
     """
-    with archive.open("rb") as stream:
-        yield from tar_members(stream, archive.name, compression="gz")
-
-
-def tar_members(
-    stream: IO[bytes], origin: str, *, compression: Literal["", "gz"] = ""
-) -> Iterator[Member]:
-    """
-    Yield the files of the tar in *stream*, its single top folder taken away.
-
-    Raises:
-        archive-unsafe: A member is unsafe (module docstring), or the tar is damaged; *origin* names
-            it.
-    """
-    top, budget = "", _Budget(origin)
-    with (
-        damage_guard(origin),
-        tarfile.open(fileobj=stream, mode="r|gz" if compression else "r|") as tar,
-    ):
+    origin, top, total = archive.name, "", 0
+    files, folders = set[str](), set[str]()
+    with damage_guard(origin), tarfile.open(archive, "r|gz") as tar:
         for info in tar:
             name = safe_path(info.name.rstrip("/").removeprefix("./"), origin)
             head, _, path = name.partition("/")
-            top = top or head
-            if head != top:
-                raise FileError(
-                    "archive-unsafe", f"{origin} has more than one top folder.", details=[top, head]
-                )
-            if info.isdir() or not path:
+            top, fault = top or head, ""
+            if head == top and (info.isdir() or not path):
                 continue
+            above = {str(folder) for folder in PurePosixPath(path).parents}
+            if head != top:
+                fault = "has more than one top folder"
+            elif not (info.issym() or info.isreg()):
+                fault = "has a member that is no file, folder or symbolic link"
+            elif info.issym() and _leaves(path, info.linkname):
+                fault = f"has a link that leaves its folder, to {info.linkname!r}"
+            elif path in files or path in folders or not files.isdisjoint(above):
+                fault = "holds the same path twice"
+            total += info.size
+            files.add(path)
+            folders |= above
+            if len(files) > MOST_FILES or total > MOST_BYTES:
+                fault = f"is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes"
+            if fault:
+                what = f"{origin} {fault}."
+                raise FileError("archive-unsafe", what, details=[f"member: {name!r}"])
             if info.issym():
-                _check_link(path, info.linkname, origin)
-                budget.spend(path, len(info.linkname))
-                yield Member(path, LINK, info.linkname.encode())
-            elif info.isreg():
-                budget.spend(path, info.size)
-                content = tar.extractfile(info)
-                assert content is not None
-                yield Member(path, EXECUTABLE if info.mode & 0o100 else REGULAR, content.read())
-            else:
-                raise FileError(
-                    "archive-unsafe",
-                    f"{origin} has a member that is no file, folder or symbolic link.",
-                    details=[f"member: {name!r}"],
-                )
+                yield path, LINK, info.linkname.encode()
+            elif content := tar.extractfile(info):
+                yield path, EXECUTABLE if info.mode & 0o100 else REGULAR, content.read()
 
 
 def zip_members(
@@ -266,27 +193,27 @@ def zip_members(
         wheel-invalid: Or as *failure*: a member appears twice or below a file, shares bytes with
             another, is compressed in an unusual way, or is larger than in any wheel.
     """
-    infos = archive.infolist()
+    infos, files, total = archive.infolist(), dict[str, zipfile.ZipInfo](), 0
     if len(infos) > MOST_MEMBERS:
         raise failure(f"{origin} has more than {MOST_MEMBERS} members.")
-    files: dict[str, zipfile.ZipInfo] = {}
     # A member ends before the next one begins: members that share bytes let a small file hold a
     # large content many times.
     offsets = sorted([*(info.header_offset for info in infos), archive.start_dir])
     # Of two members at the same offset, the first ends there.
     following = dict(reversed([*itertools.pairwise(offsets)]))
-    total = 0
+    names = {info.filename for info in infos}
     for info in infos:
+        path, fault = safe_path(info.filename.removesuffix("/"), origin), ""
         details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
-        safe_path(info.filename.removesuffix("/"), origin)
         if stat.S_ISLNK(info.external_attr >> 16):
             what = f"{origin} has a symbolic link, which no wheel may have."
             raise FileError("archive-unsafe", what, details=details)
         total += info.file_size
         packed = LOCAL_HEADER.size + info.compress_size
-        fault = ""
         if info.filename in files:
             fault = "holds the same member twice"
+        elif any(str(folder) in names for folder in PurePosixPath(path).parents):
+            fault = "has a file where another member needs a folder"
         elif info.compress_type not in _COMPRESSIONS:
             fault = "is packed in a way that not every installer knows"
         elif (
@@ -301,33 +228,26 @@ def zip_members(
         if fault:
             raise failure(f"{origin} {fault}.", details=details)
         files[info.filename] = info
-    regular = {name: info for name, info in files.items() if not info.is_dir()}
-    for name in regular:
-        if any(str(folder) in regular for folder in PurePosixPath(name).parents):
-            what = f"{origin} has a file where another member needs a folder."
-            raise failure(what, details=[f"member: {name!r}"])
-    return regular
+    return {name: info for name, info in files.items() if not info.is_dir()}
 
 
 def _inflated(size: int, packed: int, limit: int) -> bool:
     return size > limit and size > MOST_RATIO * max(packed, 1)
 
 
-def wheel_members(archive: Path, folder: str) -> Iterator[Member]:
+def wheel_members(archive: Path, folder: str) -> Iterator[tuple[str, str, bytes]]:
     """
-    Yield the files below *folder* of the wheel *archive*; modes inside wheels carry no meaning for
-    headers.
+    Yield the files below *folder* of the wheel *archive* as `sdist_members`; modes inside wheels
+    carry no meaning for headers.
 
     Raises:
         archive-unsafe: A member is unsafe, the archive is damaged, or the folder is not in it.
     """
     failure = partial(FileError, "archive-unsafe")
-    budget = _Budget(archive.name)
     with zip_file(archive, failure) as zipped:
-        for name, info in zip_members(zipped, archive.name, failure).items():
-            if name.startswith(folder + "/"):
-                path = name.removeprefix(folder + "/")
-                budget.spend(path, info.file_size)
-                yield Member(path, REGULAR, zipped.read(info))
-    if not budget.seen:
-        raise FileError("archive-unsafe", f"{archive.name} has no folder {folder!r}.")
+        members = zip_members(zipped, archive.name, failure)
+        below = [name for name in members if name.startswith(f"{folder}/")]
+        for name in below:
+            yield name.removeprefix(f"{folder}/"), REGULAR, zipped.read(name)
+    if not below:
+        raise failure(f"{archive.name} has no folder {folder!r}.")

@@ -54,7 +54,6 @@ class RunContext:
         target: The machine that wheels are made for; empty for this one.
         cached: Take units from the compiler cache; a rebuild that is compared with a wheel compiles
             every unit.
-        silent: Hosts that did not answer in this run, and are not waited for again.
     """
 
     project: Project
@@ -70,7 +69,6 @@ class RunContext:
     targets: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True
-    silent: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     @cached_property
     def objects(self) -> Objects:

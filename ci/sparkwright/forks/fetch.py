@@ -7,7 +7,6 @@ Whatever the kind, the result is a tree in the object database whose id equals t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Literal
 
 import msgspec
 
@@ -50,15 +49,20 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         locked: In place of what the lock file says.
 
     Raises:
-        not-provided: The lock has no such kind of source for the fork.
+        not-provided: The run is for this fork, and the lock has no source of the kind that was
+            asked for.
         source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
             is not what the lock names, or cannot be had.
     """
     locked = locked or context.lock.forks[fork]
+    kinds = [kind for kind in KINDS if getattr(locked, kind)]
+    if context.source not in ("auto", *kinds) and fork in context.forks:
+        what = f"{fork} has no source of kind {context.source}."
+        raise SourceError("not-provided", what, details=[f"locked: {', '.join(kinds)}"])
     ignored = context.project.fork(fork).ignored
     record = {
         "lock": locked,
-        "source": _wanted(context, fork, locked),
+        "source": context.source,
         "mirrors": dict(context.mirrors),
         "ignored": sorted(ignored),
     }
@@ -68,74 +72,41 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
         kind = choose(context, fork, locked)
-        if kind == "git":
-            git = locked.git
-            assert git is not None
+        if kind == "git" and (git := locked.git):
             commit = full_commit(context, fork, git)
             tree = _git_tree(context, fork, git, locked.vendored, ignored)
             origin = f"{git.url} @ {commit}"
             fetched = FetchedSource(fork, kind, origin, commit, tree, git.resolved)
-        else:
-            file = locked.sdist if kind == "sdist" else locked.wheel
-            assert file is not None
-            if not (file.tree and context.objects.whole(file.tree)):
-                tree = import_file(context, file)
-                if file.tree != tree:
-                    raise SourceError(
-                        "source-mismatch",
-                        f"The content of {file.filename} is not the tree that the lock names.",
-                        details=[f"lock: {file.tree}", f"tree: {tree}"],
-                    )
+        elif file := locked.sdist if kind == "sdist" else locked.wheel:
+            whole = file.tree and context.objects.whole(file.tree)
+            tree = file.tree if whole else import_file(context, file)
+            if file.tree != tree:
+                raise SourceError(
+                    "source-mismatch",
+                    f"The content of {file.filename} is not the tree that the lock names.",
+                    details=[f"lock: {file.tree}", f"tree: {tree}"],
+                )
             origin = f"{file.filename} ({file.folder})" if file.folder else file.filename
-            fetched = FetchedSource(fork, kind, origin, file.sha256, file.tree, True)
-        console.note(
-            f"{fetched.origin}: tree {fetched.tree[:12]}, "
-            f"verified{'' if fetched.resolved else ' (the lock leaves it unresolved)'}"
-        )
+            fetched = FetchedSource(fork, kind, origin, file.sha256, tree, True)
+        state = "" if fetched.resolved else " (the lock leaves it unresolved)"
+        console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", key, fetched)
     return fetched
 
 
 def choose(context: RunContext, fork: str, locked: ForkLock) -> SourceKind:
     """
-    Return the kind of source to take; ``auto`` takes git when commit and tree are locked and
-    reachable, and says why not.
-
-    Raises:
-        not-provided: The run is for this fork, and the lock has no source of the kind that was
-            asked for.
+    Return the kind of source to take: the one that the run asks for, if the fork has it, else git
+    when commit and tree are locked and reachable; say why not.
     """
-    have, wanted = _kinds(locked), _wanted(context, fork, locked)
-    if wanted != "auto":
-        if wanted not in have:
-            raise SourceError(
-                "not-provided",
-                f"{fork} has no source of kind {wanted}.",
-                details=[f"locked: {', '.join(have)}"],
-            )
-        return wanted
-    if context.source not in ("auto", *have):
-        console.note(
-            f"{fork}: it has no source of kind {context.source} and is only needed by another "
-            f"fork, so any other kind will do"
-        )
-    if locked.git and len(have) > 1 and not (locked.whole and _reachable(context, locked.git)):
+    kinds = [kind for kind in KINDS if getattr(locked, kind)]
+    if context.source in kinds:
+        return context.source
+    if locked.git and len(kinds) > 1 and not (locked.whole and _reachable(context, locked.git)):
         why = "is not reachable from here" if locked.whole else "is not resolved in the lock"
-        console.note(f"{fork}: taking the {have[1]}, because the git source {why}")
-        return have[1]
-    return have[0]
-
-
-def _kinds(locked: ForkLock) -> list[SourceKind]:
-    return [kind for kind in KINDS if getattr(locked, kind)]
-
-
-def _wanted(context: RunContext, fork: str, locked: ForkLock) -> Literal["auto"] | SourceKind:
-    """
-    Return the kind of source that the run asks for; ``auto`` for a fork that it merely needs and
-    that has no such kind.
-    """
-    return context.source if fork in context.forks or context.source in _kinds(locked) else "auto"
+        console.note(f"{fork}: taking the {kinds[1]}, because the git source {why}")
+        return kinds[1]
+    return kinds[0]
 
 
 def _reachable(context: RunContext, locked: GitLock) -> bool:
@@ -157,12 +128,9 @@ def import_file(context: RunContext, file: FileLock) -> str:
     path = package_index.obtain(
         context.store, file.name, file.filename, file.sha256, offline=context.offline
     )
-    members = (
-        archive.wheel_members(path, file.folder) if file.folder else archive.sdist_members(path)
-    )
-    return context.objects.store_files(
-        (member.path, member.mode, member.data) for member in members
-    )
+    folder = file.folder
+    members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
+    return context.objects.store_files(members)
 
 
 def vendored_tree(

@@ -7,8 +7,7 @@ instead of guessing.
 
 from __future__ import annotations
 
-import re
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -18,9 +17,11 @@ from sparkwright.forks.stack import Project
 
 UNRESOLVED: Final = "unresolved"
 
-_COMMIT = re.compile(r"[0-9a-f]{7,40}|unresolved")
-_TREE = re.compile(r"[0-9a-f]{40}|unresolved")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+Commit = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{7,40}|unresolved)\Z")]
+Tree = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+#: A name without a path.
+FileName = Annotated[str, msgspec.Meta(pattern=r"\A[^./][^/]*\Z")]
 
 
 class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,13 +37,9 @@ class GitLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     url: str
     ref: str
-    commit: str
-    tree: str
+    commit: Commit
+    tree: Tree
     without: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _require(_COMMIT, self.commit, "commit")
-        _require(_TREE, self.tree, "tree")
 
     @property
     def resolved(self) -> bool:
@@ -62,18 +59,11 @@ class FileLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     name: str
     version: str
-    filename: str
-    sha256: str
+    filename: FileName
+    sha256: Sha256
     size: int
     folder: str = ""
-    tree: str = ""
-
-    def __post_init__(self) -> None:
-        _require(_SHA256, self.sha256, "sha256")
-        if self.tree:
-            _require(_TREE, self.tree, "tree")
-        if "/" in self.filename or self.filename.startswith("."):
-            raise ValueError(f"filename {self.filename!r} is a path")
+    tree: Tree | Literal[""] = ""
 
 
 class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,11 +114,6 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     stack: str
     forks: dict[str, ForkLock]
-
-
-def _require(pattern: re.Pattern[str], value: str, field: str) -> None:
-    if not pattern.fullmatch(value):
-        raise ValueError(f"{field} {value!r} is not of the form {pattern.pattern}")
 
 
 def read(project: Project) -> Lock:

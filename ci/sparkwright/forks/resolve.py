@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.git_store import Objects
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import fetch, package_index, vendored
+from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
+
+MODULES = ".gitmodules"
+
+#: git runs a program named before two colons (gitremote-helpers(7)); a leading dash is an option of
+#: git's.
+_HELPER = re.compile(r"-|[A-Za-z0-9][A-Za-z0-9+.-]*::")
+_LONGEST = 2048
 
 
 def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
@@ -26,12 +35,12 @@ def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
 
     Args:
         earlier: Names the sources that FetchContent downloads, which only a configure can tell
-            (`sparkwright.builder.vendored.lock`); they are pinned again.
+            (`sparkwright.cli.lock`); they are pinned again.
 
     Raises:
         source-unreachable: The index does not offer a source that the stack names.
     """
-    spec, forks = context.project.spec, dict(earlier.forks) if earlier else {}
+    spec, forks = context.project.spec, earlier.forks if earlier else {}
     with context.store.lock("objects"):
         locked = {
             name: resolve_fork(context, name, fork, forks.get(name))
@@ -45,26 +54,23 @@ def resolve_fork(
 ) -> ForkLock:
     """Return the lock of one fork, as `resolve` makes it."""
     with console.step(f"lock {name}"):
-        specs = fork.sources
-        locked = ForkLock(
-            git=_git(context, specs.git) if specs.git else None,
-            sdist=_file(context, specs.sdist) if specs.sdist else None,
-            wheel=_file(context, specs.wheel) if specs.wheel else None,
-            bases={
-                machine: base
-                for machine, wheel in fork.bases.items()
-                if (base := _base(context, wheel))
-            },
-        )
-        sources = _pin_submodules(context, fork, locked.git) if locked.git else {}
-        for declared, entry in (earlier.fetched if earlier else {}).items():
-            below = (
-                [path.removeprefix(f"{declared}/") for path in earlier.vendored]
-                if earlier and entry.resolved
-                else None
-            )
-            sources |= pin(context, fork, declared, entry, below)
-        return msgspec.structs.replace(locked, vendored=dict(sorted(sources.items())))
+        specs, bases = fork.sources, dict[str, FileLock]()
+        git = _git(context, specs.git) if specs.git else None
+        sdist = _file(context, specs.sdist) if specs.sdist else None
+        wheel = _file(context, specs.wheel) if specs.wheel else None
+        for machine, spec in fork.bases.items():
+            try:
+                bases[machine] = _file(context, spec)
+            except SourceError as error:
+                if error.reference != "source-unreachable":
+                    raise
+                console.warn(f"{error.what} Left unresolved.")
+        sources = _pin_submodules(context, fork, git) if git else {}
+        earlier = earlier or ForkLock()
+        for declared, entry in earlier.fetched.items():
+            below = [path.removeprefix(f"{declared}/") for path in earlier.vendored]
+            sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
+        return ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
 
 
 def pin(
@@ -83,7 +89,7 @@ def pin(
         modules: The submodules that the build takes; None for all.
     """
     if not source.url:
-        console.warn(f"{name}: .gitmodules names no address: not locked")
+        console.warn(f"{name}: {MODULES} names no address: not locked")
         return {}
     without = fork.vendored[name].without if name in fork.vendored else ()
     commit = source.ref if len(source.ref) == 40 else ""
@@ -101,113 +107,137 @@ def _pin_submodules(
 ) -> dict[str, VendoredLock]:
     """Return the locks of the submodules of *git*, by *parent* and their paths, as `pin`."""
     locked = dict[str, VendoredLock]()
-    for module in submodules(context, git.tree, git.url) if git.resolved else ():
-        path = parent + module.path
-        if path not in fork.ignored and (modules is None or module.path in modules):
-            entry = VendoredLock(
-                module.url, module.commit, UNRESOLVED, UNRESOLVED, kind="submodule"
-            )
+    if not git.resolved or not context.objects.submodules(git.tree):
+        return locked
+    paths = context.objects.paths(git.tree)
+    context.mirror(git.url).files({paths[MODULES][1]} if MODULES in paths else set())
+    for module, (url, commit) in submodules(context.objects, git.tree, git.url).items():
+        path = parent + module
+        if path not in fork.ignored and (modules is None or module in modules):
+            entry = VendoredLock(url, commit, UNRESOLVED, UNRESOLVED, kind="submodule")
             locked |= pin(context, fork, path, entry)
     return locked
 
 
-def submodules(context: RunContext, tree: str, url: str) -> tuple[vendored.Submodule, ...]:
+def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, str]]:
     """
-    Return the submodules of *tree*, a tree of the repository *url* whose files need not be in the
-    store.
+    Return the submodules of *tree*, whose ``.gitmodules`` is in the object database: path →
+    (address, commit). The address is empty where the file does not state an absolute one.
+
+    Args:
+        base: Address of the tree's own repository, from which relative addresses start; may be
+            empty.
+
+    Raises:
+        declaration-unsafe: git cannot read the file, it contradicts itself, or an address in it is
+            unsafe.
     """
-    if not context.objects.submodules(tree):
-        return ()
-    paths = context.objects.paths(tree)
-    context.mirror(url).files({paths[vendored.FILE][1]} if vendored.FILE in paths else set())
-    return vendored.submodules(context.objects, tree, url)
+    status, out, _ = objects.run(
+        ["config", "--blob", f"{tree}:{MODULES}", "--no-includes", "--null", "--list"], check=False
+    )
+    fields, urls = dict[str, str](), dict[str, str]()
+    if status and objects.blob(tree, MODULES) is not None:
+        raise SourceError("declaration-unsafe", f"git cannot read {MODULES} of tree {tree}.")
+    for entry in out.decode("utf-8", "replace").split("\0"):
+        key, _, value = entry.partition("\n")
+        if fields.setdefault(key, value) != value and key.endswith((".path", ".url")):
+            raise SourceError("declaration-unsafe", f"{MODULES} states {key} twice.")
+    for key, value in fields.items():
+        if key.startswith("submodule.") and key.endswith(".path"):
+            url = fields.get(f"{key.removesuffix('path')}url", "")
+            if urls.setdefault(value.rstrip("/"), url) != url:
+                what = f"{MODULES} has two addresses for one path."
+                raise SourceError("declaration-unsafe", what, details=[value])
+    return {
+        require_safe(path, MODULES): (absolute(urls.get(path, ""), base), commit)
+        for path, commit in sorted(objects.submodules(tree).items())
+    }
+
+
+def absolute(address: str, base: str) -> str:
+    """
+    Return the absolute form of a submodule's *address* (git-submodule(1), add); empty where *base*
+    does not allow one.
+
+    Raises:
+        declaration-unsafe: It leaves the host of *base*, or is unsafe.
+    """
+    parts = urlsplit(base)
+    if not require_safe(address, MODULES).startswith(("./", "../")):
+        return address
+    if parts.scheme and address.split("/").count("..") > parts.path.strip("/").count("/") + 1:
+        what = f"{MODULES} has an address that leaves its host."
+        raise SourceError("declaration-unsafe", what, details=[f"{address!r}"])
+    path = posixpath.normpath(posixpath.join(parts.path, address))
+    return parts._replace(path=path).geturl() if parts.scheme else ""
+
+
+def require_safe(text: str, origin: str) -> str:
+    """
+    Return *text*, an address or a ref that *origin* names.
+
+    Raises:
+        declaration-unsafe: git could take it for an option or a program, or a terminal for a
+            control sequence.
+    """
+    if _HELPER.match(text) or len(text) > _LONGEST or not text.isprintable():
+        what = f"{origin} names a source by an address that may run a command."
+        raise SourceError("declaration-unsafe", what, details=[f"{text[:_LONGEST]!r}"])
+    return text
 
 
 def unresolved(context: RunContext, lock: Lock) -> list[str]:
     """Return, a line each, what *lock* could not pin."""
     lines = []
     for name, fork in lock.forks.items():
-        if fork.git and not fork.git.resolved:
-            lines.append(f"{name}: {fork.git.ref} of {fork.git.url}")
+        sources = {"": fork.git} if fork.git else {}
+        sources |= {f"{inner}, ": entry for inner, entry in fork.vendored.items()}
         lines += [
-            f"{name}: {inner}, {entry.ref} of {entry.url}"
-            for inner, entry in fork.vendored.items()
+            f"{name}: {inner}{entry.ref} of {entry.url}"
+            for inner, entry in sources.items()
             if not entry.resolved
         ]
-        bases = context.project.fork(name).bases
-        lines += [
-            f"{name}: base wheel for {machine}" for machine in bases if machine not in fork.bases
-        ]
+        missing = context.project.fork(name).bases.keys() - fork.bases.keys()
+        lines += [f"{name}: base wheel for {machine}" for machine in sorted(missing)]
     return lines
 
 
-def _base(context: RunContext, spec: WheelSpec) -> FileLock | None:
-    try:
-        return _file(context, spec)
-    except SourceError as error:
-        if error.reference != "source-unreachable":
-            raise
-        console.warn(f"{error.what} Left unresolved.")
-        return None
-
-
 def _git(context: RunContext, spec: GitSpec) -> GitLock:
-    unresolved = GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
-    mirror = context.mirror(spec.url)
-    address, host = redact_credentials(mirror.address), urlsplit(mirror.address).netloc
-    if host in context.silent:
-        console.warn(f"{spec.ref} of {address}: the host did not answer before: left unresolved")
-        return unresolved
+    """Return the lock of a git source, unresolved if the host does not answer."""
+    mirror, commit = context.mirror(spec.url), spec.commit
     try:
         # The mirror of a few commits need not have the tags; a full commit needs none.
-        commit = (
-            spec.commit
-            if spec.ref == spec.commit
-            else mirror.ref(spec.ref) or (spec.commit if len(spec.commit) == 40 else None)
-        )
-        if commit is None or not commit.startswith(spec.commit):
-            console.warn(
-                f"{spec.ref} of {address} is {commit or 'not there'}, not "
-                f"{spec.commit or 'a tag or branch'}: left unresolved"
-            )
-            return unresolved
+        if spec.ref != commit:
+            commit = mirror.ref(spec.ref) or (commit if len(commit) == 40 else "")
+        if not commit or not commit.startswith(spec.commit):
+            what = f"{spec.ref} of {redact_credentials(mirror.address)} is {commit or 'not there'}"
+            raise SourceError("source-unreachable", what)
         mirror.commit(commit)
     except SourceError as error:
         if error.reference != "source-unreachable":
             raise
-        context.silent.update({host} - {""})
-        reason = redact_credentials(error.details[-1] if error.details else error.what)
-        console.warn(f"{address} does not answer ({reason}): left unresolved")
-        return unresolved
+        reason = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
+        console.warn(f"{reason}: left unresolved")
+        return GitLock(spec.url, spec.ref, spec.commit or UNRESOLVED, UNRESOLVED, spec.without)
     tree = context.objects.resolve(f"{commit}^{{tree}}")
     console.note(f"{spec.ref}: commit {commit}, tree {tree}")
     return GitLock(spec.url, spec.ref, commit, tree, spec.without)
 
 
 def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
+    """Return the lock of a file of the package index."""
     suffix = f"-{spec.tag}.whl" if isinstance(spec, WheelSpec) else ".tar.gz"
-    stem = f"{spec.name}-{spec.version}".replace("-", "_").lower()
-    offers = [
-        file
-        for file in package_index.files(spec.name)
-        if file.name.lower().replace("-", "_") == (stem + suffix.replace("-", "_")).lower()
-    ]
+    wanted = f"{spec.name}-{spec.version}{suffix}".replace("-", "_").lower()
+    listed = package_index.files(spec.name)
+    offers = [file for file in listed if file.name.replace("-", "_").lower() == wanted]
     if not offers or not offers[0].sha256:
-        raise SourceError(
-            "source-unreachable",
-            f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
-        )
-    path = package_index.obtain(context.store, spec.name, offers[0].name, offers[0].sha256)
+        what = f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256."
+        raise SourceError("source-unreachable", what)
+    name, sha256 = offers[0].name, offers[0].sha256
+    size = package_index.obtain(context.store, spec.name, name, sha256).stat().st_size
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
-    file = FileLock(
-        spec.name,
-        spec.version,
-        offers[0].name,
-        digest.sha256_file(path),
-        path.stat().st_size,
-        folder,
-    )
-    is_base = isinstance(spec, WheelSpec) and not folder
-    tree = "" if is_base else fetch.import_file(context, file)
-    console.note(f"{file.filename}: sha256 {file.sha256[:16]}…{f', tree {tree}' if tree else ''}")
-    return FileLock(file.name, file.version, file.filename, file.sha256, file.size, folder, tree)
+    file = FileLock(spec.name, spec.version, name, sha256, size, folder)
+    if folder or isinstance(spec, SdistSpec):
+        file = msgspec.structs.replace(file, tree=fetch.import_file(context, file))
+    console.note(f"{name}: sha256 {sha256[:16]}…{f', tree {file.tree}' if file.tree else ''}")
+    return file
